@@ -1,0 +1,84 @@
+# One entry per routine; README, CONTRIBUTING and .ci/run call the same ones.
+# Needs: make, a POSIX shell, Python >= 3.11 with venv. Reaches the package registry while installing, and nothing else.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.NOTPARALLEL:
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?=                # the interpreter to make the environment with; empty: the first suitable one
+DEMO_ARGS ?=             # for example DEMO_ARGS=--help
+PYTEST_ARGS ?=           # for example PYTEST_ARGS="-k upload -x"
+TEST_PROCESSES ?= 2
+
+# Set for what runs the code: no tool of ours needs a terminal or asks a question.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: help setup setup-demo demo test test-slow test-all lint protos clean
+
+help:  ## show this list
+	@echo "make TARGET"
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.semisilo-dev  ## make .venv and install semisilo with the tools of development
+
+setup-demo: $(VENV)/.semisilo  ## make .venv and install semisilo alone
+
+demo: setup-demo  ## run a real federation here: a coordinator, three silos, SemiFL over mutual TLS
+	@echo "==> semisilo demo $(DEMO_ARGS)" >&2
+	@$(BIN)/semisilo demo $(DEMO_ARGS)
+
+test: setup  ## run the tests that take seconds
+	@echo "==> tests, without those marked slow" >&2
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
+
+test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 million parameters, the wheel
+	@echo "==> tests marked slow" >&2
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-all: test test-slow  ## run all tests
+
+lint: setup  ## check style, types, protos, and that the generated code is current
+	@echo "==> ruff, mypy, buf, generated code" >&2
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/buf lint protos
+	$(BIN)/python protos/generate.py --check
+
+protos: setup  ## write common/wire/ anew from protos/
+	$(BIN)/python protos/generate.py
+
+clean:  ## remove the environment, caches and what builds and the demo have left
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-run
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. Each stamp is written last, so that an interrupted installation is done again.
+
+$(VENV)/.made:
+	@set -e; \
+	for candidate in $(PYTHON) $(if $(PYTHON),,python3 python3.13 python3.12 python3.11); do \
+	    if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	        found=$$candidate; break; \
+	    fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	    echo "error: no Python >= 3.11 with the modules venv and ensurepip was found$(if $(PYTHON), as $(PYTHON))." >&2; \
+	    echo "       Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; \
+	    exit 1; \
+	fi; \
+	echo "==> making $(VENV) with $$($$found --version)" >&2; \
+	"$$found" -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.semisilo: pyproject.toml | $(VENV)/.made
+	@echo "==> installing semisilo and what it needs into $(VENV) (the first time this fetches torch, which is large)" >&2
+	$(BIN)/python -m pip install --editable .
+	@touch $@
+
+$(VENV)/.semisilo-dev: pyproject.toml | $(VENV)/.made
+	@echo "==> installing semisilo and the tools of development into $(VENV) (the first time this fetches torch, which is large)" >&2
+	$(BIN)/python -m pip install --editable '.[dev]'
+	@touch $(VENV)/.semisilo $@

@@ -1,0 +1,290 @@
+"""Static batch-norm (sBN): no running statistics in training; fixed, measured statistics in inference.
+
+Source: SemiFL (Diao et al., NeurIPS 2022) section 3.4, after HeteroFL (Diao et al., ICLR 2021). The affine parameters
+gamma and beta are ordinary parameters and are averaged; the statistics never are: they are measured with the current
+weights on somebody's images, merged exactly over batches and institutions, and travel as group `batch_norm`.
+
+Shapes: B images, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.data import augment
+from common.data.form import ImageForm
+from common.errors import BadPayload, LayoutMismatch
+
+__all__ = [
+    "LayerStatistics", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics", "StatisticsMissing",
+    "batches", "convert", "from_tensors", "layers_of", "load", "measure", "merge", "normalisation_layer", "to_tensors",
+]
+
+Normalisation = Literal["static_batch", "group", "layer", "none"]
+_MAX_COUNT = 2**53
+
+
+class OneValuePerChannel(ValueError):
+    """Training statistics were asked of one value per channel: the batch must be skipped and counted."""
+
+
+class StatisticsMissing(RuntimeError):
+    """Inference was asked of a static batch-norm layer that has no statistics; mean 0, variance 1 would be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStatistics:
+    """What was measured at one layer."""
+
+    count: float
+    """Values per channel: images x H x W."""
+    mean: Tensor
+    """Float64 (C,)."""
+    var: Tensor
+    """Unbiased variance, float64 (C,); 0 where count is 1."""
+
+
+Statistics = dict[str, LayerStatistics]
+"""By the name of the layer, in the order of `named_modules()`."""
+
+
+class StaticBatchNorm(nn.Module):
+    """Batch normalisation over all axes but the second, for inputs of 2 to 5 axes.
+
+    Training mode uses the batch's own mean and biased variance and keeps nothing. Evaluation mode uses the statistics
+    given by `load`.
+    """
+
+    mean: Tensor | None
+    var: Tensor | None
+
+    def __init__(self, num_features: int, *, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        # Buffers, so that they follow the model to its device; not persistent, since they are not the model's.
+        self.register_buffer("mean", None, persistent=False)
+        self.register_buffer("var", None, persistent=False)
+        self._watch: Callable[[Tensor], None] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises, scales and shifts; same shape and dtype as `input`.
+
+        Raises: OneValuePerChannel in training; StatisticsMissing in evaluation.
+        """
+        if not self.training:
+            if self.mean is None or self.var is None:
+                raise StatisticsMissing("Static batch-norm has no statistics yet: measure them before inference.")
+            return functional.batch_norm(input, self.mean, self.var, self.weight, self.bias, False, 0.0, self.eps)
+        per_channel = input.numel() // max(input.shape[1], 1)
+        if self._watch is not None:
+            self._watch(input)
+            if per_channel == 1:  # its own mean and variance 0: what is left is beta
+                rest = (1,) * (input.dim() - 2)
+                beta = torch.zeros_like(input) if self.bias is None else self.bias.reshape(1, -1, *rest)
+                return beta.expand_as(input)
+        if per_channel == 1:
+            raise OneValuePerChannel(f"One value per channel at a batch-norm layer of {self.num_features} channels.")
+        return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+    def extra_repr(self) -> str:
+        """Shown by `print(model)`."""
+        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
+
+
+def normalisation_layer(kind: Normalisation, channels: int, *, eps: float = 1e-5, affine: bool = True) -> nn.Module:
+    """The normalisation layer of a network for `channels` channels.
+
+    "group" has 32 groups, or the largest divisor of the channels that is at most 32; "layer" one group.
+    """
+    if kind == "static_batch":
+        return StaticBatchNorm(channels, eps=eps, affine=affine)
+    if kind == "none":
+        return nn.Identity()
+    groups = 1 if kind == "layer" else max(d for d in range(1, min(32, channels) + 1) if channels % d == 0)
+    return nn.GroupNorm(groups, channels, eps=eps, affine=affine)
+
+
+def convert(model: nn.Module, kind: Normalisation) -> None:
+    """Replaces every `nn.BatchNorm1d/2d/3d` below `model` in place, keeping eps and the initial affine values."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.modules.batchnorm._BatchNorm):
+                continue
+            layer = normalisation_layer(kind, child.num_features, eps=child.eps, affine=child.affine)
+            if child.affine and not isinstance(layer, nn.Identity):
+                with torch.no_grad():
+                    layer.weight.copy_(child.weight)  # type: ignore[operator]
+                    layer.bias.copy_(child.bias)  # type: ignore[operator]
+            setattr(parent, name, layer)
+
+
+def layers_of(model: nn.Module) -> dict[str, StaticBatchNorm]:
+    """The static batch-norm layers by name, in the order of `named_modules()`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, StaticBatchNorm)}
+
+
+def batches(count: int, batch_size: int) -> list[slice]:
+    """Cuts 0..count into slices of `batch_size`; a last slice of one image joins the slice before it.
+
+    Statistics of a single image say nothing about its class-mates, and one value per channel says nothing at all.
+    """
+    starts = list(range(0, count, batch_size))
+    if len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], count], strict=True)]
+
+
+def measure(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator: torch.Generator,
+            batch_size: int = 250, progress: Callable[[float], None] | None = None) -> Statistics:
+    """Statistics of the input of every static batch-norm layer, with the current weights.
+
+    Un-augmented normalised images go forward in batches, in an order drawn from `generator` (so that no batch holds
+    one class only), with training-mode normalisation and without gradient; everything else (dropout) is in evaluation
+    mode. The modes of the modules are restored.
+
+    Args:
+        model: on any device; with no static batch-norm layer the answer is empty and nothing is computed.
+        images_NCHW: uint8, at least one image.
+    Source: SemiFL section 3.4; exact merge instead of the official cumulative average.
+    """
+    layers = layers_of(model)
+    if not layers:
+        return {}
+    parts: dict[str, list[LayerStatistics]] = {name: [] for name in layers}
+    device = next(model.parameters()).device
+    order_N = torch.randperm(images_NCHW.shape[0], generator=generator)
+    cuts = batches(images_NCHW.shape[0], batch_size)
+    with _measuring(model, layers, parts), torch.no_grad():
+        for index, cut in enumerate(cuts):
+            model(augment.to_input(images_NCHW[order_N[cut]], form).to(device))
+            if progress is not None:
+                progress((index + 1) / len(cuts))
+    # A layer that no image reaches (an auxiliary head, say) has nothing to merge, nor will inference ask for it.
+    return {name: _merge_layer(found) for name, found in parts.items() if found}
+
+
+@contextmanager
+def _measuring(model: nn.Module, layers: Mapping[str, StaticBatchNorm],
+               parts: Mapping[str, list[LayerStatistics]]) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+
+    def watcher(name: str) -> Callable[[Tensor], None]:
+        return lambda input: parts[name].append(_statistics_of(input))
+
+    model.eval()
+    for name, layer in layers.items():
+        layer.training = True
+        layer._watch = watcher(name)
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer._watch = None
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _statistics_of(input: Tensor) -> LayerStatistics:
+    count = input.numel() // input.shape[1]
+    axes = [axis for axis in range(input.dim()) if axis != 1]
+    biased_C, mean_C = torch.var_mean(input, dim=axes, correction=0)
+    var_C = biased_C.to("cpu", torch.float64) * (count / (count - 1) if count > 1 else 0.0)
+    return LayerStatistics(float(count), mean_C.to("cpu", torch.float64), var_C)
+
+
+def merge(parts: Sequence[Statistics]) -> Statistics:
+    """Merges what batches or silos measured, exactly, in float64; oracle S4.
+
+        mu  = sum n_m mu_m / sum n_m
+        var = (sum (n_m - 1) var_m + sum n_m (mu_m - mu)^2) / (sum n_m - 1)
+
+    A count of 1 contributes variance 0; a total of 1 gives variance 0.
+    Raises: LayoutMismatch when the layers or their channels differ.
+    Source: SemiFL section 3.4.
+    """
+    for other in parts[1:]:
+        if list(other) != list(parts[0]):
+            raise LayoutMismatch("Batch-norm statistics name different layers.")
+        for name, layer in other.items():
+            if layer.mean.shape != parts[0][name].mean.shape:
+                raise LayoutMismatch(f"Batch-norm statistics of '{name}' differ in their number of channels.")
+    return {name: _merge_layer([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+
+
+def _merge_layer(parts: Sequence[LayerStatistics]) -> LayerStatistics:
+    total = sum(part.count for part in parts)
+    mean_C = sum((part.count * part.mean for part in parts), start=torch.zeros_like(parts[0].mean)) / total
+    squares_C = torch.zeros_like(mean_C)
+    for part in parts:
+        squares_C += (part.count - 1) * part.var + part.count * (part.mean - mean_C).square()
+    return LayerStatistics(float(total), mean_C, squares_C / max(total - 1, 1.0))
+
+
+def load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Gives every static batch-norm layer its statistics from the tensors "<layer>.mean" and "<layer>.var".
+
+    Raises: LayoutMismatch when a layer's tensors are missing, have another shape, or belong to no layer.
+    """
+    layers = layers_of(model)
+    known = {f"{name}.{kind}" for name in layers for kind in ("mean", "var")}
+    for name in tensors:
+        if name not in known and not (name.endswith(".count") and name.removesuffix(".count") in layers):
+            raise LayoutMismatch(f"Batch-norm tensor '{name}' belongs to no layer of the model.")
+    for name, layer in layers.items():
+        found = {kind: tensors.get(f"{name}.{kind}") for kind in ("mean", "var")}
+        for kind, tensor in found.items():
+            if tensor is None:
+                raise LayoutMismatch(f"Batch-norm tensor '{name}.{kind}' is missing.")
+            if tensor.shape != (layer.num_features,):
+                raise LayoutMismatch(f"Batch-norm tensor '{name}.{kind}' must have {layer.num_features} values.")
+        device = layer.weight.device if layer.weight is not None else next(model.parameters()).device
+        layer.mean, layer.var = (tensor.to(device, torch.float32, copy=True)
+                                 for tensor in found.values() if tensor is not None)
+
+
+def to_tensors(statistics: Statistics, *, counts: bool = False) -> dict[str, Tensor]:
+    """Group `batch_norm`: "<layer>.mean" and "<layer>.var" float32 (C,); with counts also "<layer>.count" int64 (1,).
+
+    Coordinators send mean and variance; silos return counts as well, which merging needs.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, layer in statistics.items():
+        tensors[f"{name}.mean"] = layer.mean.to(torch.float32)
+        tensors[f"{name}.var"] = layer.var.to(torch.float32)
+        if counts:
+            tensors[f"{name}.count"] = torch.tensor([round(layer.count)], dtype=torch.int64)
+    return tensors
+
+
+def from_tensors(tensors: Mapping[str, Tensor]) -> Statistics:
+    """The statistics of a group that was made with counts. What arrives is checked: it came over the network.
+
+    Raises: BadPayload for a missing tensor, a count outside 1..2^53, a negative variance, or a value that is not
+        finite.
+    """
+    statistics: Statistics = {}
+    for key in tensors:
+        name, _, kind = key.rpartition(".")
+        if kind != "mean":
+            continue
+        mean, var, count = (tensors.get(f"{name}.{part}") for part in ("mean", "var", "count"))
+        if mean is None or var is None or count is None or var.shape != mean.shape or count.numel() != 1:
+            raise BadPayload(f"Batch-norm statistics of '{name}' are incomplete.")
+        values, total = torch.stack([mean, var]).double(), int(count.reshape(()))
+        if not (bool(torch.isfinite(values).all()) and bool((values[1] >= 0).all()) and 1 <= total <= _MAX_COUNT):
+            raise BadPayload(f"Batch-norm statistics of '{name}' are not finite, or their variance or count is below"
+                             " what is possible.")
+        statistics[name] = LayerStatistics(float(total), values[0], values[1])
+    if len(tensors) != 3 * len(statistics):
+        raise BadPayload("Batch-norm statistics hold tensors that belong to no layer.")
+    return statistics

@@ -1,0 +1,406 @@
+"""The resident process that holds torch, and the typed messages to it; the same on both sides.
+
+The light process calls named operations with plain JSON types and file paths; the compute process runs one at a time.
+Messages are lines of JSON on a socket pair of their own, never stdin or stdout, so that a print in a library cannot
+corrupt them; what the process prints goes to the parent's log.
+
+    request   {"id": 1, "operation": "train", "arguments": {...}}
+    answers   {"id": 1, "progress": [0.4, "epoch 2 of 5"]}      at most about ten a second
+              {"id": 1, "result": {...}, "reopen": {...}|null}
+              {"id": 1, "error": {"code", "text", "remedy", "details"}, "exits": false}
+    first     {"ready": true} or {"error": ...}
+
+Abort is a kill: a process that is gone holds no lock, no device memory and no half-written file (files are renamed into
+place). What an operation opened (a study) is opened again in the next process: an Operations class may have
+`reopening(operation, arguments, result)`, whose value (arguments or None) is kept by the parent and replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from common.compute_process import (
+    LIMIT_BYTES,
+    OUT_OF_MEMORY,
+    SEE_LOG,
+    OnProgress,
+    ProgressThrottle,
+    describe,
+    run_operation,
+)
+from common.errors import ComputeFailed, SemisiloError, by_code
+
+__all__ = ["Compute", "ComputeAborted", "InlineCompute", "OnProgress", "ProcessCompute"]
+
+_LOGGER = logging.getLogger("semisilo.compute")
+_CLOSE_SECONDS = 5.0
+
+
+class Compute(Protocol):
+    """Runs named operations one at a time, away from the event loop."""
+
+    async def call(self, operation: str, arguments: dict[str, Any], *,
+                   on_progress: OnProgress | None = None) -> dict[str, Any]:
+        """Runs an operation; arguments and result are plain JSON types.
+
+        Raises: the SemisiloError that the operation raised; ComputeFailed for anything else, also when the process
+            died; ComputeAborted after `abort` or `close`.
+        """
+
+    async def abort(self) -> None:
+        """Ends the running call, if there is one; it raises ComputeAborted."""
+
+    async def close(self) -> None:
+        """Ends for good; a running call raises ComputeAborted."""
+
+
+class ComputeAborted(ComputeFailed):
+    """The call was ended on this side's own wish."""
+
+
+class ProcessCompute:
+    """Runs an Operations class in a process of its own, started at the first call or by `start`.
+
+    The process is a session of its own that ignores Ctrl-C and SIGTERM (the light process shuts it down in order) and
+    dies with its parent.
+    """
+
+    def __init__(self, target: str, *, threads: int = 1) -> None:
+        """`target` is "package.module:Class", built as `Class(progress)`; `threads` those of one CPU operation."""
+        self._target = target
+        self._threads = threads
+        self._lock = asyncio.Lock()
+        self._child: _Child | None = None
+        self._reopen: tuple[str, dict[str, Any]] | None = None
+        self._calls = 0
+        self._running = False
+        self._abort_wanted = False
+        self._closed = False
+
+    async def start(self) -> None:
+        """Starts the process and waits until it is ready.
+
+        Raises: ComputeFailed when it cannot, for example because torch cannot be imported.
+        """
+        async with self._lock:
+            await self._ready_child("start")
+
+    async def call(self, operation: str, arguments: dict[str, Any], *,
+                   on_progress: OnProgress | None = None) -> dict[str, Any]:
+        """See `Compute.call`. Cancelling the call kills the process."""
+        async with self._lock:
+            self._running, self._abort_wanted = True, False
+            try:
+                child = await self._ready_child(operation)
+                if self._reopen is not None and not child.opened and self._reopen[0] != operation:
+                    await self._exchange(child, *self._reopen, on_progress)
+                child.opened = True
+                return await self._exchange(child, operation, arguments, on_progress)
+            except asyncio.CancelledError:
+                self._discard()
+                raise
+            finally:
+                self._running = False
+
+    async def abort(self) -> None:
+        """See `Compute.abort`. Kills the process of the running call; the next call starts a fresh one."""
+        if self._running:
+            self._abort_wanted = True
+            child = self._discard(aborted=True)
+            if child is not None:
+                await child.gone()
+
+    async def close(self) -> None:
+        """See `Compute.close`. An idle process is asked to end, a busy one is killed."""
+        self._closed = True
+        if self._running:
+            await self.abort()
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running process, None while there is none."""
+        return None if self._child is None else self._child.process.pid
+
+    def _discard(self, *, aborted: bool = False) -> _Child | None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.aborted = child.aborted or aborted
+            child.kill()
+        return child
+
+    async def _ready_child(self, operation: str) -> _Child:
+        if self._closed:
+            raise ComputeAborted(f"The compute process is closed; '{operation}' was not started.")
+        if self._child is not None and self._child.process.returncode is not None:
+            _LOGGER.warning("the compute process ended while idle (%s); a fresh one is started",
+                            _manner(self._child.process.returncode))
+            self._child = None
+        if self._child is None:
+            self._child = child = await _Child.spawn(self._target, threads=self._threads)
+            if self._closed or self._abort_wanted:
+                self._discard(aborted=True)
+            try:
+                message = await child.receive("start")
+            except BaseException:
+                self._discard()
+                raise
+            if "error" in message:
+                self._discard()
+                raise _rebuilt(message["error"], "start")
+        return self._child
+
+    async def _exchange(self, child: _Child, operation: str, arguments: dict[str, Any],
+                        on_progress: OnProgress | None) -> dict[str, Any]:
+        self._calls += 1
+        number = self._calls
+        line = json.dumps({"id": number, "operation": operation, "arguments": arguments}).encode() + b"\n"
+        if len(line) > LIMIT_BYTES:
+            raise ComputeFailed(f"The arguments of '{operation}' take {len(line)} bytes; the limit is {LIMIT_BYTES}.")
+        try:
+            await child.send(line)
+            while True:
+                message = await child.receive(operation)
+                assert message["id"] == number, "answers follow requests one by one"
+                if "progress" in message:
+                    _tell(on_progress, *message["progress"])
+                    continue
+                break
+        except SemisiloError:
+            self._discard()
+            raise
+        if "error" in message:
+            if message.get("exits"):
+                self._discard()
+            raise _rebuilt(message["error"], operation)
+        if message["reopen"] is not None:
+            self._reopen = (operation, message["reopen"])
+        result: dict[str, Any] = message["result"]
+        return result
+
+
+class InlineCompute:
+    """Runs an Operations class in this process, for simulations and tests.
+
+    All InlineComputes of a process share one thread: operations seed torch's global generator inside `fork_rng` and set
+    torch's threads, so two at once would disturb each other.
+    """
+
+    def __init__(self, build: Callable[[OnProgress], object]) -> None:
+        """`build` is the Operations class, or any function of the progress callable."""
+        self._build = build
+        self._operations: object | None = None
+        self._progress: OnProgress = lambda fraction, text: None
+        self._lock = asyncio.Lock()
+        self._stop: threading.Event | None = None
+        self._closed = False
+
+    async def call(self, operation: str, arguments: dict[str, Any], *,
+                   on_progress: OnProgress | None = None) -> dict[str, Any]:
+        """See `Compute.call`. An abort takes effect at the operation's next report of progress."""
+        async with self._lock:
+            if self._closed:
+                raise ComputeAborted(f"The compute thread is closed; '{operation}' was not started.")
+            loop = asyncio.get_running_loop()
+            stop = self._stop = threading.Event()
+
+            def forward(fraction: float, text: str) -> None:
+                if not stop.is_set():
+                    with contextlib.suppress(RuntimeError):  # the loop was closed under a cancelled call
+                        loop.call_soon_threadsafe(_tell, on_progress, fraction, text)
+
+            throttled = ProgressThrottle(forward)
+
+            def progress(fraction: float, text: str = "") -> None:
+                if stop.is_set():
+                    raise ComputeAborted(f"'{operation}' was aborted.")
+                throttled(fraction, text)
+
+            def work() -> dict[str, Any]:
+                self._progress = progress
+                if self._operations is None:
+                    self._operations = self._build(self._forward)
+                return run_operation(self._operations, operation, arguments)
+
+            try:
+                return await loop.run_in_executor(_inline_thread(), work)
+            except asyncio.CancelledError:
+                stop.set()
+                raise
+            except SemisiloError:
+                raise
+            except Exception as error:
+                _LOGGER.error("'%s' failed:\n%s", operation, traceback.format_exc())
+                raise _rebuilt(describe(error), operation) from error
+            finally:
+                self._stop = None
+
+    def _forward(self, fraction: float, text: str = "") -> None:
+        self._progress(fraction, text)
+
+    async def abort(self) -> None:
+        """See `Compute.abort`."""
+        if self._stop is not None:
+            self._stop.set()
+
+    async def close(self) -> None:
+        """See `Compute.close`."""
+        self._closed = True
+        await self.abort()
+
+
+_inline: ThreadPoolExecutor | None = None
+
+
+def _inline_thread() -> ThreadPoolExecutor:
+    global _inline
+    if _inline is None:
+        _inline = ThreadPoolExecutor(max_workers=1, thread_name_prefix="semisilo-compute")
+    return _inline
+
+
+class _Child:
+    """The parent's view of one compute process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader,
+                 writer: asyncio.StreamWriter, output: asyncio.StreamReader) -> None:
+        self.process = process
+        self.opened = False
+        self.aborted = False
+        self._reader = reader
+        self._writer = writer
+        self._tasks = [asyncio.ensure_future(self._reap()), asyncio.ensure_future(_log_lines(output))]
+
+    @classmethod
+    async def spawn(cls, target: str, *, threads: int) -> _Child:
+        ours, theirs = socket.socketpair()
+        output_read, output_write = os.pipe()
+        count = str(threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count,
+                       # cuBLAS is deterministic only with this, and reads it once.
+                       "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        loop = asyncio.get_running_loop()
+        try:
+            # -P keeps the current folder off sys.path, so that a stray common.py in it does no harm.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "common.compute_process", target, str(theirs.fileno()), str(os.getpid()),
+                stdin=subprocess.DEVNULL, stdout=output_write, stderr=output_write, pass_fds=(theirs.fileno(),),
+                env=environment, start_new_session=True)
+        except OSError as error:
+            ours.close()
+            os.close(output_read)
+            raise ComputeFailed(f"The compute process cannot be started: {error}.") from error
+        finally:
+            theirs.close()
+            os.close(output_write)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES)
+        output = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(output_read, "rb", 0))
+        return cls(process, reader, writer, output)
+
+    async def send(self, line: bytes) -> None:
+        # A process that is gone is noticed by `receive`, which knows how it ended.
+        with contextlib.suppress(OSError):
+            self._writer.write(line)
+            await self._writer.drain()
+
+    async def receive(self, operation: str) -> dict[str, Any]:
+        """The next message. Raises: ComputeFailed naming how the process ended, ComputeAborted if we ended it."""
+        try:
+            line = await self._reader.readline()
+        except ValueError:
+            self.kill()
+            raise ComputeFailed(f"The result of '{operation}' is above {LIMIT_BYTES} bytes.") from None
+        except OSError:
+            line = b""
+        if line.endswith(b"\n"):
+            message: dict[str, Any] = json.loads(line)
+            return message
+        self._writer.close()
+        await self.gone()
+        if self.aborted:
+            raise ComputeAborted(f"'{operation}' was aborted.")
+        status = self.process.returncode
+        assert status is not None
+        memory = status == -signal.SIGKILL
+        raise ComputeFailed(f"The compute process {_manner(status)} during '{operation}'.",
+                            remedy=OUT_OF_MEMORY if memory else SEE_LOG)
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Waits until the process has ended; kills it when it lingers after closing its end."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self._tasks[0]), _CLOSE_SECONDS)
+        except TimeoutError:
+            self.kill()
+            await self._tasks[0]
+
+    async def end(self) -> None:
+        self._writer.close()
+        await self.gone()
+        await asyncio.gather(*self._tasks)
+
+    async def _reap(self) -> None:
+        await self.process.wait()
+        # What it started (data loaders) would keep the socket open, and with it a caller waiting. The socket is closed
+        # from this side only later: its last message may not have been read yet.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(1.0, self._writer.close)
+
+
+async def _log_lines(output: asyncio.StreamReader) -> None:
+    rest = b""
+    while block := await output.read(65536):
+        *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            if line.strip():
+                _LOGGER.info("%s", line.decode("utf-8", "replace").rstrip())
+        rest = rest[-65536:]
+    if rest.strip():
+        _LOGGER.info("%s", rest.decode("utf-8", "replace").rstrip())
+
+
+def _tell(on_progress: OnProgress | None, fraction: float, text: str) -> None:
+    if on_progress is not None:
+        try:
+            on_progress(fraction, text)
+        except Exception:
+            _LOGGER.exception("a listener of progress failed")
+
+
+def _manner(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "unknown"
+    guess = ", out of memory?" if name == "SIGKILL" else ""
+    return f"was killed by signal {-status} ({name}{guess})"
+
+
+def _rebuilt(error: dict[str, str], operation: str) -> SemisiloError:
+    """The exception that the description `error` stands for; its details go to the log."""
+    if error.get("details"):
+        _LOGGER.error("'%s' failed in the compute process:\n%s", operation, error["details"])
+    return by_code(error["code"])(error["text"], remedy=error["remedy"])

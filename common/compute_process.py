@@ -1,0 +1,175 @@
+"""The compute process itself: receives requests, runs one operation at a time, describes what went wrong.
+
+`common.compute` starts it as `python -P -m common.compute_process package.module:Class DESCRIPTOR PARENT` and documents
+the messages. Nothing heavy is imported here: that is up to the Operations class.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from common.errors import ComputeFailed, SemisiloError
+
+__all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "OnProgress", "ProgressThrottle", "describe", "run_operation"]
+
+OnProgress = Callable[[float, str], None]
+
+LIMIT_BYTES = 64 * 2**20
+"""Largest message, either way."""
+OUT_OF_MEMORY = "Use a smaller batch, fewer or smaller images, or a machine with more memory."
+SEE_LOG = "The log of this machine has the details."
+_PROGRESS_SECONDS = 0.1
+
+
+class ProgressThrottle:
+    """Lets a report of progress pass when the last one is long enough ago, and the last of all."""
+
+    def __init__(self, send: OnProgress) -> None:
+        self._send = send
+        self._next = 0.0
+
+    def __call__(self, fraction: float, text: str = "") -> None:
+        now = time.monotonic()
+        if now >= self._next or fraction >= 1:
+            self._next = now + _PROGRESS_SECONDS
+            self._send(min(1.0, max(0.0, float(fraction))), text)
+
+
+def run_operation(operations: object, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Calls the public method `operation`. Raises: ComputeFailed when there is none, else whatever it raises."""
+    method = None if operation.startswith("_") else getattr(operations, operation, None)
+    if method is None:
+        raise ComputeFailed(f"{type(operations).__module__} has no operation '{operation}'.")
+    result: dict[str, Any] = method(**arguments)
+    return result
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    kinds = (MemoryError,) if torch is None else (MemoryError, torch.cuda.OutOfMemoryError)
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and (
+        "out of memory" in str(error) or "can't allocate memory" in str(error)))
+
+
+def _unusable_after(error: BaseException) -> bool:
+    """Whether this process cannot be trusted with the next call: memory is short, or a CUDA fault has come to stay."""
+    return _out_of_memory(error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Plain JSON of an exception: code, text, remedy, and for one that nobody expected its traceback as details."""
+    if isinstance(error, SemisiloError):
+        return {"code": error.code, "text": error.text, "remedy": error.remedy}
+    details = "".join(traceback.format_exception(error))[-16000:]
+    last = " ".join("".join(traceback.format_exception_only(error)).split())[:500]
+    if _out_of_memory(error):
+        last, remedy = f"Out of memory: {last}", OUT_OF_MEMORY
+    else:
+        remedy = SEE_LOG
+    return {"code": ComputeFailed.code, "text": last, "remedy": remedy, "details": details}
+
+
+class _Connection:
+    """The compute process's end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()
+        self.requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.call = 0
+        self.throttle = ProgressThrottle(self._send_progress)
+
+    def send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        if len(line) > LIMIT_BYTES:
+            raise ComputeFailed(f"A result takes {len(line)} bytes; the limit is {LIMIT_BYTES}.")
+        with self._lock:
+            self._socket.sendall(line)
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        self.throttle(fraction, text)
+
+    def _send_progress(self, fraction: float, text: str) -> None:
+        self.send({"id": self.call, "progress": [fraction, text]})
+
+    def watch(self) -> None:
+        """Reads requests for ever; ends the process at once when the parent has closed its end or is gone."""
+        with self._socket.makefile("rb") as lines:
+            while (line := lines.readline(LIMIT_BYTES + 1)).endswith(b"\n"):
+                self.requests.put(line)
+        os._exit(0)
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(0)
+
+
+def _load(target: str) -> Callable[[OnProgress], object]:
+    module, _, name = target.partition(":")
+    loaded: Callable[[OnProgress], object] = getattr(importlib.import_module(module), name)
+    return loaded
+
+
+def _serve(target: str, connection: _Connection) -> None:
+    try:
+        operations = _load(target)(connection.progress)
+    except Exception as error:
+        described = describe(error)
+        if isinstance(error, ImportError):
+            described["text"] = f"The compute process cannot import what it needs: {described['text']}"
+            described["remedy"] = "Check the installation: python -c 'import torch'. " + SEE_LOG
+        connection.send({"error": described})
+        return
+    connection.send({"ready": True})
+    while True:
+        request = json.loads(connection.requests.get())
+        number, operation, arguments = request["id"], request["operation"], request["arguments"]
+        connection.call = number
+        connection.throttle = ProgressThrottle(connection._send_progress)
+        try:
+            result = run_operation(operations, operation, arguments)
+            reopening = getattr(operations, "reopening", None)
+            reopen = None if reopening is None else reopening(operation, arguments, result)
+            connection.send({"id": number, "result": result, "reopen": reopen})
+        except Exception as error:
+            exits = _unusable_after(error)
+            connection.send({"id": number, "error": describe(error), "exits": exits})
+            if exits:
+                return
+
+
+def _main(target: str, descriptor: str, parent: str) -> None:
+    _die_with_parent(int(parent))
+    # The light process decides when this one ends: by closing the socket, or by SIGKILL. A signal that a terminal or a
+    # service manager sends to both must not make a running task look failed.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    end = socket.socket(fileno=int(descriptor))
+    end.set_inheritable(False)
+    connection = _Connection(end)
+    threading.Thread(target=connection.watch, daemon=True).start()
+    _serve(target, connection)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)  # a damaged device context or a full memory must not hang the usual way out
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,171 @@
+"""Strict conversion between TOML or JSON and the owner's frozen dataclass.
+
+A key that is unknown or misspelt is refused by name with the nearest valid key; a value of the wrong type is refused
+with the place where it stands. The same function checks files that a person wrote and settings that came over the
+network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.errors import BadConfiguration
+
+__all__ = ["canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+
+T = TypeVar("T")
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str | int | float, *, where: str = "duration") -> float:
+    """Seconds from "250ms", "30s", "5m", "2h", "1d" or a plain number of seconds.
+
+    Raises: BadConfiguration when the text is none of these.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return float(text)
+    match = _DURATION.match(text) if isinstance(text, str) else None
+    if match is None:
+        raise BadConfiguration(f"{where}: {text!r} is not a duration.", remedy='Write for example "30s", "5m" or "2h".')
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises: BadConfiguration, naming the line, when it is missing, unreadable or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadConfiguration(f"{path}: no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfiguration(f"{path}: cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfiguration(f"{path}: not valid TOML: {error}.", remedy="Mend that line.") from None
+
+
+def to_dict(value: Any) -> Any:
+    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, typing.Mapping):
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text on every machine."""
+    return json.dumps(to_dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
+    """Builds the dataclass `cls` from plain JSON or TOML types.
+
+    Args:
+        cls: a dataclass; its fields may be dataclasses, enums, Literal, tuple[X, ...], dict[str, X], Path, X | None.
+        data: a mapping with at most the fields of `cls`; those without a default must be there.
+        where: where the mapping stands, for the error, for example "studies/first/study.toml: [method]".
+    Raises: BadConfiguration for an unknown or missing key, a wrong type, or what `__post_init__` refuses
+        (a ValueError there becomes the text after the place).
+    """
+    if not isinstance(data, dict):
+        raise BadConfiguration(f"{_at(where)}expected a table, found {_kind(data)}.")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
+            raise BadConfiguration(f"{_at(where)}unknown key '{key}'.", remedy=hint)
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _convert(hints[name], data[name], f"{where} {name}".strip())
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise BadConfiguration(f"{_at(where)}'{name}' is missing.")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise BadConfiguration(f"{_at(where)}{error}") from None
+
+
+def _at(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a table", list: "a list", str: f"the text {value!r}", bool: str(value).lower()}
+    return names.get(type(value), f"{value!r}")
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        problems = []
+        for option in arguments:
+            if option is type(None):
+                continue
+            try:
+                return _convert(option, value, where)
+            except BadConfiguration as error:
+                problems.append(error)
+        raise problems[0]
+    if origin is typing.Literal:
+        if value in arguments and any(type(value) is type(option) for option in arguments):
+            return value
+        near = difflib.get_close_matches(str(value), [str(option) for option in arguments], n=1)
+        hint_text = f"Did you mean '{near[0]}'?" if near else f"Choose one of: {', '.join(map(str, arguments))}."
+        raise BadConfiguration(f"{_at(where)}{_kind(value)} is not one of the choices.", remedy=hint_text)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise BadConfiguration(f"{_at(where)}expected a list, found {_kind(value)}.")
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        if len(value) != len(arguments):
+            raise BadConfiguration(f"{_at(where)}expected {len(arguments)} values, found {len(value)}.")
+        pairs = enumerate(zip(arguments, value, strict=True))
+        return tuple(_convert(argument, item, f"{where}[{i}]") for i, (argument, item) in pairs)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise BadConfiguration(f"{_at(where)}expected a table, found {_kind(value)}.")
+        return {str(key): _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, where=where)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            options = ", ".join(str(option.value) for option in hint)
+            raise BadConfiguration(f"{_at(where)}{_kind(value)} is not one of the choices.",
+                                   remedy=f"Choose one of: {options}.") from None
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    wanted = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false",
+              Path: "a path in quotes"}.get(hint, str(hint))
+    raise BadConfiguration(f"{_at(where)}expected {wanted}, found {_kind(value)}.")

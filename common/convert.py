@@ -1,0 +1,189 @@
+"""Task messages <-> the dataclasses of the contract, the same on both sides.
+
+What arrives is hostile until it has passed here: lengths are checked against the limits in the proto's comments, names
+against what may become a file name, settings against the dataclasses.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+from common.config import canonical_json, from_dict, to_dict
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import BadPayload
+from common.exchange import ModelSettings, Numerics, TaskSpec
+from common.manifest import parse_reference as reference_from_proto
+from common.manifest import reference_to_proto
+from common.wire import round_service_pb2 as round_pb
+
+__all__ = [
+    "augmentation_from_proto", "augmentation_to_proto", "check_metrics", "image_from_proto", "image_to_proto",
+    "model_from_proto", "model_to_proto", "numerics_from_proto", "numerics_to_proto", "reference_from_proto",
+    "reference_to_proto", "task_from_proto", "task_to_proto",
+]
+
+T = TypeVar("T")
+
+_MAX_SETTINGS_BYTES = 64 * 1024
+_MAX_CLASSES = 10_000
+_MAX_PAYLOADS = 1024
+_MAX_METRICS = 256
+_MAX_NAME_BYTES = 128
+_MAX_TASK_ID_BYTES = 640
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def task_to_proto(spec: TaskSpec, *, report_interval_seconds: float) -> round_pb.Task:
+    """The message of a task. `spec.silo` does not travel: a silo's name is in its certificate."""
+    message = round_pb.Task(
+        task_id=spec.task_id, study=spec.study, round=spec.round, round_count=spec.rounds, phase=spec.phase,
+        method=spec.method, settings_json=canonical_json(spec.settings), model=model_to_proto(spec.model),
+        image=image_to_proto(spec.image), augmentation=augmentation_to_proto(spec.augmentation),
+        numerics=numerics_to_proto(spec.numerics), payloads=[reference_to_proto(ref) for ref in spec.payloads],
+        last_folded_round=spec.last_folded_round, seed=spec.seed,
+    )
+    if spec.deadline_unix:
+        # Microseconds: in nanoseconds a date of today does not fit the 53 bits of a float.
+        message.deadline_time.FromMicroseconds(round(spec.deadline_unix * 1e6))
+    message.report_interval.FromMicroseconds(round(report_interval_seconds * 1e6))
+    return message
+
+
+def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
+    """The task of a message, checked.
+
+    Args:
+        message: as it arrived.
+        silo: this silo's name, from its own certificate.
+    Raises: BadPayload for a broken limit, BadConfiguration for a value that this version does not know. Whether the
+        method's settings fit their dataclass is not checked here.
+    """
+    _text("task_id", message.task_id, _MAX_TASK_ID_BYTES)
+    study = _name("study", message.study)
+    method = _name("method", message.method)
+    phase = _name("phase", message.phase)
+    if message.round < 1 or message.round_count < message.round:
+        raise BadPayload(f"The task's round {message.round} of {message.round_count} cannot be.")
+    if not 0 <= message.last_folded_round <= message.round:
+        raise BadPayload(f"The task's last_folded_round {message.last_folded_round} cannot be in round"
+                         f" {message.round}.")
+    if len(message.payloads) > _MAX_PAYLOADS:
+        raise BadPayload(f"The task names {len(message.payloads)} payloads; at most {_MAX_PAYLOADS} are allowed.")
+    return TaskSpec(
+        task_id=message.task_id, study=study, round=message.round, rounds=message.round_count, phase=phase, silo=silo,
+        method=method, settings=_settings(message.settings_json), model=model_from_proto(message.model),
+        image=image_from_proto(message.image), augmentation=augmentation_from_proto(message.augmentation),
+        numerics=numerics_from_proto(message.numerics),
+        payloads=tuple(reference_from_proto(ref) for ref in message.payloads),
+        last_folded_round=message.last_folded_round, seed=message.seed,
+        deadline_unix=_unix(message) if message.HasField("deadline_time") else 0.0,
+    )
+
+
+def model_to_proto(model: ModelSettings) -> round_pb.ModelSpec:
+    """The message of a network."""
+    return round_pb.ModelSpec(name=model.name, classes=model.classes, normalisation=model.normalisation)
+
+
+def model_from_proto(message: round_pb.ModelSpec) -> ModelSettings:
+    """The network of a message, checked. Raises: BadPayload or BadConfiguration."""
+    if len(message.classes) > _MAX_CLASSES:
+        raise BadPayload(f"The task has {len(message.classes)} classes; at most {_MAX_CLASSES} are allowed.")
+    classes = [_text("class", name, 2 * _MAX_NAME_BYTES) for name in message.classes]
+    if len(set(classes)) != len(classes):
+        raise BadPayload("The task names a class twice.")
+    return _build(ModelSettings, {"name": _text("model", message.name, 256), "classes": classes,
+                                  "normalisation": message.normalisation}, "model")
+
+
+def image_to_proto(image: ImageForm) -> round_pb.ImageForm:
+    """The message of an image form."""
+    return round_pb.ImageForm(**to_dict(image))
+
+
+def image_from_proto(message: round_pb.ImageForm) -> ImageForm:
+    """The image form of a message, checked. Raises: BadPayload or BadConfiguration."""
+    if len(message.mean) > 3 or len(message.std) > 3 or not all(map(math.isfinite, message.mean)):
+        raise BadPayload("The task's image form has a mean or standard deviation that cannot be.")
+    return _build(ImageForm, {"size": message.size, "channels": message.channels, "mean": list(message.mean),
+                              "std": list(message.std), "resize": message.resize}, "image")
+
+
+def augmentation_to_proto(augmentation: AugmentationSettings) -> round_pb.Augmentation:
+    """The message of augmentation settings."""
+    return round_pb.Augmentation(**to_dict(augmentation))
+
+
+def augmentation_from_proto(message: round_pb.Augmentation) -> AugmentationSettings:
+    """The augmentation settings of a message, checked. Raises: BadPayload or BadConfiguration."""
+    if len(message.without) > 64:
+        raise BadPayload(f"The task leaves out {len(message.without)} operations; there are not so many.")
+    without = [_text("operation", name, _MAX_NAME_BYTES) for name in message.without]
+    return _build(AugmentationSettings, {"policy": message.policy, "horizontal_flip": message.horizontal_flip,
+                                         "vertical_flip": message.vertical_flip, "without": without}, "augmentation")
+
+
+def numerics_to_proto(numerics: Numerics) -> round_pb.Numerics:
+    """The message of the numerics."""
+    return round_pb.Numerics(threads=numerics.threads, deterministic=numerics.deterministic)
+
+
+def numerics_from_proto(message: round_pb.Numerics) -> Numerics:
+    """The numerics of a message, checked. Raises: BadPayload for an impossible number of threads."""
+    if not 1 <= message.threads <= 1024:
+        raise BadPayload(f"The task asks for {message.threads} threads; between 1 and 1024 are allowed.")
+    return Numerics(threads=message.threads, deterministic=message.deterministic)
+
+
+def check_metrics(metrics: Any) -> dict[str, float]:
+    """Metrics of an update or abstention as plain numbers.
+
+    Raises: BadPayload for more than 256, a name that is too long, or a number that is not finite.
+    """
+    if len(metrics) > _MAX_METRICS:
+        raise BadPayload(f"{len(metrics)} metrics were sent; at most {_MAX_METRICS} are allowed.")
+    for name, value in metrics.items():
+        _text("metric", name, _MAX_NAME_BYTES)
+        if not math.isfinite(value):
+            raise BadPayload(f"The metric '{name}' is not a finite number.")
+    return {name: float(value) for name, value in sorted(metrics.items())}
+
+
+def _settings(text: str) -> dict[str, Any]:
+    if len(text.encode()) > _MAX_SETTINGS_BYTES:
+        raise BadPayload(f"The task's settings are longer than {_MAX_SETTINGS_BYTES} bytes.")
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise BadPayload("The task's settings are not JSON.") from None
+    if not isinstance(value, dict):
+        raise BadPayload("The task's settings are not a table.")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _unix(message: round_pb.Task) -> float:
+    return message.deadline_time.seconds + message.deadline_time.nanos / 1e9
+
+
+def _build(cls: type[T], values: dict[str, Any], what: str) -> T:
+    return from_dict(cls, values, where=f"the task's {what}")
+
+
+def _text(what: str, text: str, limit: int) -> str:
+    if not text or len(text.encode()) > limit or not text.isprintable():
+        raise BadPayload(f"The {what} of the message is empty, not printable, or longer than {limit} bytes.")
+    return text
+
+
+def _name(what: str, text: str) -> str:
+    """A name that may become part of a file name."""
+    if len(text) > _MAX_NAME_BYTES or not _NAME.fullmatch(text):
+        raise BadPayload(f"The {what} of the message is not a plain name of at most {_MAX_NAME_BYTES} characters.")
+    return text

@@ -1,0 +1,226 @@
+"""Images that come as arrays: .npz files in the layout of MedMNIST, and scikit-learn's embedded digits.
+
+An .npz holds `train_images`, `train_labels`, `val_images`, ... or one unnamed split as `images`, `labels`. Images are
+N x H x W, N x H x W x 1, x 3 or x 4 (with opacity); labels N or N x 1 whole numbers. An optional key `classes` names
+the classes in label order. Pickled objects are never loaded, and a member's declared size is compared with what the
+file holds before memory is taken.
+
+Shapes: N images, H rows, W columns, K classes.
+"""
+
+from __future__ import annotations
+
+import lzma
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import BadData
+
+__all__ = ["Arrays", "digits", "npz"]
+
+_SPLITS = ("train", "val", "test")
+_DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, MemoryError, NotImplementedError,
+            zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrays:
+    """One split of an array source."""
+
+    source: str
+    """For messages: "scans.npz#train"."""
+    prefix: str
+    """Start of each image's name: "scans.npz" gives "scans.npz[12]"."""
+    shape: tuple[int, ...]
+    """Of the images: N, H, W and perhaps channels."""
+    images: NDArray[Any] | None
+    """None when only surveyed."""
+    labels_N: NDArray[np.int64] | None  # noqa: N815
+    classes: tuple[str, ...]
+    """In label order; "0" .. "K-1" when the source does not name them, K over all its splits. Empty without labels."""
+    classes_named: bool
+    """Whether the source itself names its classes."""
+
+
+def digits(split: str, *, source: str) -> Arrays:
+    """scikit-learn's 1797 scans of handwritten digits, 8 x 8 grey; values 0..16 become 0..255.
+
+    Args:
+        split: "" for all, or "train" or "test". Of each class, in file order, every fifth image is for the test: 1442
+            and 355 images, the same on every machine and in every version.
+    Raises: BadData for another split.
+    """
+    if split not in ("", "train", "test"):
+        raise BadData(f"{source}: the digits have no split '{split}'.",
+                      remedy="Write digits, digits#train or digits#test.")
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    labels_N = loaded.target.astype(np.int64)
+    images = np.floor(loaded.images * (255 / 16) + 0.5).astype(np.uint8)
+    if split:
+        for_test = np.zeros(len(labels_N), dtype=bool)
+        for label in range(10):
+            for_test[np.flatnonzero(labels_N == label)[4::5]] = True
+        chosen = for_test if split == "test" else ~for_test
+        images, labels_N = images[chosen], labels_N[chosen]
+    classes = tuple(str(digit) for digit in range(10))
+    return Arrays(source, source, images.shape, images, labels_N, classes, classes_named=True)
+
+
+def npz(
+    path: Path, split: str, *, source: str, labels: Literal["needed", "if there", "no"], pixels: bool = True
+) -> Arrays:
+    """One split of an .npz file.
+
+    Args:
+        split: "train", "val", "test", or "" for the training split, or else the only one.
+        source: how the user wrote it, for messages.
+        labels: whether to read them; "needed" refuses a file without.
+        pixels: False reads the images' shape only.
+    Raises: BadData, naming the file and the key, when the file is damaged, a key is missing, a shape or type does not
+        fit, or a label is negative or beyond the named classes.
+    """
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except _DAMAGED as error:
+        raise BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
+                      remedy="Write it again with numpy.savez, and check the copy.") from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise BadData(f"{source}: is a single array, not an .npz file.", remedy="Write it with numpy.savez.")
+    with archive:
+        prefix = _prefix(archive, split, source=source)
+        shape, _ = _header(archive, f"{prefix}images", source=source)
+        _check_shape(shape, source=source, key=f"{prefix}images")
+        images = _member(archive, f"{prefix}images", source=source) if pixels else None
+        labels_N, classes, named = None, tuple[str, ...](), False
+        there = f"{prefix}labels" in archive.files
+        if labels == "needed" or (labels == "if there" and there):
+            if not there:
+                raise BadData(f"{source}: has no key '{prefix}labels'.",
+                              remedy="Add the labels, or use the file as unlabelled images.")
+            labels_N = _labels(archive, f"{prefix}labels", source=source)
+            if len(labels_N) != shape[0]:
+                raise BadData(f"{source}: {shape[0]} images but {len(labels_N)} labels.",
+                              remedy="Write one label per image.")
+            classes, named = _classes(archive, source=source)
+            if len(labels_N) and labels_N.max() >= len(classes):
+                place = int(labels_N.argmax())
+                raise BadData(f"{source}: label {labels_N[place]} of image {place} is out of range, "
+                              f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
+                              remedy="Mend the labels or the class names.")
+    return Arrays(source, path.name, shape, images, labels_N, classes, named)
+
+
+def _prefix(archive: Any, split: str, *, source: str) -> str:
+    there = [name for name in _SPLITS if f"{name}_images" in archive.files]
+    if split:
+        if split in there:
+            return f"{split}_"
+        options = ", ".join(f"#{name}" for name in there) or "none; it holds one set, so leave the # part out"
+        raise BadData(f"{source}: has no split '{split}'.", remedy=f"Its splits: {options}.")
+    if "train" in there:
+        return "train_"
+    if "images" in archive.files:
+        return ""
+    if len(there) == 1:
+        return f"{there[0]}_"
+    if there:
+        raise BadData(f"{source}: holds several splits.",
+                      remedy=f"Add one of {', '.join(f'#{name}' for name in there)}.")
+    keys = ", ".join(archive.files[:8]) or "none"
+    raise BadData(f"{source}: has neither a key 'train_images' nor 'images'; its keys: {keys}.",
+                  remedy="Store the images under one of these keys, the labels under train_labels or labels.")
+
+
+def _header(archive: Any, key: str, *, source: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type that a member declares, checked against the bytes that it holds."""
+    try:
+        name = key if f"{key}.npy" not in archive.zip.namelist() else f"{key}.npy"
+        with archive.zip.open(name) as stream:
+            version = np.lib.format.read_magic(stream)
+            if version == (1, 0):
+                shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+            else:
+                shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+        held = archive.zip.getinfo(name).file_size
+    except _DAMAGED as error:
+        raise BadData(f"{source}: key '{key}' cannot be read: {_reason(error)}.",
+                      remedy="Write the file again with numpy.savez, and check the copy.") from None
+    if dtype.hasobject:
+        raise BadData(f"{source}: key '{key}' holds Python objects, which are never loaded.",
+                      remedy="Store plain numbers of one shape.")
+    elements = 1
+    for length in shape:
+        elements *= length
+    if elements * dtype.itemsize > held:
+        raise BadData(f"{source}: key '{key}' declares more data than the file holds.",
+                      remedy="Write the file again with numpy.savez, and check the copy.")
+    return shape, dtype
+
+
+def _member(archive: Any, key: str, *, source: str) -> NDArray[Any]:
+    _header(archive, key, source=source)
+    try:
+        array: NDArray[Any] = archive[key]
+    except _DAMAGED as error:
+        raise BadData(f"{source}: key '{key}' cannot be read: {_reason(error)}.",
+                      remedy="Write the file again with numpy.savez, and check the copy.") from None
+    return array
+
+
+def _check_shape(shape: tuple[int, ...], *, source: str, key: str) -> None:
+    shown = " x ".join(map(str, shape)) or "a single number"
+    remedy = "Store them as N x H x W or N x H x W x 3."
+    if len(shape) == 4 and shape[1] in (1, 3, 4) and shape[3] not in (1, 3, 4):
+        remedy = "The channels come second; move them last: images.transpose(0, 2, 3, 1)."
+    elif len(shape) in (4, 5) and shape[-1] not in (1, 3, 4):
+        remedy = "Volumes are not supported; store their slices as N x H x W."
+    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3, 4)):
+        raise BadData(f"{source}: '{key}' has the shape {shown}, which is no stack of images.", remedy=remedy)
+    if 0 in shape:
+        raise BadData(f"{source}: '{key}' is empty (shape {shown}).", remedy="Add images.")
+
+
+def _labels(archive: Any, key: str, *, source: str) -> NDArray[np.int64]:
+    labels = _member(archive, key, source=source)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        shown = " x ".join(map(str, labels.shape)) or "a single number"
+        raise BadData(f"{source}: '{key}' has the shape {shown}; one class per image is needed (N or N x 1).",
+                      remedy="Sets with several labels per image are not supported.")
+    if labels.dtype.kind not in "iub":
+        raise BadData(f"{source}: '{key}' has the type {labels.dtype}; whole numbers are needed.",
+                      remedy="Store the index of each image's class.")
+    wrong = np.flatnonzero((labels < 0) | (labels > 65535)) if labels.dtype.kind != "b" else np.empty(0, np.int64)
+    if len(wrong):
+        raise BadData(f"{source}: label {labels[wrong[0]]} of image {wrong[0]} is out of range.",
+                      remedy="Labels count from 0, at most 65535.")
+    return labels.astype(np.int64)
+
+
+def _classes(archive: Any, *, source: str) -> tuple[tuple[str, ...], bool]:
+    """Class names and whether the file itself gives them."""
+    if "classes" in archive.files:
+        names = _member(archive, "classes", source=source)
+        if names.ndim != 1 or names.dtype.kind != "U" or len(set(names.tolist())) != len(names):
+            raise BadData(f"{source}: 'classes' is no list of different names.",
+                          remedy="Store numpy.array([...]) of text, one name per class in label order.")
+        return tuple(str(name) for name in names), True
+    highest = -1
+    for key in ("labels", *(f"{name}_labels" for name in _SPLITS)):
+        if key in archive.files:
+            highest = max(highest, int(_labels(archive, key, source=source).max(initial=-1)))
+    return tuple(str(label) for label in range(highest + 1)), False
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text.rstrip(".")

@@ -1,0 +1,122 @@
+"""Images in memory, in the form of a study: what readers return and trainers see.
+
+Shapes: N images, C channels (1 or 3), S the side of the square. torch is imported only where tensors are made, so that
+a light process may look at a folder without paying for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import BadData
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "measure_form"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSet:
+    """Images of one size, with or without labels. Never changed in place."""
+
+    images_NCHW: torch.Tensor  # noqa: N815
+    """uint8 (N, C, S, S), in the study's geometry, not normalised."""
+    labels_N: torch.Tensor | None  # noqa: N815
+    """int64 (N,), or None when unlabelled."""
+    names: tuple[str, ...]
+    """A name per image for messages: path within the folder, or "file.npz[12]". Never leaves the site."""
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.images_NCHW):
+            raise ValueError(f"{len(self.images_NCHW)} images but {len(self.names)} names.")
+        if self.labels_N is not None and len(self.labels_N) != len(self.images_NCHW):
+            raise ValueError(f"{len(self.images_NCHW)} images but {len(self.labels_N)} labels.")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def subset(self, indices: Sequence[int] | NDArray[np.integer] | torch.Tensor) -> ImageSet:
+        """A copy of the images at `indices`, in that order; an index may occur more than once.
+
+        Raises: IndexError when an index is not in 0 .. N - 1, or a mask is given.
+        """
+        import torch
+
+        index = indices.cpu() if isinstance(indices, torch.Tensor) else torch.from_numpy(np.array(indices))
+        if index.dtype == torch.bool:
+            raise IndexError("a mask was given where indices are needed.")
+        index = index.to(torch.int64)
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
+            raise IndexError(f"index out of range for {len(self)} images.")
+        labels_N = None if self.labels_N is None else self.labels_N[index]
+        return ImageSet(self.images_NCHW[index], labels_N, tuple(self.names[i] for i in index.tolist()))
+
+    def without_labels(self) -> ImageSet:
+        """The same images, unlabelled; the pixels are shared."""
+        return ImageSet(self.images_NCHW, None, self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that was left out, and why. Never leaves the site."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """What a reader made of a source."""
+
+    images: ImageSet
+    classes: tuple[str, ...]
+    """Class names in label order; empty when the source has none and none were given."""
+    skipped: tuple[Skipped, ...]
+    """Files left out, in reading order; hidden ones are not mentioned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a source holds, found without decoding its images."""
+
+    kind: Literal["class_folders", "flat_folder", "npz", "digits"]
+    num_images: int
+    """In a folder: the files that look like images by their name."""
+    classes: tuple[str, ...]
+    """As `read_images` would find them; empty when the source has none."""
+    class_counts: dict[str, int]
+    sizes: dict[tuple[int, int], int]
+    """(width, height) of up to five most common original sizes, most common first, with counts; in a large folder the
+    counts are of an even sample."""
+    channels: Literal[1, 3]
+    """3 as soon as one image of the sample has colours."""
+
+
+def measure_form(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel on the scale 0 to 1, over all pixels of all images.
+
+    Computed from exact histograms in float64, so the result does not depend on order or threads. The deviation is at
+    least 1/255, so that a constant channel can be divided by it.
+    Raises: BadData when there are no images.
+    """
+    if len(images) == 0:
+        raise BadData("Mean and standard deviation cannot be measured: there are no images.",
+                      remedy="Add images, or write mean and std into the study.")
+    means, deviations = [], []
+    values = np.arange(256, dtype=np.float64) / 255
+    pixels_NCHW = images.images_NCHW.cpu().numpy()
+    for channel in range(pixels_NCHW.shape[1]):
+        histogram = np.zeros(256, dtype=np.int64)
+        for start in range(0, len(pixels_NCHW), 1024):  # bincount widens to 8 bytes a pixel
+            histogram += np.bincount(pixels_NCHW[start : start + 1024, channel].ravel(), minlength=256)
+        share = histogram / histogram.sum()
+        mean = float(share @ values)
+        means.append(mean)
+        deviations.append(max(float(np.sqrt(share @ (values - mean) ** 2)), 1 / 255))
+    return tuple(means), tuple(deviations)

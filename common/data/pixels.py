@@ -1,0 +1,166 @@
+"""From any picture to uint8 squares of the study's size and channels.
+
+Two entrances, one result: `square` for one Pillow image, `squares` for a stack of arrays. Both resample with Pillow's
+antialiased bilinear filter, and grey is ITU-R 601 luminance.
+
+Depth. Values of 8 bits are taken as they are. 16-bit values are divided by 4095 when none exceeds 4095, since scanners
+put 12 bits into 16-bit files, else by 65535; other whole numbers likewise, but by 255 when none exceeds 255. Fractions
+are taken as 0..1 when none exceeds 1, else as 0..255. Negative values, larger ones and NaN are refused: which window
+shows them is a medical choice, not ours. In a folder the range is that of each file, in an .npz that of its split.
+
+Shapes: N images, H rows, W columns, C channels, S side of the square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+__all__ = ["Resize", "UnusableError", "square", "squares", "to_eight_bits"]
+
+Resize = Literal["fit", "crop", "stretch"]
+Pixels = NDArray[np.uint8]
+
+_FILTER = Image.Resampling.BILINEAR
+_CHUNK = 4096
+
+
+class UnusableError(ValueError):
+    """A picture that cannot be turned into pixels; the text is the reason and names no file."""
+
+
+def square(image: Image.Image, *, size: int, channels: int, resize: str) -> Pixels:
+    """The picture as uint8 (C, S, S).
+
+    The orientation that a camera noted is applied, transparency lies on black, a palette is resolved, of several frames
+    the first is taken.
+    Args:
+        resize: "fit" pads to a square with black, "crop" takes the centre square, "stretch" neither; then scaled.
+    Raises: UnusableError with the reason; whatever Pillow raises for damaged data.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.width == 0 or image.height == 0:
+        raise UnusableError("it has no pixels")
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image)
+        if values.dtype == np.int32 and values.min() >= 0 and values.max() <= 65535:
+            values = values.astype(np.uint16)  # Pillow hands some 16-bit files over in 32 bits
+        image = Image.fromarray(to_eight_bits(values))
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
+    elif image.mode not in ("1", "L", "RGB"):
+        image = image.convert("RGB")
+    scaled = _scale(image.convert("L" if channels == 1 else "RGB"), size, resize)
+    pixels = np.asarray(scaled, dtype=np.uint8)
+    return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)
+
+
+def squares(
+    images: NDArray[np.generic], *, size: int, channels: int, resize: str,
+    progress: Callable[[float], None] | None = None,
+) -> Pixels:
+    """A stack of pictures as uint8 (N, C, S, S).
+
+    Args:
+        images: (N, H, W), (N, H, W, 1), (N, H, W, 3) or (N, H, W, 4), the last channel being opacity.
+        progress: told the share that is done, 0 to 1.
+    Raises: UnusableError with the reason.
+    """
+    images_NHWC = images[..., None] if images.ndim == 3 else images
+    number, height, width, _ = images_NHWC.shape
+    high = _limit(images_NHWC)
+    done = np.empty((number, channels, size, size), dtype=np.uint8)
+    for start in range(0, number, _CHUNK):
+        stop = min(start + _CHUNK, number)
+        chunk = _to_channels(_convert(images_NHWC[start:stop], high), channels)
+        if (height, width) == (size, size):
+            done[start:stop] = np.moveaxis(chunk, 3, 1)
+        else:
+            for place, picture in enumerate(chunk, start):
+                image = Image.fromarray(picture[..., 0] if channels == 1 else picture)
+                scaled = np.asarray(_scale(image, size, resize))
+                done[place] = scaled[None] if channels == 1 else np.moveaxis(scaled, 2, 0)
+        if progress is not None:
+            progress(stop / number)
+    return done
+
+
+def to_eight_bits(values: NDArray[np.generic]) -> Pixels:
+    """uint8 of the same shape, by the rule of depth above.
+
+    Raises: UnusableError for negative values, values above 65535 (fractions: above 255), NaN or infinities.
+    """
+    return _convert(values, _limit(values))
+
+
+def _limit(values: NDArray[np.generic]) -> float:
+    """The value that becomes 255."""
+    if values.dtype == np.bool_:
+        return 1.0
+    if values.dtype == np.uint8 or values.size == 0:
+        return 255.0
+    if values.dtype.kind not in "iuf":
+        raise UnusableError(f"its pixels have the type {values.dtype}, not numbers")
+    low, high = float(values.min()), float(values.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise UnusableError("it has pixels that are NaN or infinite")
+    if low < 0:
+        raise UnusableError(f"it has negative pixels ({low:g}); convert it to 8-bit grey, windowed as it is read")
+    ranges = (1.0, 255.0) if values.dtype.kind == "f" else (255.0, 4095.0, 65535.0)
+    if values.dtype.kind == "u" and values.dtype.itemsize == 2:
+        ranges = (4095.0, 65535.0)  # not 255: a dark 12-bit scan must not become bright
+    for limit in ranges:
+        if high <= limit:
+            return limit
+    raise UnusableError(f"its brightest pixel is {high:g}, beyond {ranges[-1]:g}; convert it to 8-bit grey")
+
+
+def _convert(values: NDArray[np.generic], limit: float) -> Pixels:
+    if values.dtype == np.uint8:
+        return values.astype(np.uint8, copy=False)
+    return np.floor(values.astype(np.float64) * (255.0 / limit) + 0.5).astype(np.uint8)
+
+
+def _to_channels(pixels_NHWC: Pixels, channels: int) -> Pixels:
+    if pixels_NHWC.shape[3] == 4:
+        # round(colour * opacity / 255): on black.
+        wide = pixels_NHWC[..., :3].astype(np.uint32) * pixels_NHWC[..., 3:]
+        pixels_NHWC = ((2 * wide + 255) // 510).astype(np.uint8)
+    if pixels_NHWC.shape[3] == channels:
+        return pixels_NHWC
+    if channels == 3:
+        return np.repeat(pixels_NHWC, 3, axis=3)
+    wide = pixels_NHWC.astype(np.uint32)
+    total = wide[..., :1] * 19595 + wide[..., 1:2] * 38470 + wide[..., 2:] * 7471 + 0x8000  # as Pillow's convert("L")
+    luminance: Pixels = (total >> 16).astype(np.uint8)
+    return luminance
+
+
+def _scale(image: Image.Image, size: int, resize: str) -> Image.Image:
+    """`image` (L or RGB) as a square of the side `size`."""
+    if image.size == (size, size):
+        return image
+    width, height = image.size
+    if resize == "stretch" or width == height:
+        return image.resize((size, size), _FILTER)
+    if resize == "crop":
+        side = min(width, height)
+        left, top = (width - side) // 2, (height - side) // 2
+        return image.resize((size, size), _FILTER, box=(left, top, left + side, top + side))
+    # The two axes are resampled apart, the long one first: padding at full size would need (long side)^2 pixels, which
+    # a long thin picture makes enormous.
+    side = max(width, height)
+    if width > height:
+        image = image.resize((size, height), _FILTER)
+        padded = Image.new(image.mode, (size, side))
+        padded.paste(image, (0, (side - height) // 2))
+    else:
+        image = image.resize((width, size), _FILTER)
+        padded = Image.new(image.mode, (side, size))
+        padded.paste(image, ((side - width) // 2, 0))
+    return padded.resize((size, size), _FILTER)

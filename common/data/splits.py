@@ -1,0 +1,243 @@
+"""How the images of one set are dealt to the silos of a simulation.
+
+Every split is a pure function of (labels, number of silos, settings, seed): the same arguments give the same arrays on
+every machine. Index arrays are sorted, int64 and disjoint; "file order" is the order of the labels.
+
+Shapes: N images, K silos, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import BadConfiguration, BadData
+from common.seeds import numpy_generator
+
+__all__ = [
+    "Split", "class_distributions", "dirichlet_semifl", "iid", "labelled_selection", "largest_remainder", "non_iidness",
+    "shards",
+]
+
+Indices = NDArray[np.int64]
+
+_MINIMUM = 10
+_MAX_TRIES = 10_000
+
+
+def _no_indices() -> Indices:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Who holds which images. Each array is sorted; no image is held twice; images in none are unused."""
+
+    silos: tuple[Indices, ...]
+    """The unlabelled images of each silo, (N_k,)."""
+    coordinator: Indices = field(default_factory=_no_indices)
+    """The labelled images at the coordinator."""
+    validation: Indices = field(default_factory=_no_indices)
+    test: Indices = field(default_factory=_no_indices)
+
+    def __post_init__(self) -> None:
+        parts = (*self.silos, self.coordinator, self.validation, self.test)
+        everything = np.concatenate(parts)
+        if len(np.unique(everything)) != len(everything):
+            raise ValueError("an image is held twice.")
+        if any(len(part) > 1 and not bool(np.all(part[1:] > part[:-1])) for part in parts):
+            raise ValueError("the indices of a part are not sorted.")
+
+
+def largest_remainder(proportions: ArrayLike, total: int) -> Indices:
+    """Whole numbers in the given proportions that add up to `total`.
+
+    Each gets the floor of its share; what is left goes one each to the largest fractions, ties to the lowest index.
+    Args:
+        proportions: (K,), not negative; they need not add up to 1.
+        total: 0 or more.
+    Returns: int64 (K,).
+    Raises: ValueError when the proportions are negative, not finite, or all zero.
+    Source: data.md section 2, oracle X9.
+    """
+    weights = np.asarray(proportions, dtype=np.float64)
+    if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0 or total < 0:
+        raise ValueError("proportions must be finite, not negative and not all zero, and the total not negative.")
+    share = weights / weights.sum() * total
+    # A share that is whole on paper must not lose a unit to rounding, nor win a tie by one.
+    share = np.round(share, 9)
+    counts: Indices = np.floor(share).astype(np.int64)
+    order = np.argsort(-np.round(share - counts, 9), kind="stable")
+    counts[order[: total - int(counts.sum())]] += 1
+    return counts
+
+
+def labelled_selection(labels_N: ArrayLike, num_labelled: int, num_classes: int, seed: int) -> Indices:
+    """Which images keep their label: a random num_labelled / num_classes of each class.
+
+    Returns: sorted int64 (num_labelled,).
+    Raises: BadConfiguration when the number is not a positive multiple of the classes; BadData when a class has fewer.
+    Source: data.md section 2 (SemiFL code).
+    """
+    labels = _labels(labels_N, num_classes)
+    if num_labelled <= 0 or num_labelled % num_classes:
+        raise BadConfiguration(f"num_labelled = {num_labelled} is not a positive multiple of {num_classes} classes.",
+                               remedy=f"Choose a multiple of {num_classes}.")
+    each = num_labelled // num_classes
+    generator = numpy_generator(seed, "split labelled")
+    chosen = []
+    for label in range(num_classes):
+        members = np.flatnonzero(labels == label)
+        if len(members) < each:
+            raise BadData(f"Class {label} has {len(members)} images, fewer than the {each} to be labelled.",
+                          remedy="Choose a smaller num_labelled.")
+        chosen.append(generator.permutation(members)[:each])
+    return np.sort(np.concatenate(chosen))
+
+
+def iid(labels_N: ArrayLike, num_silos: int, *, seed: int, labelled: ArrayLike = ()) -> Split:
+    """Random equal parts: floor(n / K) of the n unlabelled images each; the remainder is unused.
+
+    Args:
+        labelled: indices at the coordinator, which no silo gets.
+    Raises: BadConfiguration when there are fewer images than silos.
+    Source: data.md section 3.1 (SemiFL code).
+    """
+    labels = np.asarray(labels_N)
+    coordinator, pool = _pool(len(labels), labelled, num_silos)
+    each = len(pool) // num_silos
+    if each == 0:
+        raise BadConfiguration(f"{len(pool)} unlabelled images cannot be dealt to {num_silos} silos.",
+                               remedy="Choose fewer silos.")
+    shuffled = numpy_generator(seed, "split iid").permutation(pool)
+    return Split(tuple(np.sort(shuffled[k * each : (k + 1) * each]) for k in range(num_silos)), coordinator)
+
+
+def shards(
+    labels_N: ArrayLike, num_silos: int, *, classes_per_silo: int, num_classes: int, seed: int, labelled: ArrayLike = ()
+) -> Split:
+    """At most `classes_per_silo` classes at each silo (SemiFL's "non-iid-l-K").
+
+    Each class is cut in file order into s*K/C shards, leftovers one each to the first; each class fills that many
+    slots, the slots are permuted, s consecutive ones belong to a silo, each takes a random unused shard of its class.
+    Raises: BadConfiguration when s*K is not divisible by C, or s is not in 1..C.
+    Source: data.md section 3.2 (SemiFL code).
+    """
+    labels = _labels(labels_N, num_classes)
+    coordinator, pool = _pool(len(labels), labelled, num_silos)
+    if not 1 <= classes_per_silo <= num_classes:
+        raise BadConfiguration(f"classes_per_silo = {classes_per_silo}: must be between 1 and {num_classes}.")
+    slots = classes_per_silo * num_silos
+    if slots % num_classes:
+        raise BadConfiguration(
+            f"{classes_per_silo} classes per silo x {num_silos} silos is not divisible by {num_classes} classes.",
+            remedy="Choose another number of silos or of classes per silo.")
+    per_class = slots // num_classes
+    generator = numpy_generator(seed, "split shards")
+    slot_labels = generator.permutation(np.repeat(np.arange(num_classes), per_class)).reshape(num_silos, -1)
+    unused = []
+    for label in range(num_classes):
+        pieces = np.array_split(pool[labels[pool] == label], per_class)
+        unused.append([pieces[place] for place in generator.permutation(per_class)])
+    return Split(tuple(np.sort(np.concatenate([unused[label].pop() for label in row])) for row in slot_labels),
+                 coordinator)
+
+
+def dirichlet_semifl(
+    labels_N: ArrayLike, num_silos: int, *, beta: float, num_classes: int, seed: int, labelled: ArrayLike = (),
+    max_tries: int = _MAX_TRIES,
+) -> Split:
+    """Class by class in proportions q ~ Dir(beta), closed to silos that hold their fair share, until all have 10.
+
+    Args:
+        beta: concentration > 0; small is uneven.
+    Raises: BadConfiguration when beta is not positive, when there are fewer than 10 K images, or when no try of
+        `max_tries` gave every silo 10.
+    Source: data.md section 3.3 (SemiFL code).
+    """
+    labels = _labels(labels_N, num_classes)
+    coordinator, pool = _pool(len(labels), labelled, num_silos)
+    if not 0 < beta < float("inf"):
+        raise BadConfiguration(f"beta = {beta}: must be above 0.")
+    if len(pool) < _MINIMUM * num_silos:
+        raise BadConfiguration(f"{len(pool)} unlabelled images cannot give each of {num_silos} silos {_MINIMUM}.",
+                               remedy="Choose fewer silos.")
+    by_class = [pool[labels[pool] == label] for label in range(num_classes)]
+    generator = numpy_generator(seed, "split dirichlet_semifl")
+    for _ in range(max_tries):
+        parts = _dirichlet_try(by_class, num_silos, beta, generator, max_tries)
+        if parts is not None and min(map(len, parts)) >= _MINIMUM:
+            return Split(parts, coordinator)
+    raise BadConfiguration(
+        f"beta = {beta} with {num_silos} silos: in {max_tries} tries some silo always got under {_MINIMUM} images.",
+        remedy="Choose a larger beta or fewer silos.")
+
+
+def _dirichlet_try(
+    by_class: Sequence[Indices], num_silos: int, beta: float, generator: np.random.Generator, max_tries: int
+) -> tuple[Indices, ...] | None:
+    """One deal of all classes; None when no silo with room ever got a share of some class."""
+    fair = sum(map(len, by_class)) / num_silos
+    held_K = np.zeros(num_silos, dtype=np.int64)
+    parts: list[list[Indices]] = [[] for _ in range(num_silos)]
+    for members in by_class:
+        if len(members) == 0:
+            continue
+        for _ in range(max_tries):
+            q_K = generator.dirichlet(np.full(num_silos, beta)) * (held_K < fair)
+            if q_K.sum() > 0:
+                break
+        else:
+            return None
+        cuts = np.floor(np.cumsum(q_K / q_K.sum()) * len(members)).astype(np.int64)[:-1]
+        for silo, piece in enumerate(np.split(members, cuts)):
+            parts[silo].append(piece)
+            held_K[silo] += len(piece)
+    return tuple(np.sort(np.concatenate(pieces)) for pieces in parts)
+
+
+def class_distributions(labels_N: ArrayLike, split: Split, *, num_classes: int) -> NDArray[np.float64]:
+    """Share of each class among the images of each silo, (K, C); a silo without images gets a row of zeros."""
+    labels = _labels(labels_N, num_classes)
+    counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in split.silos]).astype(np.float64)
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return shares
+
+
+def non_iidness(distributions_KC: ArrayLike) -> float:
+    """Mean over pairs of silos of half the L1 distance of their class distributions: 0 equal, 1 no class in common.
+
+    Rows without images are left out; fewer than two rows give 0.
+    Source: FedRGD, Zhang et al. 2020, metric R; data.md section 3.8.
+    """
+    rows = np.asarray(distributions_KC, dtype=np.float64)
+    rows = rows[rows.sum(1) > 0]
+    if len(rows) < 2:
+        return 0.0
+    total = sum(0.5 * float(np.abs(rows[j + 1 :] - rows[j]).sum()) for j in range(len(rows) - 1))
+    return total / (len(rows) * (len(rows) - 1) / 2)
+
+
+def _labels(labels_N: ArrayLike, num_classes: int) -> Indices:
+    labels = np.asarray(labels_N)
+    if num_classes < 1:
+        raise BadConfiguration(f"num_classes = {num_classes}: must be at least 1.")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise BadData("Labels must be one whole number per image.")
+    if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
+        place = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
+        raise BadData(f"Label {labels[place]} of image {place} is out of range (0 to {num_classes - 1}).")
+    return labels.astype(np.int64)
+
+
+def _pool(num_images: int, labelled: ArrayLike, num_silos: int) -> tuple[Indices, Indices]:
+    """The coordinator's images, and all others; both sorted."""
+    if num_silos < 1:
+        raise BadConfiguration(f"num_silos = {num_silos}: must be at least 1.")
+    coordinator = np.unique(np.asarray(labelled, dtype=np.int64))
+    if len(coordinator) and not (coordinator[0] >= 0 and coordinator[-1] < num_images):
+        raise BadConfiguration(f"labelled: an index is not in 0 to {num_images - 1}.")
+    return coordinator, np.setdiff1d(np.arange(num_images, dtype=np.int64), coordinator)

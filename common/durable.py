@@ -1,0 +1,49 @@
+"""Files that are either wholly there or not there at all, whenever the power fails; secrets are born with mode 0600."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["sync_folder", "write_durably", "write_secret"]
+
+
+def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Replaces the file at `path` by `content`, atomically and lastingly.
+
+    The mode holds before the first byte is written, whatever the umask; nobody ever sees half a file.
+    Raises: OSError, with nothing changed at `path`.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if os.name == "posix":
+                os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """As `write_durably`, readable by the owner only. The one function that writes private keys."""
+    write_durably(path, content, mode=0o600)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and new names in a folder last; does nothing where folders cannot be synchronised."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,230 @@
+"""The error catalogue: each user-facing error has a code, a gRPC status, a public text and a remedy.
+
+The text says what is wrong and where; the remedy says how to mend it. Both fit on one line. A stranger on the network
+sees only the code and the public text; details go to the log.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BadConfiguration",
+    "BadData",
+    "BadPayload",
+    "CertificateExpired",
+    "CertificateRevoked",
+    "ClockSkew",
+    "ComputeFailed",
+    "ConnectionRefusedByPeer",
+    "DiskFull",
+    "InvitationExpired",
+    "InvitationInvalid",
+    "InvitationUsed",
+    "LayoutMismatch",
+    "MethodNotPermitted",
+    "NotPermitted",
+    "PayloadNotServed",
+    "PortInUse",
+    "SemisiloError",
+    "StorageDamaged",
+    "TaskClosed",
+    "UnknownName",
+    "UnknownSilo",
+    "Unreachable",
+    "UpdateConflict",
+    "UsageError",
+    "WrongAuthority",
+    "WrongBase",
+    "by_code",
+]
+
+
+class SemisiloError(Exception):
+    """A failure that a person can act on. `str(error)` is one line: what is wrong and where."""
+
+    code: ClassVar[str] = "FAILED"
+    """Stable name, sent over the network and searchable in the documentation."""
+    status: ClassVar[str] = "INTERNAL"
+    """Name of the gRPC status that carries it."""
+    exit_status: ClassVar[int] = 1
+    """2 for wrong usage, 1 for a failure."""
+    retry: ClassVar[bool] = False
+    """Whether the same request may succeed later without anyone's help."""
+
+    def __init__(self, text: str, *, remedy: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.remedy = remedy
+
+    def line(self) -> str:
+        """The text and the remedy on one line, as a terminal shows them."""
+        return f"{self.text} {self.remedy}".strip() if self.remedy else self.text
+
+
+class UsageError(SemisiloError):
+    """A command was called with words or values that do not fit."""
+
+    code, status, exit_status = "USAGE", "INVALID_ARGUMENT", 2
+
+
+class BadConfiguration(UsageError):
+    """A configuration file has an unknown key, a wrong type or a value out of range."""
+
+    code = "BAD_CONFIGURATION"
+
+
+class UnknownName(UsageError):
+    """A method, model, study, policy or reader of that name does not exist."""
+
+    code, status = "UNKNOWN_NAME", "NOT_FOUND"
+
+
+class BadData(SemisiloError):
+    """A data folder or file cannot be used as it is."""
+
+    code, status = "BAD_DATA", "FAILED_PRECONDITION"
+
+
+class PortInUse(SemisiloError):
+    """Another process listens on the address."""
+
+    code, status = "PORT_IN_USE", "UNAVAILABLE"
+
+
+class DiskFull(SemisiloError):
+    """No space, or the configured limit is reached. Nothing was lost; the peer tries again later."""
+
+    code, status, retry = "DISK_FULL", "RESOURCE_EXHAUSTED", True
+
+
+class StorageDamaged(SemisiloError):
+    """A file that the ledger names is missing or does not have its digest."""
+
+    code, status = "STORAGE_DAMAGED", "DATA_LOSS"
+
+
+class ComputeFailed(SemisiloError):
+    """The compute process died or its work raised an error that nobody expected."""
+
+    code, status = "COMPUTE_FAILED", "INTERNAL"
+
+
+class BadPayload(SemisiloError):
+    """Bytes that arrived are not what was declared or allowed."""
+
+    code, status = "BAD_PAYLOAD", "INVALID_ARGUMENT"
+
+
+class LayoutMismatch(SemisiloError):
+    """Two sets of tensors differ in names, shapes or types."""
+
+    code, status = "LAYOUT_MISMATCH", "INVALID_ARGUMENT"
+
+
+class WrongBase(SemisiloError):
+    """A difference refers to a base that the receiver does not hold."""
+
+    code, status = "WRONG_BASE", "FAILED_PRECONDITION"
+
+
+class TaskClosed(SemisiloError):
+    """The task is unknown, answered, late, or belongs to another silo."""
+
+    code, status = "TASK_CLOSED", "FAILED_PRECONDITION"
+
+
+class PayloadNotServed(SemisiloError):
+    """The digest is not named by an open task of the caller."""
+
+    code, status = "PAYLOAD_NOT_SERVED", "NOT_FOUND"
+
+
+class UpdateConflict(SemisiloError):
+    """The same update_id was declared before with other content."""
+
+    code, status = "UPDATE_CONFLICT", "ALREADY_EXISTS"
+
+
+class NotPermitted(SemisiloError):
+    """The silo's own policy does not allow it."""
+
+    code, status = "NOT_PERMITTED", "PERMISSION_DENIED"
+
+
+class MethodNotPermitted(NotPermitted):
+    """The silo's own policy does not list the method."""
+
+    code = "METHOD_NOT_PERMITTED"
+
+
+class InvitationInvalid(SemisiloError):
+    """The invitation line is damaged, or its token is not known."""
+
+    code, status = "INVITATION_INVALID", "UNAUTHENTICATED"
+
+
+class InvitationExpired(SemisiloError):
+    """The invitation's time is over."""
+
+    code, status = "INVITATION_EXPIRED", "UNAUTHENTICATED"
+
+
+class InvitationUsed(SemisiloError):
+    """The token was used before, with another key."""
+
+    code, status = "INVITATION_USED", "UNAUTHENTICATED"
+
+
+class WrongAuthority(SemisiloError):
+    """The other side's certificate was not issued by this federation's authority, or carries another name."""
+
+    code, status = "WRONG_AUTHORITY", "UNAUTHENTICATED"
+
+
+class UnknownSilo(SemisiloError):
+    """The certificate names no silo of this federation's roster."""
+
+    code, status = "UNKNOWN_SILO", "PERMISSION_DENIED"
+
+
+class CertificateExpired(SemisiloError):
+    """The caller's certificate is past its last day."""
+
+    code, status = "CERTIFICATE_EXPIRED", "UNAUTHENTICATED"
+
+
+class CertificateRevoked(SemisiloError):
+    """The operator has revoked the silo."""
+
+    code, status = "CERTIFICATE_REVOKED", "PERMISSION_DENIED"
+
+
+class ClockSkew(SemisiloError):
+    """The two clocks differ by so much that certificates cannot be judged."""
+
+    code, status = "CLOCK_SKEW", "FAILED_PRECONDITION"
+
+
+class Unreachable(SemisiloError):
+    """Nothing answers at the address."""
+
+    code, status, retry = "UNREACHABLE", "UNAVAILABLE", True
+
+
+class ConnectionRefusedByPeer(SemisiloError):
+    """The TLS handshake was refused and the peer gave no reason of ours."""
+
+    code, status = "CONNECTION_REFUSED", "UNAUTHENTICATED"
+
+
+def _subclasses(cls: type[SemisiloError]) -> list[type[SemisiloError]]:
+    return [cls, *(deeper for direct in cls.__subclasses__() for deeper in _subclasses(direct))]
+
+
+_BY_CODE = {cls.code: cls for cls in _subclasses(SemisiloError)}
+
+
+def by_code(code: str) -> type[SemisiloError]:
+    """The class of a code that came over the network; `SemisiloError` for one that this version does not know."""
+    return _BY_CODE.get(code, SemisiloError)

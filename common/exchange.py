@@ -1,0 +1,288 @@
+"""The contract between the halves of a method: tasks and updates, and the Strategy and Trainer protocols.
+
+A strategy (at the coordinator) and a trainer (at a silo) see tensors and numbers only: no clock, no disk, no network.
+Whatever crosses is named here and in the method's `MethodSpec`. This module imports no torch, so that the light
+processes may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from common.data.form import AugmentationSettings, ImageForm
+
+if TYPE_CHECKING:
+    import torch
+
+    from common.data.readers import ImageSet
+    from common.models import ModelBuilder
+
+__all__ = [
+    "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "ModelSettings", "Numerics", "PayloadRef",
+    "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup",
+    "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader",
+]
+
+Tensors = Mapping[str, "torch.Tensor"]
+"""Named tensors in a fixed order: the order of the model's `named_parameters()`."""
+
+State = TypeVar("State")
+Tally = Any
+"""What a strategy carries while it folds: its own frozen dataclass."""
+Memory = Any
+"""What a trainer keeps between rounds: its own frozen dataclass, or None."""
+SiloState = Any
+"""What a strategy keeps per silo: its own frozen dataclass, or None."""
+
+
+class Meaning(StrEnum):
+    """How the numbers of a tensor group act on the receiver; independent of how they are encoded."""
+
+    VALUES = "values"
+    """The tensors themselves."""
+    DIFFERENCE = "difference"
+    """To be added to the group named by the base digest."""
+    OVERWRITE = "overwrite"
+    """Indices with values; all other elements stay as in the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, shape and type of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As numpy and torch spell it: "float32", "bfloat16", "int64", ..."""
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape; 1 for a scalar."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """One named tensor group as a strategy or trainer hands it over or receives it, decoded."""
+
+    tensors: Tensors
+    meaning: Meaning = Meaning.VALUES
+    base: str = ""
+    """Hex digest (`common.tensors.digest`) of the tensors that a DIFFERENCE or OVERWRITE refers to; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """What an update's group must look like, known before its bytes arrive."""
+
+    meaning: Meaning
+    base: str
+    """Hex digest of the base of a DIFFERENCE or OVERWRITE; empty for VALUES."""
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadRef:
+    """Names a payload file without its bytes."""
+
+    digest: str
+    """SHA-256 of the whole file, hex."""
+    size_bytes: int
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numerics:
+    """What must be equal on two machines for equal bits, apart from device and library versions."""
+
+    threads: int = 1
+    """Threads of a CPU operation."""
+    deterministic: bool = True
+    """Whether only deterministic algorithms are used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSettings:
+    """The network of a study."""
+
+    name: str = "small_cnn"
+    """A built-in name, a torchvision name, or "package.module:factory"."""
+    classes: tuple[str, ...] = ()
+    """Class names in label order; frozen when the study starts."""
+    normalisation: Literal["static_batch", "group", "layer", "none"] = "static_batch"
+    """Normalisation layers of the built-in networks; models.md, "Batch normalisation in a federation"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSpec:
+    """What one silo is asked to do, without the tensors: settings and payload references. Plain JSON types only."""
+
+    task_id: str
+    study: str
+    round: int
+    rounds: int
+    phase: str
+    silo: str
+    method: str
+    settings: dict[str, Any]
+    model: ModelSettings
+    image: ImageForm
+    augmentation: AugmentationSettings
+    numerics: Numerics
+    payloads: tuple[PayloadRef, ...]
+    last_folded_round: int
+    seed: int
+    deadline_unix: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a strategy asks of one silo in one phase: the settings that differ from the study's, and tensor groups."""
+
+    groups: Mapping[str, TensorGroup]
+    """The same TensorGroup object may appear in the tasks of many silos; it is encoded once."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values for fields of the method's settings that change per round or silo, for example the learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloTask:
+    """A task as the trainer receives it: checked settings and decoded tensors."""
+
+    study: str
+    round: int
+    rounds: int
+    phase: str
+    silo: str
+    seed: int
+    settings: Any
+    """An instance of the method's settings dataclass."""
+    groups: Mapping[str, TensorGroup]
+    build_model: ModelBuilder
+    augmentation: AugmentationSettings
+    image: ImageForm
+    device: str = "cpu"
+    progress: Any = None
+    """Callable (fraction 0..1, text) -> None; may raise to abort. None where nobody watches."""
+
+    def report(self, fraction: float, text: str = "") -> None:
+        """Tells how far the work is; cheap to call after every batch."""
+        if self.progress is not None:
+            self.progress(fraction, text)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateHeader:
+    """What is known of an update before its tensors are read."""
+
+    silo: str
+    num_examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    abstention: str = ""
+    """Reason of an abstention; empty for an update. Headers given to `Strategy.begin` never abstain."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What a trainer returns: tensor groups, or an abstention with its reason."""
+
+    groups: Mapping[str, TensorGroup] = field(default_factory=dict)
+    num_examples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    abstention: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A step of a round in which silos work."""
+
+    name: str
+    asks: Literal["sample", "roster"] = "sample"
+    """Whether the round's sample or every joined silo is asked."""
+    quorum: Literal["study", "any"] = "study"
+    """"study": the study's quorum; "any": closes at the deadline with whoever has answered, even nobody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorData:
+    """What the coordinator holds; sets that are not configured are None."""
+
+    labelled: ImageSet | None = None
+    validation: ImageSet | None = None
+    test: ImageSet | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloData:
+    """What a silo holds. `labelled` is empty in the scenario labels-at-coordinator."""
+
+    labelled: ImageSet | None = None
+    unlabelled: ImageSet | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What a strategy may use besides its state: handed to its constructor."""
+
+    seed: int
+    rounds: int
+    num_silos: int
+    """Silos that must have joined before round 1 (`start_with`)."""
+    data: CoordinatorData
+    build_model: ModelBuilder
+    image: ImageForm
+    augmentation: AugmentationSettings
+    device: str = "cpu"
+    progress: Any = None
+
+    def report(self, fraction: float, text: str = "") -> None:
+        """Tells how far the work is; cheap to call after every batch."""
+        if self.progress is not None:
+            self.progress(fraction, text)
+
+
+class Strategy(Protocol[State]):
+    """The coordinator half of a method. Built as `Strategy(settings, environment)`.
+
+    State, Tally and SiloState are frozen dataclasses whose fields are numbers, text, None, JSON lists/dicts or
+    `dict[str, torch.Tensor]`, so that `common.checkpoint` can write them. Folding happens in silo order (byte order of
+    names), so the same accepted updates give the same bits whatever their order of arrival.
+    """
+
+    def start(self, initial: Tensors) -> State:
+        """Round 0: from the freshly initialised model to the state before round 1 (fine-tuning, statistics)."""
+
+    def phases(self, state: State, round: int) -> tuple[Phase, ...]:
+        """The phases of a round, in order."""
+
+    def task(self, state: State, phase: Phase, silo: str, kept: SiloState, *, round: int) -> Task:
+        """What one silo is asked in a phase."""
+
+    def expects(self, state: State, phase: Phase, *, round: int) -> Mapping[str, GroupLayout]:
+        """The groups that an update of this phase must hold: checked before a byte of it is taken."""
+
+    def begin(self, state: State, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int) -> Tally:
+        """Fixes the weights of the accepted updates (abstentions are not among them; the tuple may be empty)."""
+
+    def fold(self, state: State, tally: Tally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
+             kept: SiloState) -> tuple[Tally, SiloState]:
+        """Adds one silo's decoded update."""
+
+    def finish(self, state: State, phase: Phase, tally: Tally, *, round: int) -> State:
+        """Closes a phase; coordinator training happens here."""
+
+    def model(self, state: State) -> tuple[Tensors, Tensors]:
+        """The model to evaluate and export: (parameters, static batch-norm statistics or an empty dict)."""
+
+
+class Trainer(Protocol):
+    """The silo half of a method. Stateless: what it keeps goes through `memory`."""
+
+    def train(self, task: SiloTask, data: SiloData, memory: Memory | None) -> tuple[Update, Memory | None]:
+        """Trains for one phase of one round; returns the update and what to keep if it is folded."""

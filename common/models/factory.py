@@ -1,0 +1,139 @@
+"""From a model's name to a network: built in, torchvision's, or a factory that the owner of this machine permits."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor, nn
+
+from common.batch_norm import Normalisation, convert
+from common.data.form import ImageForm
+from common.errors import BadConfiguration, NotPermitted, UnknownName
+from common.exchange import ModelSettings
+from common.models.small_cnn import SmallCNN
+from common.models.torchvision_models import build_torchvision_model, torchvision_names
+from common.models.wide_resnet import WideResNet28
+from common.seeds import derive_seed
+from common.tensors import parameters_of
+
+__all__ = ["ModelBuilder", "build_model", "check_model", "initial_model", "model_builder", "model_names"]
+
+ModelBuilder = Callable[[], nn.Module]
+"""Makes the network of a study on the CPU; every call gives a new one, with weights from torch's global generator."""
+
+_BuiltIn = Callable[[int, int, int, Normalisation], nn.Module]
+
+_BUILT_IN: dict[str, _BuiltIn] = {
+    "small_cnn": lambda classes, channels, size, norm: SmallCNN(
+        num_classes=classes, channels=channels, size=size, normalisation=norm),
+    "wide_resnet_28_2": lambda classes, channels, size, norm: WideResNet28(
+        widen=2, num_classes=classes, channels=channels, normalisation=norm),
+    "wide_resnet_28_8": lambda classes, channels, size, norm: WideResNet28(
+        widen=8, num_classes=classes, channels=channels, normalisation=norm),
+}
+
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def model_names() -> tuple[str, ...]:
+    """Every name that needs nobody's permission: the built-in networks, then torchvision's."""
+    return (*_BUILT_IN, *torchvision_names())
+
+
+def build_model(settings: ModelSettings, *, channels: int, size: int,
+                allow_factories: Collection[str] = ()) -> nn.Module:
+    """The network of a study, on the CPU, with random weights from torch's global generator.
+
+    Args:
+        settings: its `classes` give the number of outputs.
+        allow_factories: "package.module:factory" names that the owner of this machine lists. A factory is called as
+            `factory(num_classes=, channels=, size=)`; only then is its package imported.
+    Raises: UnknownName with the nearest name; NotPermitted for a factory that is not listed; BadConfiguration for a
+        factory that cannot be imported or called, a network that refuses the image size, or fewer than two classes.
+    """
+    name, classes = settings.name, len(settings.classes)
+    if classes < 2:
+        raise BadConfiguration(f"Model '{name}' needs at least 2 classes; the study has {classes}.")
+    if ":" in name:
+        model = _call_factory(name, num_classes=classes, channels=channels, size=size, allowed=allow_factories)
+    elif name in _BUILT_IN:
+        return _BUILT_IN[name](classes, channels, size, settings.normalisation)
+    elif name in torchvision_names():
+        try:
+            model = build_torchvision_model(name, num_classes=classes, channels=channels, size=size)
+        except Exception as error:
+            raise BadConfiguration(f"Model '{name}' cannot be built for images of {size}x{size}: {_first_line(error)}.",
+                                   remedy="Choose another [model] name or image size.") from error
+    else:
+        near = difflib.get_close_matches(name, model_names(), n=1, cutoff=0.5)
+        raise UnknownName(f"There is no model '{name}'.",
+                          remedy=f"Did you mean '{near[0]}'?" if near else
+                          f"Choose one of {', '.join(_BUILT_IN)}, a torchvision name, or package.module:factory.")
+    convert(model, settings.normalisation)
+    return model
+
+
+def model_builder(settings: ModelSettings, form: ImageForm, allow_factories: Collection[str] = ()) -> ModelBuilder:
+    """A builder for images of `form`; raises as `build_model` does, when called."""
+    return lambda: build_model(settings, channels=form.channels, size=form.size, allow_factories=allow_factories)
+
+
+def initial_model(builder: ModelBuilder, seed: int) -> dict[str, Tensor]:
+    """The parameters a study starts from: the same on every machine for the same study seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, "model_init"))
+        return parameters_of(builder())
+
+
+def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int:
+    """Sends two black images through a fresh network, so that a bad fit shows before a study starts.
+
+    Returns: the number of trainable parameters.
+    Raises: BadConfiguration when the network cannot take the images or does not give (2, num_classes) finite logits.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = builder().train()
+        try:
+            with torch.no_grad():
+                logits_BK = model(torch.zeros(2, form.channels, form.size, form.size))
+        except Exception as error:
+            raise BadConfiguration(
+                f"The model cannot take images of {form.channels}x{form.size}x{form.size}: {_first_line(error)}.",
+                remedy="Choose another [model] name, or a larger image size in [data] image.") from error
+    if not isinstance(logits_BK, Tensor) or tuple(logits_BK.shape) != (2, num_classes):
+        found = tuple(logits_BK.shape) if isinstance(logits_BK, Tensor) else type(logits_BK).__name__
+        raise BadConfiguration(f"The model answers two images with {found}; expected logits (2, {num_classes}).")
+    if not bool(torch.isfinite(logits_BK).all()):
+        raise BadConfiguration("The model's first answer is not finite.")
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if count == 0:
+        raise BadConfiguration("The model has no trainable parameters.")
+    return count
+
+
+def _call_factory(name: str, *, num_classes: int, channels: int, size: int, allowed: Collection[str]) -> nn.Module:
+    if _FACTORY.fullmatch(name) is None:
+        raise BadConfiguration(f"'{name}' is not of the form package.module:factory.")
+    if name not in allowed:
+        raise NotPermitted(f"The model factory '{name}' is not permitted here.",
+                           remedy=f"If you trust it, list \"{name}\" among the permitted model factories.")
+    module_name, _, function = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), function)
+        model = factory(num_classes=num_classes, channels=channels, size=size)
+    except Exception as error:
+        raise BadConfiguration(
+            f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.") from error
+    if not isinstance(model, nn.Module):
+        raise BadConfiguration(f"Model factory '{name}' returned {type(model).__name__}, not a torch.nn.Module.")
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

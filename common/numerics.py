@@ -1,0 +1,56 @@
+"""Sets what must be equal on two machines for equal bits, and records what is in force."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from common.exchange import Numerics
+
+__all__ = ["NumericsRecord", "apply", "record"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumericsRecord:
+    """What a computation's bits depend on, besides its inputs and seeds. Kept in the ledger."""
+
+    device: str
+    """"cpu", or the accelerator's name as its driver gives it."""
+    torch: str
+    """Version of torch."""
+    cpu_capability: str
+    """Instruction set that torch uses, for example "AVX2"."""
+    threads: int
+    deterministic: bool
+
+
+def apply(numerics: Numerics, *, device: str = "cpu") -> NumericsRecord:
+    """Puts the numerics in force in this process and returns what is now in force.
+
+    Explicit, since the defaults differ between machines (threads) and versions (TensorFloat-32). With
+    `deterministic`, an operation that has no deterministic form raises instead of giving other bits each time.
+    """
+    # cuBLAS reads this when its first handle is made; without it its sums are not reproducible.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(numerics.threads)
+    torch.use_deterministic_algorithms(numerics.deterministic)
+    # Filling fresh memory costs time and only helps code that reads what it never wrote.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic = numerics.deterministic
+    torch.backends.cudnn.benchmark = not numerics.deterministic
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_default_dtype(torch.float32)
+    return record(device=device)
+
+
+def record(*, device: str = "cpu") -> NumericsRecord:
+    """What is in force in this process."""
+    name = device
+    if device.startswith("cuda") and torch.cuda.is_available():
+        name = torch.cuda.get_device_name(torch.device(device))
+    return NumericsRecord(device=name, torch=str(torch.__version__),
+                          cpu_capability=torch.backends.cpu.get_cpu_capability(), threads=torch.get_num_threads(),
+                          deterministic=torch.are_deterministic_algorithms_enabled())

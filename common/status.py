@@ -1,0 +1,133 @@
+"""How errors of the catalogue travel over gRPC: status, public text, and code and remedy in trailing metadata.
+
+Both sides use it for every service, so a silo shows the coordinator's line and remedy word for word. What the
+coordinator's operator must see and a stranger must not (paths, tracebacks) stays in the coordinator's log, under a
+request id that both have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from common.errors import (
+    BadConfiguration,
+    BadData,
+    BadPayload,
+    ComputeFailed,
+    ConnectionRefusedByPeer,
+    DiskFull,
+    PortInUse,
+    SemisiloError,
+    StorageDamaged,
+    Unreachable,
+    UsageError,
+    by_code,
+)
+from common.logs import printable
+
+__all__ = ["CODE_KEY", "REMEDY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
+
+_log = logging.getLogger(__name__)
+
+CODE_KEY = "semisilo-error-code"
+"""Trailing metadata: the code of the catalogue, ASCII."""
+REMEDY_KEY = "semisilo-error-remedy-bin"
+"""Trailing metadata: the remedy, UTF-8."""
+
+_TEXT_LIMIT = 600
+_PRIVATE: frozenset[type[SemisiloError]] = frozenset({
+    SemisiloError, UsageError, BadConfiguration, BadData, ComputeFailed, StorageDamaged, PortInUse})
+"""Errors about the coordinator's own files and machine: their texts name paths, which are nobody else's business."""
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    """Ends an RPC with an error: one of the catalogue as itself, anything else as "internal error" with a request id.
+
+    Raises: always, what gRPC ends an RPC with.
+    """
+    if isinstance(error, SemisiloError) and type(error) not in _PRIVATE and not isinstance(error, DiskFull):
+        shown = error
+    else:
+        shown = _concealed(error)
+    status = getattr(grpc.StatusCode, shown.status, grpc.StatusCode.INTERNAL)
+    await context.abort(status, printable(shown.text, limit=_TEXT_LIMIT), (
+        (CODE_KEY, shown.code), (REMEDY_KEY, printable(shown.remedy, limit=_TEXT_LIMIT).encode())))
+    raise AssertionError("abort returned")
+
+
+@asynccontextmanager
+async def answering_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Around the body of an RPC: whatever it raises reaches the caller through `abort_with`."""
+    try:
+        yield
+    except (grpc.aio.BaseError, asyncio.CancelledError, GeneratorExit):
+        raise
+    except Exception as error:
+        await abort_with(context, error)
+
+
+def from_rpc_error(error: grpc.RpcError) -> SemisiloError:
+    """The error that the other side raised, or what gRPC itself has to say in our words.
+
+    Text and remedy come from the network: control characters are removed and the length is bounded.
+    `Unreachable` and `ConnectionRefusedByPeer` without a reason of the coordinator's are where a silo asks
+    `silo.diagnosis.diagnose` for more.
+    """
+    status = error.code() if callable(getattr(error, "code", None)) else grpc.StatusCode.UNKNOWN
+    details = printable(str(error.details() or "") if callable(getattr(error, "details", None)) else "",
+                        limit=_TEXT_LIMIT)
+    metadata = _metadata(error)
+    code = metadata.get(CODE_KEY)
+    if isinstance(code, str):
+        remedy = metadata.get(REMEDY_KEY, b"")
+        text = remedy.decode("utf-8", "replace") if isinstance(remedy, bytes) else str(remedy)
+        return by_code(code)(details or "The coordinator refused and gave no reason.",
+                             remedy=printable(text, limit=_TEXT_LIMIT))
+    return _from_status(status, details)
+
+
+def _from_status(status: grpc.StatusCode, details: str) -> SemisiloError:
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"The coordinator cannot be reached: {details or 'no reason given'}.".replace("..", "."))
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unreachable("The coordinator did not answer in time.", remedy="It is tried again.")
+    if status is grpc.StatusCode.CANCELLED:
+        return Unreachable("The connection to the coordinator was closed.", remedy="It is tried again.")
+    if status in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return ConnectionRefusedByPeer(f"The coordinator refused the call: {details}")
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return SemisiloError("What answers at this address does not know this call.",
+                             remedy="Check the port, and that coordinator and silo run the same version of semisilo.")
+    if status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE):
+        return BadPayload(f"A message is larger than allowed: {details}")
+    return SemisiloError(f"The call failed ({status.name.lower()}): {details or 'no reason given'}")
+
+
+def _concealed(error: Exception) -> SemisiloError:
+    """What a caller may know of an error that is the coordinator's own business; the log has the rest."""
+    request = secrets.token_hex(4)
+    if isinstance(error, SemisiloError):
+        _log.error("request %s: %s: %s", request, error.code, error.line())
+    else:
+        _log.error("request %s: unexpected %s", request, type(error).__name__, exc_info=error)
+    if isinstance(error, DiskFull):
+        return DiskFull(f"The coordinator has no space left (request {request}).",
+                        remedy="Nothing is lost; it is tried again. The coordinator's operator must make room.")
+    remedy = f"Ask the coordinator's operator to look for 'request {request}' in the coordinator's log."
+    shown = type(error) if isinstance(error, SemisiloError) else SemisiloError
+    return shown(f"Internal error, see the coordinator's log (request {request}).", remedy=remedy)
+
+
+def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:
+    pairs: Iterable[Any] = ()
+    if callable(getattr(error, "trailing_metadata", None)):
+        pairs = error.trailing_metadata() or ()
+    return {str(key): value for key, value in pairs}

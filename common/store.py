@@ -1,0 +1,369 @@
+"""Payload files on disk, named by the SHA-256 of their bytes, and the partial files that become them.
+
+`<folder>/<digest>` is a complete payload. `<folder>/incoming/` holds what is on its way: `*.part` files that a transfer
+appends to, each with a journal of its chunks, and `*.temporary` files that this side is writing itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import struct
+import threading
+import zlib
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkstemp
+
+from common.durable import sync_folder
+from common.errors import BadPayload, DiskFull, StorageDamaged
+
+__all__ = ["MAX_CHUNK_BYTES", "PartialFile", "PayloadStore", "hash_file"]
+
+MAX_CHUNK_BYTES = 4 * 2**20
+"""Largest piece that may be appended at once."""
+
+_JOURNAL_ENTRY = struct.Struct("<QI")
+"""End of a chunk in the file, CRC-32 of its bytes."""
+_READ_BYTES = 2**20
+_HEX_DIGITS = frozenset("0123456789abcdef")
+
+
+class PayloadStore:
+    """Content-addressed files in one folder. Several processes may use the folder; partial files belong to one."""
+
+    def __init__(self, folder: Path, *, limit_bytes: int = 0) -> None:
+        """Opens the store and makes its folders.
+
+        Args:
+            folder: where the files lie; on the ledger's disk, since both are needed to resume.
+            limit_bytes: most bytes that the store may take, partial files included; 0 for no limit of its own.
+        """
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self._incoming = folder / "incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        self._open: dict[Path, PartialFile] = {}
+        self._lock = threading.Lock()
+
+    def path(self, digest: str) -> Path:
+        """Where the payload lies, or would lie. Raises: BadPayload for what is no SHA-256 in lower-case hex."""
+        if len(digest) != 64 or not _HEX_DIGITS.issuperset(digest):
+            raise BadPayload(f"{digest[:80]!r} is not a SHA-256 in hex.")
+        return self.folder / digest
+
+    def has(self, digest: str) -> bool:
+        """Whether the payload is complete on disk."""
+        return self.path(digest).is_file()
+
+    def digests(self) -> set[str]:
+        """The payloads that are complete on disk."""
+        with os.scandir(self.folder) as entries:
+            return {entry.name for entry in entries if len(entry.name) == 64 and _HEX_DIGITS.issuperset(entry.name)}
+
+    def verify(self, digest: str) -> Path:
+        """The payload's path after reading all of it.
+
+        Raises: StorageDamaged when it is missing or has another digest.
+        """
+        path = self.path(digest)
+        try:
+            found = hash_file(path)
+        except FileNotFoundError:
+            raise StorageDamaged(f"The payload {path} is missing.",
+                                 remedy="Restore the folder from a backup.") from None
+        if found != digest:
+            raise StorageDamaged(f"The payload {path} is damaged: its SHA-256 is {found}.",
+                                 remedy="Check the disk, then restore the file from a backup.")
+        return path
+
+    def temporary(self) -> Path:
+        """A new empty file beside the payloads, for `add_file`. `clean` removes it if nobody does."""
+        handle, name = mkstemp(suffix=".temporary", dir=self._incoming)
+        os.close(handle)
+        return Path(name)
+
+    def add_file(self, temporary: Path, *, digest: str = "") -> str:
+        """Takes a finished file into the store, durably.
+
+        Args:
+            temporary: a file on the same disk; it is moved.
+            digest: its SHA-256 where the caller has computed it while writing; else the file is read.
+        Returns: the SHA-256, hex.
+        Raises: DiskFull when the store's limit does not allow it; the temporary file is gone then.
+        """
+        digest = digest or hash_file(temporary)
+        final = self.path(digest)
+        try:
+            if not final.exists():
+                self._check_room(temporary.stat().st_size, own_bytes=temporary.stat().st_size)
+            _sync_file(temporary)
+            os.replace(temporary, final)
+            sync_folder(self.folder)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _disk_error(error, final) from error
+        except DiskFull:
+            temporary.unlink(missing_ok=True)
+            raise
+        return digest
+
+    def partial(self, key: str, *, size_bytes: int) -> PartialFile:
+        """Opens the partial file of a transfer, or starts it. Reads what is there, so not for an event loop.
+
+        A second opening of the same key takes the file over: the older handle refuses further chunks.
+
+        Args:
+            key: names the transfer, for example a digest or an update's id; any text.
+            size_bytes: size of the whole file, as declared; the file never grows beyond it.
+        Raises: DiskFull when the whole file would not fit; nothing is written then.
+        """
+        path = self._partial_path(key)
+        with self._lock:
+            older = self._open.pop(path, None)
+            if older is not None:
+                older.close()
+            own_bytes = path.stat().st_size if path.exists() else 0
+            self._check_room(size_bytes, own_bytes=own_bytes)
+            opened = PartialFile(path, self, size_bytes=size_bytes)
+            self._open[path] = opened
+            return opened
+
+    def drop_partial(self, key: str) -> None:
+        """Forgets a transfer and what it has brought."""
+        path = self._partial_path(key)
+        with self._lock:
+            older = self._open.pop(path, None)
+            if older is not None:
+                older.close()
+            _unlink_partial(path)
+
+    def collect(self, keep: Collection[str]) -> int:
+        """Removes complete payloads that are not in `keep`; returns the bytes that became free."""
+        freed = 0
+        for digest in self.digests() - set(keep):
+            path = self.folder / digest
+            freed += path.stat().st_size
+            path.unlink()
+        return freed
+
+    def clean(self, *, keep_partials: Collection[str] = ()) -> None:
+        """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`.
+
+        To be called when a process starts, before anyone writes.
+        """
+        kept = {self._partial_path(key) for key in keep_partials}
+        for path in self._incoming.iterdir():
+            if path.suffix != ".journal" and path not in kept:
+                _unlink_partial(path)
+
+    def total_bytes(self) -> int:
+        """Bytes that the store takes; an open partial file counts with its declared size."""
+        total = 0
+        for folder in (self.folder, self._incoming):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False) and not entry.name.endswith(".journal"):
+                        opened = self._open.get(Path(entry.path))
+                        with suppress(FileNotFoundError):  # renamed or removed since the folder was read
+                            total += opened.size_bytes if opened is not None else entry.stat().st_size
+        return total
+
+    def _partial_path(self, key: str) -> Path:
+        # Hashed, since a key may come from a silo and would otherwise choose a file name here.
+        return self._incoming / f"{hashlib.sha256(key.encode()).hexdigest()}.part"
+
+    def _check_room(self, size_bytes: int, *, own_bytes: int) -> None:
+        """Raises DiskFull unless a file of that size fits, of which `own_bytes` are on disk already."""
+        if self.limit_bytes and self.total_bytes() - own_bytes + size_bytes > self.limit_bytes:
+            raise DiskFull(f"A payload of {size_bytes} bytes does not fit: {self.folder} may take {self.limit_bytes}.",
+                           remedy="Raise the limit, or wait until a round is committed.")
+        # What other open transfers have still to bring is spoken for.
+        promised = sum(max(0, each.size_bytes - each.committed_bytes) for each in list(self._open.values()))
+        if size_bytes - own_bytes > shutil.disk_usage(self.folder).free - promised:
+            raise DiskFull(f"A payload of {size_bytes} bytes does not fit on the disk of {self.folder}.",
+                           remedy="Free some space; the transfer is tried again.")
+
+    def _closed(self, partial: PartialFile) -> None:
+        with self._lock:
+            if self._open.get(partial.path) is partial:
+                del self._open[partial.path]
+
+
+class PartialFile:
+    """A payload file that is arriving. Chunks are appended in order; a crash costs at most the last one.
+
+    The journal beside it has the end and the CRC-32 of every chunk, so that after a crash the file is cut to the last
+    chunk that is wholly on disk. Methods may be called from any thread.
+    """
+
+    def __init__(self, path: Path, store: PayloadStore, *, size_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        """Size of the whole file, as declared."""
+        self.committed_bytes = 0
+        """Bytes on disk: from here the sender goes on."""
+        self._store = store
+        self._lock = threading.Lock()
+        self._hash = hashlib.sha256()
+        self._journal_bytes = 0
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._journal = -1
+        try:
+            self._journal = os.open(_journal_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._recover()
+        except BaseException:
+            self._close_files()
+            raise
+
+    def append(self, data: bytes | memoryview, *, offset: int, crc32: int) -> int:
+        """Writes one chunk behind the others.
+
+        Args:
+            data: 1 byte to 4 MiB.
+            offset: where it belongs; must be `committed_bytes`.
+            crc32: of `data`, checked by the caller (`common.chunks.check_chunk`); kept to find a torn chunk later.
+        Returns: the new `committed_bytes`.
+        Raises: BadPayload when it does not belong here; DiskFull when the disk is full: nothing is lost, and the same
+            chunk may be sent again.
+        """
+        with self._lock:
+            self._check_open()
+            if offset != self.committed_bytes:
+                raise BadPayload(f"A chunk for offset {offset} arrived where {self.committed_bytes} was expected.")
+            if not 1 <= len(data) <= MAX_CHUNK_BYTES:
+                raise BadPayload(f"A chunk has {len(data)} bytes; 1 to {MAX_CHUNK_BYTES} are allowed.")
+            if offset + len(data) > self.size_bytes:
+                raise BadPayload(f"A chunk ends at {offset + len(data)}, after the declared {self.size_bytes} bytes.")
+            try:
+                _write_all(self._file, data, offset)
+                entry = _JOURNAL_ENTRY.pack(offset + len(data), crc32)
+                _write_all(self._journal, entry, self._journal_bytes)
+            except OSError as error:
+                os.ftruncate(self._file, self.committed_bytes)
+                os.ftruncate(self._journal, self._journal_bytes)
+                raise _disk_error(error, self.path) from error
+            self._hash.update(data)
+            self._journal_bytes += _JOURNAL_ENTRY.size
+            self.committed_bytes += len(data)
+            return self.committed_bytes
+
+    def finish(self, digest: str) -> Path:
+        """Verifies the whole file and moves it into the store; on disk for good when this returns.
+
+        Args:
+            digest: the expected SHA-256, hex.
+        Returns: the payload's path.
+        Raises: BadPayload when size or digest differ; the partial file is gone then.
+        """
+        final = self._store.path(digest)
+        with self._lock:
+            self._check_open()
+            found = self._hash.hexdigest()
+            if self.committed_bytes != self.size_bytes or found != digest:
+                what = (f"has {self.committed_bytes} bytes instead of {self.size_bytes}"
+                        if self.committed_bytes != self.size_bytes else f"has the SHA-256 {found} instead of {digest}")
+                self._close_files()
+                _unlink_partial(self.path)
+                problem: BadPayload | None = BadPayload(f"A payload {what}.", remedy="The sender starts it again.")
+            else:
+                problem = None
+                try:
+                    os.fsync(self._file)
+                    os.replace(self.path, final)
+                    sync_folder(final.parent)
+                except OSError as error:
+                    raise _disk_error(error, final) from error
+                self._close_files()
+                _journal_path(self.path).unlink(missing_ok=True)
+        self._store._closed(self)
+        if problem is not None:
+            raise problem
+        return final
+
+    def close(self) -> None:
+        """Gives the file up; what is committed stays and a later opening goes on from there. May be repeated."""
+        with self._lock:
+            self._close_files()
+
+    def __enter__(self) -> PartialFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+        self._store._closed(self)
+
+    def _recover(self) -> None:
+        """Cuts file and journal to the chunks that are wholly there, and hashes them."""
+        size = os.fstat(self._file).st_size
+        while True:
+            entry = os.pread(self._journal, _JOURNAL_ENTRY.size, self._journal_bytes)
+            if len(entry) < _JOURNAL_ENTRY.size:
+                break
+            end, crc32 = _JOURNAL_ENTRY.unpack(entry)
+            length = end - self.committed_bytes
+            if not 1 <= length <= MAX_CHUNK_BYTES or end > min(size, self.size_bytes):
+                break
+            data = os.pread(self._file, length, self.committed_bytes)
+            if len(data) != length or zlib.crc32(data) != crc32:
+                break
+            self._hash.update(data)
+            self.committed_bytes = end
+            self._journal_bytes += _JOURNAL_ENTRY.size
+        os.ftruncate(self._file, self.committed_bytes)
+        os.ftruncate(self._journal, self._journal_bytes)
+
+    def _check_open(self) -> None:
+        if self._file < 0:
+            raise BadPayload("The transfer has ended here: it was closed, or a newer connection goes on with it.")
+
+    def _close_files(self) -> None:
+        for handle in (self._file, self._journal):
+            if handle >= 0:
+                os.close(handle)
+        self._file = self._journal = -1
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, hex; reads it in pieces of 1 MiB."""
+    total = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(_READ_BYTES):
+            total.update(data)
+    return total.hexdigest()
+
+
+def _sync_file(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _journal_path(path: Path) -> Path:
+    return path.with_suffix(".journal")
+
+
+def _unlink_partial(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _journal_path(path).unlink(missing_ok=True)
+
+
+def _write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def _disk_error(error: OSError, path: Path) -> Exception:
+    """DiskFull for a full disk or quota, else the error itself."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"The disk of {path.parent} is full.",
+                        remedy="Free some space; the transfer goes on by itself.")
+    return error

@@ -1,0 +1,197 @@
+"""One SGD step and one pass over labelled images; used by trainers, by fine-tuning and by the baselines.
+
+Optimiser formulas are PyTorch's: g = grad + wd * w; buf = momentum * buf + g (first step: buf = g); plain
+w -= lr * buf, Nesterov w -= lr * (g + momentum * buf). Clipping scales the raw gradient, before weight decay.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.batch_norm import OneValuePerChannel
+from common.data import augment
+from common.data.form import AugmentationSettings, ImageForm
+from common.data.image_set import ImageSet
+from common.errors import BadData, ComputeFailed
+from common.evaluation import Evaluation, evaluate
+from common.losses import cross_entropy
+from common.seeds import derive_seed, torch_generator
+from common.tensors import all_finite, check_same_layout
+
+__all__ = [
+    "Evaluation", "LabelledTraining", "SGDSettings", "check_finite", "clip_gradients", "cosine_lr", "evaluate",
+    "make_optimiser", "momentum_of", "named_randomness", "step", "train_labelled", "view_block_images",
+]
+
+_LOG = logging.getLogger("semisilo.training")
+_VIEW_BLOCK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SGDSettings:
+    """Stochastic gradient descent, README convention 7."""
+
+    lr: float
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    clip_norm: float = 1.0
+    """Largest global norm of the raw gradient; 0 turns clipping off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledTraining:
+    """What passes over labelled images leave behind, besides the model."""
+
+    momentum: dict[str, Tensor]
+    """Momentum buffers by parameter, on the CPU."""
+    loss: float
+    """Mean cross-entropy over the images of the last epoch; NaN when there was no step."""
+    steps: int
+    skipped: int
+    """Batches left out because a batch-norm layer saw one value per channel."""
+
+
+def cosine_lr(lr: float, *, round: int, rounds: int) -> float:
+    """lr_t = lr / 2 * (1 + cos(pi * (t - 1) / rounds)) for round t = 1..rounds; oracle S6. Round 0 counts as 1."""
+    return 0.5 * lr * (1.0 + math.cos(math.pi * (max(round, 1) - 1) / rounds))
+
+
+def make_optimiser(model: nn.Module, sgd: SGDSettings, momentum: Mapping[str, Tensor] | None = None) -> torch.optim.SGD:
+    """SGD over the trainable parameters, going on from momentum buffers; None starts from nothing.
+
+    Raises: LayoutMismatch when the buffers are not the parameters' in name, shape and type.
+    """
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    optimiser = torch.optim.SGD(parameters.values(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay,
+                                nesterov=sgd.nesterov)
+    if momentum is not None and sgd.momentum > 0:
+        check_same_layout(parameters, momentum)
+        for name, parameter in parameters.items():
+            optimiser.state[parameter]["momentum_buffer"] = momentum[name].to(parameter.device, copy=True)
+    return optimiser
+
+
+def momentum_of(model: nn.Module, optimiser: torch.optim.SGD) -> dict[str, Tensor]:
+    """Copies of the momentum buffers on the CPU, in the order of the parameters; zeros where there is none yet."""
+    buffers: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            buffer = optimiser.state.get(parameter, {}).get("momentum_buffer")
+            buffers[name] = torch.zeros_like(parameter, device="cpu", requires_grad=False) if buffer is None else \
+                buffer.detach().to("cpu", copy=True)
+    return buffers
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> None:
+    """Scales all gradients by min(1, max_norm / (norm + 1e-6)), norm over all of them; 0 leaves them as they are."""
+    if max_norm > 0:
+        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], max_norm)
+
+
+def step(model: nn.Module, optimiser: torch.optim.SGD, loss: Tensor, *, clip_norm: float) -> None:
+    """Gradient of the scalar `loss`, clipping, one update of the parameters."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    clip_gradients(model, clip_norm)
+    optimiser.step()
+
+
+@contextmanager
+def named_randomness(seed: int, purpose: str, *, round: int = 0, silo: str = "", device: str = "cpu") -> Iterator[None]:
+    """Inside, torch's global generators stand on a named seed; afterwards they are as before.
+
+    For what knows no other generator: dropout, stochastic depth, a network's initial weights.
+    """
+    target = torch.device(device)
+    devices = [target] if target.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        value = derive_seed(seed, purpose, round=round, silo=silo)
+        torch.default_generator.manual_seed(value)
+        if devices:
+            with torch.cuda.device(target):
+                torch.cuda.manual_seed(value)
+        yield
+
+
+def view_block_images(images_NCHW: Tensor, batch_size: int) -> int:
+    """How many images are augmented at once: whole batches, at most 1024 images or 32 MiB, at least one batch.
+
+    Augmenting many images costs hardly more than augmenting ten. A function of sizes alone, so that the random numbers
+    fall the same way on every machine.
+    """
+    image_bytes = max(1, images_NCHW[0].numel() if len(images_NCHW) else 1)
+    return max(1, min(1024, _VIEW_BLOCK_BYTES // image_bytes) // batch_size) * batch_size
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, where: str) -> None:
+    """Raises: ComputeFailed when training has diverged to NaN or infinity."""
+    if not all_finite(tensors):
+        raise ComputeFailed(f"Training diverged {where}: a weight is not finite.",
+                            remedy="Lower [method] lr, or set clip_norm.")
+
+
+def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, augmentation: AugmentationSettings,
+                   sgd: SGDSettings, epochs: int, batch_size: int, seed: int, purpose: str, round: int = 0,
+                   momentum: Mapping[str, Tensor] | None = None, lr_of_epoch: Callable[[int], float] | None = None,
+                   after_epoch: Callable[[int, float], None] | None = None,
+                   progress: Callable[[float], None] | None = None) -> LabelledTraining:
+    """Trains on cross-entropy with weak views, shuffled anew in every epoch; changes `model` in place.
+
+    Args:
+        model: on any device; put into training mode.
+        labelled: at least one image, with labels.
+        epochs: 0 changes nothing.
+        batch_size: the last batch of an epoch may be smaller.
+        seed, purpose, round: name the random streams "<purpose>_order", "_views" and "_model".
+        momentum: buffers to go on from; None starts anew.
+        lr_of_epoch: learning rate of epoch 1, 2, ...; None keeps `sgd.lr`.
+        after_epoch: called with the epoch and its mean loss; may evaluate the model.
+        progress: called with 0..1 after every batch; may raise to abort.
+    Raises: BadData without images or labels; LayoutMismatch for foreign buffers.
+    """
+    if labelled.labels_N is None or len(labelled) == 0:
+        raise BadData("Training needs labelled images; the set has none.")
+    device = next(model.parameters()).device
+    order = torch_generator(seed, f"{purpose}_order", round=round)
+    views = torch_generator(seed, f"{purpose}_views", round=round)
+    optimiser = make_optimiser(model, sgd, momentum)
+    images_NCHW, labels_N = labelled.images_NCHW, labelled.labels_N
+    block = view_block_images(images_NCHW, batch_size)
+    steps = skipped = done = 0
+    loss_mean = float("nan")
+    with named_randomness(seed, f"{purpose}_model", round=round, device=str(device)):
+        for epoch in range(1, epochs + 1):
+            model.train()
+            for group in optimiser.param_groups:
+                group["lr"] = sgd.lr if lr_of_epoch is None else lr_of_epoch(epoch)
+            loss_sum, entered = 0.0, 0
+            for chosen in torch.split(torch.randperm(len(labelled), generator=order), block):
+                weak_NCHW = augment.weak(images_NCHW[chosen].to(device), augmentation, views)
+                for index, weak_BCHW in zip(torch.split(chosen, batch_size), torch.split(weak_NCHW, batch_size),
+                                             strict=True):
+                    done += len(index)
+                    try:
+                        loss = cross_entropy(model(augment.to_input(weak_BCHW, form)), labels_N[index].to(device))
+                        step(model, optimiser, loss, clip_norm=sgd.clip_norm)
+                        loss_sum += float(loss.detach()) * len(index)
+                        entered += len(index)
+                        steps += 1
+                    except OneValuePerChannel:
+                        skipped += 1
+                    if progress is not None:
+                        progress(done / (epochs * len(labelled)))
+            loss_mean = loss_sum / entered if entered else float("nan")
+            if after_epoch is not None:
+                after_epoch(epoch, loss_mean)
+    if skipped:
+        _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
+                     skipped, skipped + steps)
+    return LabelledTraining(momentum=momentum_of(model, optimiser), loss=loss_mean, steps=steps, skipped=skipped)

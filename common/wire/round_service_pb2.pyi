@@ -1,0 +1,291 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from common.wire import tensors_pb2 as _tensors_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AwaitTaskRequest(_message.Message):
+    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    METHODS_FIELD_NUMBER: _ClassVar[int]
+    LABELLED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNLABELLED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HELD_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_STUDY_FIELD_NUMBER: _ClassVar[int]
+    POLL_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SILO_TIME_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    methods: _containers.RepeatedScalarFieldContainer[str]
+    labelled_count: int
+    unlabelled_count: int
+    held_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    memory_round: int
+    memory_study: str
+    poll_timeout: _duration_pb2.Duration
+    silo_time: _timestamp_pb2.Timestamp
+    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class AwaitTaskResponse(_message.Message):
+    __slots__ = ("task", "standby")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    standby: Standby
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ...) -> None: ...
+
+class Standby(_message.Message):
+    __slots__ = ("reason", "study", "round", "round_count", "text")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Standby.Reason]
+        REASON_WAITING_FOR_SILOS: _ClassVar[Standby.Reason]
+        REASON_COORDINATOR_WORKING: _ClassVar[Standby.Reason]
+        REASON_NOT_SAMPLED: _ClassVar[Standby.Reason]
+        REASON_PAUSED: _ClassVar[Standby.Reason]
+        REASON_NO_STUDY: _ClassVar[Standby.Reason]
+    REASON_UNSPECIFIED: Standby.Reason
+    REASON_WAITING_FOR_SILOS: Standby.Reason
+    REASON_COORDINATOR_WORKING: Standby.Reason
+    REASON_NOT_SAMPLED: Standby.Reason
+    REASON_PAUSED: Standby.Reason
+    REASON_NO_STUDY: Standby.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    reason: Standby.Reason
+    study: str
+    round: int
+    round_count: int
+    text: str
+    def __init__(self, reason: _Optional[_Union[Standby.Reason, str]] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    AUGMENTATION_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FOLDED_ROUND_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_TIME_FIELD_NUMBER: _ClassVar[int]
+    REPORT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    study: str
+    round: int
+    round_count: int
+    phase: str
+    method: str
+    settings_json: str
+    model: ModelSpec
+    image: ImageForm
+    augmentation: Augmentation
+    numerics: Numerics
+    payloads: _containers.RepeatedCompositeFieldContainer[_tensors_pb2.PayloadReference]
+    last_folded_round: int
+    seed: int
+    deadline_time: _timestamp_pb2.Timestamp
+    report_interval: _duration_pb2.Duration
+    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("name", "classes", "normalisation")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    NORMALISATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    classes: _containers.RepeatedScalarFieldContainer[str]
+    normalisation: str
+    def __init__(self, name: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., normalisation: _Optional[str] = ...) -> None: ...
+
+class ImageForm(_message.Message):
+    __slots__ = ("size", "channels", "mean", "std", "resize")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    channels: int
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    std: _containers.RepeatedScalarFieldContainer[float]
+    resize: str
+    def __init__(self, size: _Optional[int] = ..., channels: _Optional[int] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., resize: _Optional[str] = ...) -> None: ...
+
+class Augmentation(_message.Message):
+    __slots__ = ("policy", "horizontal_flip", "vertical_flip", "without")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    HORIZONTAL_FLIP_FIELD_NUMBER: _ClassVar[int]
+    VERTICAL_FLIP_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    horizontal_flip: bool
+    vertical_flip: bool
+    without: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, policy: _Optional[str] = ..., horizontal_flip: _Optional[bool] = ..., vertical_flip: _Optional[bool] = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Numerics(_message.Message):
+    __slots__ = ("threads", "deterministic")
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    threads: int
+    deterministic: bool
+    def __init__(self, threads: _Optional[int] = ..., deterministic: _Optional[bool] = ...) -> None: ...
+
+class DownloadPayloadRequest(_message.Message):
+    __slots__ = ("task_id", "digest", "offset")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    digest: bytes
+    offset: int
+    def __init__(self, task_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class DownloadPayloadResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: _tensors_pb2.Chunk
+    def __init__(self, chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class ReportProgressRequest(_message.Message):
+    __slots__ = ("task_id", "stage", "fraction", "text")
+    class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STAGE_UNSPECIFIED: _ClassVar[ReportProgressRequest.Stage]
+        STAGE_DOWNLOADING: _ClassVar[ReportProgressRequest.Stage]
+        STAGE_TRAINING: _ClassVar[ReportProgressRequest.Stage]
+        STAGE_UPLOADING: _ClassVar[ReportProgressRequest.Stage]
+    STAGE_UNSPECIFIED: ReportProgressRequest.Stage
+    STAGE_DOWNLOADING: ReportProgressRequest.Stage
+    STAGE_TRAINING: ReportProgressRequest.Stage
+    STAGE_UPLOADING: ReportProgressRequest.Stage
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    stage: ReportProgressRequest.Stage
+    fraction: float
+    text: str
+    def __init__(self, task_id: _Optional[str] = ..., stage: _Optional[_Union[ReportProgressRequest.Stage, str]] = ..., fraction: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ReportProgressResponse(_message.Message):
+    __slots__ = ("abort", "reason")
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    abort: bool
+    reason: str
+    def __init__(self, abort: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BeginUpdateRequest(_message.Message):
+    __slots__ = ("task_id", "update_id", "update", "abstention", "refusal")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    ABSTENTION_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    update_id: str
+    update: UpdateDeclaration
+    abstention: Abstention
+    refusal: Refusal
+    def __init__(self, task_id: _Optional[str] = ..., update_id: _Optional[str] = ..., update: _Optional[_Union[UpdateDeclaration, _Mapping]] = ..., abstention: _Optional[_Union[Abstention, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class UpdateDeclaration(_message.Message):
+    __slots__ = ("payload", "manifest", "example_count", "metrics", "training_duration")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_DURATION_FIELD_NUMBER: _ClassVar[int]
+    payload: _tensors_pb2.PayloadReference
+    manifest: _tensors_pb2.PayloadManifest
+    example_count: int
+    metrics: _containers.ScalarMap[str, float]
+    training_duration: _duration_pb2.Duration
+    def __init__(self, payload: _Optional[_Union[_tensors_pb2.PayloadReference, _Mapping]] = ..., manifest: _Optional[_Union[_tensors_pb2.PayloadManifest, _Mapping]] = ..., example_count: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., training_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Abstention(_message.Message):
+    __slots__ = ("reason", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, reason: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "text")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    text: str
+    def __init__(self, code: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class BeginUpdateResponse(_message.Message):
+    __slots__ = ("state", "resume_offset", "reason")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[BeginUpdateResponse.State]
+        STATE_SEND: _ClassVar[BeginUpdateResponse.State]
+        STATE_HAVE: _ClassVar[BeginUpdateResponse.State]
+        STATE_REFUSED: _ClassVar[BeginUpdateResponse.State]
+    STATE_UNSPECIFIED: BeginUpdateResponse.State
+    STATE_SEND: BeginUpdateResponse.State
+    STATE_HAVE: BeginUpdateResponse.State
+    STATE_REFUSED: BeginUpdateResponse.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    state: BeginUpdateResponse.State
+    resume_offset: int
+    reason: str
+    def __init__(self, state: _Optional[_Union[BeginUpdateResponse.State, str]] = ..., resume_offset: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SubmitUpdateRequest(_message.Message):
+    __slots__ = ("update_id", "chunk")
+    UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    update_id: str
+    chunk: _tensors_pb2.Chunk
+    def __init__(self, update_id: _Optional[str] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class SubmitUpdateResponse(_message.Message):
+    __slots__ = ("update_id", "size_bytes")
+    UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    update_id: str
+    size_bytes: int
+    def __init__(self, update_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...

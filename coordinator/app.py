@@ -1,0 +1,201 @@
+"""`coordinator serve`: wires ledger, engine, services and display together. The only place that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc.aio
+from rich.console import Console
+
+from common.compute import ProcessCompute
+from common.config import parse_duration
+from common.errors import DiskFull, SemisiloError
+from common.store import PayloadStore
+from common.tls import listen, server_credentials, server_options
+from common.wire import enrollment_service_pb2_grpc, round_service_pb2_grpc
+from coordinator.authority import CoordinatorCertificate, load_authority
+from coordinator.bulletin import Bulletin, StandbyReason
+from coordinator.desk import Desk
+from coordinator.display import Display
+from coordinator.engine import Engine, EngineFolders
+from coordinator.enrollment import Authority, EnrollmentSettings
+from coordinator.enrollment_services import EnrollmentPort, RenewalService
+from coordinator.federation import Federation
+from coordinator.ledger import Ledger
+from coordinator.live import LiveStatus, write
+from coordinator.metering import RoundMeter
+from coordinator.queue import queue_new_studies
+from coordinator.roster import LedgerRoster
+from coordinator.services import RoundServicer
+from coordinator.states import StudyState
+
+__all__ = ["authority_of", "serve"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+_WATCH_SECONDS = 0.5
+_LIVE_SECONDS = 1.0
+_SETTLE_SECONDS = 2.0
+_CERTIFICATE_SECONDS = 3600.0
+_DISK_SECONDS = 10.0
+_FAREWELL_SECONDS = 10.0
+
+
+def authority_of(federation: Federation, roster: LedgerRoster) -> Authority:
+    """The federation's authority, which signs and revokes."""
+    life = parse_duration(federation.config.limits.invitation_life, where="invitation_life")
+    return Authority(keys=load_authority(federation.authority), roster=roster,
+                     settings=EnrollmentSettings(invitation_seconds=life))
+
+
+async def serve(federation: Federation, *, exit_when_finished: bool, console: Console) -> int:
+    """Serves silos and runs queued studies until stopped.
+
+    Args:
+        federation: an opened folder; it is locked meanwhile.
+        exit_when_finished: ends once no study is left.
+        console: where the live view goes when it is a terminal.
+    Returns: exit status: 0, or 1 when a study failed and `exit_when_finished` is set.
+    Raises: SemisiloError for what keeps it from starting.
+    """
+    with federation.lock():
+        ledger = Ledger(federation.ledger)
+        try:
+            return await _Server(federation, ledger, console).run(exit_when_finished=exit_when_finished)
+        finally:
+            ledger.close()
+
+
+class _Server:
+    """The parts of a running coordinator."""
+
+    def __init__(self, federation: Federation, ledger: Ledger, console: Console) -> None:
+        self._federation = federation
+        self._ledger = ledger
+        self._roster = LedgerRoster(ledger)
+        self._bulletin = Bulletin()
+        self._compute = ProcessCompute("coordinator.work:Operations")
+        self._meter = RoundMeter(ledger, port=federation.config.address.port)
+        payloads = PayloadStore(federation.payloads)
+        spool = PayloadStore(federation.spool, limit_bytes=federation.config.limits.spool_bytes)
+        payloads.clean()
+        self._desk = Desk(ledger=ledger, roster=self._roster, bulletin=self._bulletin, payloads=payloads, spool=spool,
+                          compute=self._compute)
+        self._engine = Engine(ledger=ledger, roster=self._roster, bulletin=self._bulletin, compute=self._compute,
+                              payloads=payloads, spool=spool, accountant=self._meter,
+                              folders=EngineFolders(studies=federation.studies, payloads=federation.payloads))
+        self._display = Display(ledger, self._roster, self._bulletin, console)
+
+    async def run(self, *, exit_when_finished: bool) -> int:
+        queued = queue_new_studies(self._federation, self._ledger)
+        if queued:
+            _LOG.info("queued: %s", ", ".join(queued))
+        address = self._federation.config.address
+        certificate = CoordinatorCertificate(self._federation.authority, now=time.time())
+        authority = authority_of(self._federation, self._roster)
+        keys = load_authority(self._federation.authority)
+        server = grpc.aio.server(options=server_options())
+        round_service_pb2_grpc.add_RoundServiceServicer_to_server(RoundServicer(
+            desk=self._desk, roster=self._roster, bulletin=self._bulletin, meter=self._meter,
+            federation=self._federation.name, max_uploads=self._federation.config.limits.uploads), server)
+        enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(
+            RenewalService(authority, self._roster), server)
+        listen(server, f"{address.listen}:{address.port}",
+               server_credentials(certificate.current, silo_authority_pem=keys.pem))
+        port = EnrollmentPort(address=f"{address.listen}:{address.enrollment_port}",
+                              credentials=server_credentials(certificate.current), authority=authority,
+                              roster=self._roster)
+        await port.look()
+        await self._compute.start()
+        await server.start()
+        _LOG.info("federation %s: serving silos on %s:%d", self._federation.name, address.listen, address.port)
+        try:
+            return await self._until_stopped([
+                self._watch(), self._write_live(), self._settle(), self._display.run(), port.run(),
+                self._refresh(certificate)], exit_when_finished=exit_when_finished)
+        finally:
+            self._federation.live.unlink(missing_ok=True)
+            await server.stop(grace=1.0)
+            await self._compute.close()
+            self._meter.settle(study=self._bulletin.study, round=self._bulletin.round, phase="standby")
+
+    async def _until_stopped(self, background: list[Awaitable[None]], *, exit_when_finished: bool) -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        studies = asyncio.ensure_future(self._run_studies(exit_when_finished=exit_when_finished))
+        waiting = asyncio.ensure_future(stop.wait())
+        tasks: set[asyncio.Future[object]] = {studies, waiting, *(asyncio.ensure_future(each) for each in background)}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if studies in done:
+                return studies.result()
+            for task in done:
+                task.result()
+            _LOG.info("stopping; a restart carries on from here")
+            return 0
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_studies(self, *, exit_when_finished: bool) -> int:
+        failed = False
+        while True:
+            try:
+                study = await self._engine.run_next()
+            except DiskFull as error:
+                _LOG.error("%s Trying again in %d s.", error.line(), _DISK_SECONDS)
+                await asyncio.sleep(_DISK_SECONDS)
+                continue
+            if study is not None:
+                failed |= study.state is StudyState.FAILED
+                continue
+            self._bulletin.set(reason=StandbyReason.NO_STUDY, activity="")
+            if exit_when_finished:
+                await self._farewell()
+                return int(failed)
+            await self._bulletin.wait(60.0)
+
+    async def _farewell(self) -> None:
+        """Gives the silos that wait time to hear that the study is over."""
+        end = time.monotonic() + _FAREWELL_SECONDS
+        await asyncio.sleep(1.0)
+        while self._bulletin.connected and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+
+    async def _watch(self) -> None:
+        """Notices what commands have written to the ledger."""
+        version = self._ledger.data_version()
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            now = self._ledger.data_version()
+            if now != version:
+                version = now
+                self._bulletin.notify()
+
+    async def _write_live(self) -> None:
+        await _every(_LIVE_SECONDS, lambda: write(self._federation.live, LiveStatus.from_bulletin(self._bulletin)))
+
+    async def _settle(self) -> None:
+        def settle() -> None:
+            collecting = self._bulletin.reason is StandbyReason.NOT_SAMPLED
+            self._meter.settle(study=self._bulletin.study, round=self._bulletin.round,
+                               phase=self._bulletin.phase if collecting else "standby")
+        await _every(_SETTLE_SECONDS, settle)
+
+    async def _refresh(self, certificate: CoordinatorCertificate) -> None:
+        await _every(_CERTIFICATE_SECONDS, lambda: certificate.refresh(time.time()))
+
+
+async def _every(seconds: float, action: Callable[[], object]) -> None:
+    """Repeats something that may fail without harm, such as a full disk under the live file."""
+    while True:
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(OSError, SemisiloError):
+            action()

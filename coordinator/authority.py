@@ -1,0 +1,160 @@
+"""The authority's files in a federation folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.durable import sync_folder, write_durably, write_secret
+from common.errors import BadConfiguration, StorageDamaged, UsageError
+from common.identity import (
+    BACKDATE_SECONDS,
+    COORDINATOR_RENEW_SECONDS,
+    certificate_pem,
+    federation_of_authority,
+    fingerprint,
+    issue_coordinator_certificate,
+    key_from_pem,
+    key_to_pem,
+    load_certificate,
+    make_authority,
+    make_key,
+    not_after_unix,
+    not_before_unix,
+    utc_text,
+)
+from common.tls import Credentials
+
+__all__ = ["AuthorityKeys", "CoordinatorCertificate", "create_authority", "ensure_coordinator_certificate",
+           "load_authority"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuthorityKeys:
+    """A federation's authority in memory."""
+
+    federation: str
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+    certificate: x509.Certificate
+
+    @property
+    def pem(self) -> bytes:
+        """The authority's certificate, PEM: what both sides pin."""
+        return certificate_pem(self.certificate)
+
+
+def create_authority(folder: Path, federation: str, *, now: float) -> AuthorityKeys:
+    """Makes a federation's authority in `folder/authority`, once. An attempt that was cut short is begun again.
+
+    Raises: UsageError when the folder has one already, or the federation's name is not allowed.
+    """
+    place = folder / "authority"
+    if (place / "ca.pem").exists():
+        raise UsageError(f"{place} holds an authority already.",
+                         remedy="Choose another folder; a new authority would lock out every silo of this one.")
+    key, certificate = make_authority(federation, now=now)
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # The certificate last: while it is missing, no line has been sent out that pins this key.
+    write_secret(place / "ca.key", key_to_pem(key))
+    write_durably(place / "ca.pem", certificate_pem(certificate))
+    sync_folder(folder)
+    return AuthorityKeys(federation=federation, key=key, certificate=certificate)
+
+
+def load_authority(folder: Path) -> AuthorityKeys:
+    """The authority of a federation folder.
+
+    Raises: StorageDamaged when a file is missing or the two do not belong together; BadConfiguration when others than
+        the owner may read the key.
+    """
+    place = folder / "authority"
+    certificate = load_certificate(_read(place / "ca.pem"), where=str(place / "ca.pem"))
+    key = key_from_pem(_read_secret(place / "ca.key"), where=str(place / "ca.key"))
+    if not _belong_together(key, certificate):
+        raise StorageDamaged(f"{place}: ca.key is not the key of ca.pem.", remedy="Restore both from one backup.")
+    return AuthorityKeys(federation=federation_of_authority(certificate), key=key, certificate=certificate)
+
+
+def ensure_coordinator_certificate(folder: Path, now: float) -> Credentials:
+    """The coordinator's credentials; issued anew when missing, damaged, of another authority, or near their end.
+
+    Key and certificate are two files; a kill between them leaves a pair that does not fit, which is mended here.
+    Raises: what `load_authority` raises; UsageError when the authority itself has ended.
+    """
+    authority = load_authority(folder)
+    key_path, certificate_path = folder / "authority" / "coordinator.key", folder / "authority" / "coordinator.pem"
+    kept = _usable(authority, key_path, certificate_path, now=now)
+    if kept is not None:
+        return kept
+    if now < not_before_unix(authority.certificate):
+        raise UsageError(f"This machine's clock says {utc_text(now)}, which is before this federation's authority was "
+                         f"made ({utc_text(not_before_unix(authority.certificate) + BACKDATE_SECONDS)}).",
+                         remedy="Set the clock.")
+    key = make_key()
+    certificate = issue_coordinator_certificate(authority.key, authority.certificate, key.public_key(), now=now)
+    made = Credentials(key_pem=key_to_pem(key), certificate_pem=certificate_pem(certificate))
+    write_secret(key_path, made.key_pem)
+    write_durably(certificate_path, made.certificate_pem)
+    return made
+
+
+class CoordinatorCertificate:
+    """What `coordinator serve` shows at every handshake; `refresh` now and then keeps it from expiring."""
+
+    def __init__(self, folder: Path, *, now: float) -> None:
+        self._folder = folder
+        self._current = ensure_coordinator_certificate(folder, now)
+
+    def current(self) -> Credentials:
+        """The credentials; the same object until they change. Safe from any thread."""
+        return self._current
+
+    def refresh(self, now: float) -> bool:
+        """Issues the next certificate when it is time (once an hour is plenty); whether it did."""
+        fresh = ensure_coordinator_certificate(self._folder, now)
+        if fresh == self._current:
+            return False
+        self._current = fresh
+        return True
+
+
+def _usable(authority: AuthorityKeys, key_path: Path, certificate_path: Path, *, now: float) -> Credentials | None:
+    try:
+        certificate = load_certificate(_read(certificate_path))
+        key_pem = _read_secret(key_path)
+        fits = _belong_together(key_from_pem(key_pem), certificate)
+        certificate.verify_directly_issued_by(authority.certificate)
+    except (StorageDamaged, BadConfiguration, InvalidSignature, ValueError, TypeError):
+        return None
+    begin, end = not_before_unix(certificate), not_after_unix(certificate)
+    age, life = now - begin - BACKDATE_SECONDS, end - begin - BACKDATE_SECONDS
+    # A shorter life (the authority's end is near) is renewed at two thirds of it as well.
+    fresh = begin <= now and age < min(COORDINATOR_RENEW_SECONDS, life * 2 / 3)
+    return Credentials(key_pem=key_pem, certificate_pem=certificate_pem(certificate)) if fits and fresh else None
+
+
+def _belong_together(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bool:
+    public = certificate.public_key()
+    return isinstance(public, ec.EllipticCurvePublicKey) and fingerprint(public) == fingerprint(key.public_key())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise StorageDamaged(f"{path}: no such file.",
+                             remedy="Run the command in a federation folder, or restore the file from a backup."
+                             ) from None
+
+
+def _read_secret(path: Path) -> bytes:
+    content = _read(path)
+    if os.name == "posix" and path.stat().st_mode & 0o007:
+        raise BadConfiguration(f"{path}: every user of this machine may read this private key.",
+                               remedy=f"Run: chmod 600 {path}")
+    return content

@@ -1,0 +1,218 @@
+"""The command `coordinator`: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common import __version__
+from common.cli_errors import run_cli
+from common.errors import UsageError
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="coordinator", no_args_is_help=True, add_completion=True, rich_markup_mode="rich",
+    help="Trains one image model across silos that keep their images.\n\n"
+         "A first federation:\n\n"
+         "    coordinator init lung --address hub.example:8443\n\n"
+         "    cd lung && nano studies/first/study.toml\n\n"
+         "    coordinator serve\n\n"
+         "    coordinator invite hospital-a        (in another shell; send the line to the hospital)\n\n"
+         "    coordinator status\n\n"
+         "    coordinator report first")
+
+Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION",
+                                      help="The federation folder; the current one by default.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"coordinator {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                                  help="Print the version and exit.")] = False) -> None:
+    """Options of every command."""
+
+
+@app.command()
+def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower-case letters, digits, hyphens.")],
+         address: Annotated[str, typer.Option(help="host:port that silos will connect to; the next port is used for "
+                                                   "enrollment.")] = "localhost:8443",
+         folder: Annotated[Path | None, typer.Option("--folder", "-C", help="Where to make it; ./NAME by default.")]
+         = None) -> None:
+    """Make a federation folder with its own certificate authority and a first study.
+
+    Example: coordinator init lung-federation --address hub.example:8443
+    """
+    import time
+
+    from coordinator.authority import create_authority, ensure_coordinator_certificate
+    from coordinator.federation import create_federation
+    from coordinator.ledger import Ledger
+    from coordinator.queue import create_study
+
+    place = Path(name) if folder is None else folder
+    federation = create_federation(place, name=name, address=address)
+    create_authority(federation.authority, name, now=time.time())
+    ensure_coordinator_certificate(federation.authority, time.time())
+    Ledger(federation.ledger).close()
+    study = create_study(federation, "first")
+    typer.echo(f"Federation {name} is ready in {federation.folder}\n"
+               f"  silos connect to    {address} (enrollment: {federation.config.address.enrollment_address})\n"
+               f"  keep secret         {federation.authority} (whoever has it can let silos in)\n\n"
+               f"Next:\n"
+               f"  edit    {study}\n"
+               f"  run     coordinator serve --folder {place}\n"
+               f"  invite  coordinator invite hospital-a --folder {place}")
+
+
+@app.command()
+def invite(silo: Annotated[str, typer.Argument(help="Name of the silo: lower-case letters, digits, hyphens.")],
+           folder: Folder = Path(),
+           life: Annotated[str, typer.Option(help='How long the line can be used, for example "2h"; the setting '
+                                                  "invitation_life by default.")] = "") -> None:
+    """Print one line for a silo: address, one-time token and the authority's certificate.
+
+    Send it over a channel that you trust; it works once. A new line for the same silo replaces the one before, and,
+    once used, ends the silo's earlier certificates. Example: coordinator invite hospital-a
+    """
+    import time
+
+    from common.config import parse_duration
+    from coordinator.app import authority_of
+    from coordinator.federation import open_federation
+    from coordinator.ledger import Ledger
+    from coordinator.roster import LedgerRoster
+
+    federation = open_federation(folder)
+    ledger = Ledger(federation.ledger)
+    address = federation.config.address
+    line = authority_of(federation, LedgerRoster(ledger)).invite(
+        silo, address=address.public, enrollment_address=address.enrollment_address, now=time.time(),
+        life_seconds=parse_duration(life, where="--life") if life else None)
+    typer.echo(line)
+    if sys.stdout.isatty():
+        typer.echo(f"\nSend this line to {silo}; there: silo enroll LINE\n"
+                   f"'coordinator serve' must run for that, reachable at {address.enrollment_address}.", err=True)
+
+
+@app.command()
+def revoke(silo: Annotated[str, typer.Argument(help="Name of the silo.")], folder: Folder = Path()) -> None:
+    """End a silo's membership at once; what it has contributed stays.
+
+    Works at the silo's next call, and ends one in flight within seconds. `coordinator invite NAME` lets it back in.
+    Example: coordinator revoke hospital-a
+    """
+    from coordinator.federation import open_federation
+    from coordinator.ledger import Ledger
+    from coordinator.roster import LedgerRoster
+
+    LedgerRoster(Ledger(open_federation(folder).ledger)).revoke(silo)
+    typer.echo(f"Silo {silo} is revoked.")
+
+
+@app.command()
+def new(study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = Path()) -> None:
+    """Make a study file to edit. Example: coordinator new second"""
+    from coordinator.federation import open_federation
+    from coordinator.queue import create_study
+
+    path = create_study(open_federation(folder), study)
+    typer.echo(f"Edit {path}, then: coordinator queue {study}")
+
+
+@app.command()
+def queue(study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = Path()) -> None:
+    """Check a study file and put it in the queue of the running coordinator.
+
+    `coordinator serve` also queues new studies when it starts. Example: coordinator queue second
+    """
+    from coordinator.federation import open_federation
+    from coordinator.ledger import Ledger
+    from coordinator.queue import queue_study
+
+    federation = open_federation(folder)
+    config = queue_study(federation, Ledger(federation.ledger), study)
+    typer.echo(f"Study {study} is queued: {config.method.name}, {config.study.rounds} rounds.")
+
+
+@app.command()
+def serve(folder: Folder = Path(),
+          exit_when_finished: Annotated[bool, typer.Option("--exit-when-finished",
+                                                           help="End when no study is left in the queue.")] = False,
+          verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False) -> None:
+    """Serve silos and run the queued studies, one after another.
+
+    Safe to kill and start again at any moment: the study goes on where it was and ends with the same model.
+    """
+    import asyncio
+
+    from rich.console import Console
+
+    from common.logs import set_up_logging
+    from coordinator.app import serve as run
+    from coordinator.federation import open_federation
+
+    federation = open_federation(folder)
+    set_up_logging(verbose=verbose)
+    raise typer.Exit(asyncio.run(run(federation, exit_when_finished=exit_when_finished, console=Console(stderr=True))))
+
+
+@app.command()
+def status(folder: Folder = Path(),
+           as_json: Annotated[bool, typer.Option("--json", help="Print facts as JSON.")] = False) -> None:
+    """Show studies, silos and the current round; works while `serve` runs and when it does not."""
+    import json
+
+    from rich.console import Console
+
+    from common.config import to_dict
+    from coordinator.federation import open_federation
+    from coordinator.ledger import Ledger
+    from coordinator.live import read
+    from coordinator.status import gather, render
+
+    federation = open_federation(folder)
+    facts = gather(federation, Ledger(federation.ledger), read(federation.live))
+    if as_json:
+        typer.echo(json.dumps(to_dict(facts), indent=2))
+    else:
+        render(Console(), facts)
+
+
+@app.command()
+def report(study: Annotated[str, typer.Argument(help="Name of the study; the last one by default.")] = "",
+           folder: Folder = Path(),
+           out: Annotated[Path | None, typer.Option(help="Folder for the page and the plots; "
+                                                         "studies/STUDY/report by default.")] = None) -> None:
+    """Write a self-contained HTML page and PNG plots: accuracy by round and by bytes, and what everything cost."""
+    from coordinator.federation import open_federation
+    from coordinator.ledger import Ledger
+    from coordinator.report import write_report
+
+    federation = open_federation(folder)
+    ledger = Ledger(federation.ledger)
+    name = study
+    if not name:
+        known = ledger.studies()
+        if not known:
+            raise UsageError("There is no study to report on.", remedy="Run one first: coordinator serve.")
+        name = known[-1].name
+    page = write_report(federation, ledger, name, out or federation.studies / ledger.study(name).name / "report")
+    typer.echo(f"Report: {page}")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run_cli(app, name="coordinator"))
+
+
+if __name__ == "__main__":
+    main()

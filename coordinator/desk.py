@@ -1,0 +1,317 @@
+"""What silos may ask of the coordinator, without any transport: the gRPC servicer and the in-process link call it.
+
+The caller's name is always an argument that the transport has established; nothing here trusts what a silo says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from common.compute import Compute
+from common.config import from_dict
+from common.errors import BadPayload, PayloadNotServed, SemisiloError, TaskClosed, UpdateConflict, WrongBase
+from common.exchange import GroupLayout, TaskSpec
+from common.logs import printable
+from common.methods import find_method
+from common.payload import GroupManifest, check_manifest
+from common.store import PartialFile, PayloadStore
+from coordinator.bulletin import Bulletin, StandbyReason
+from coordinator.costs import Cost, add_costs
+from coordinator.ledger import DeclaredUpdate, Ledger, PhaseRow, TaskRow
+from coordinator.roster import LedgerRoster
+from coordinator.states import TaskState
+
+__all__ = ["Announcement", "BeginAnswer", "Desk", "Hello", "Standby"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+_UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
+_IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """What a silo says of itself in AwaitTask."""
+
+    version: str
+    methods: tuple[str, ...]
+    labelled_count: int
+    unlabelled_count: int
+    memory_study: str = ""
+    memory_round: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standby:
+    """There is no task, and why."""
+
+    reason: StandbyReason
+    study: str
+    round: int
+    rounds: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announcement:
+    """An update before its bytes: what BeginUpdate declares."""
+
+    digest: str
+    size_bytes: int
+    groups: tuple[GroupManifest, ...]
+    example_count: int
+    metrics: Mapping[str, float]
+    training_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnswer:
+    """What the coordinator wants of an outcome."""
+
+    state: Literal["send", "have", "refused"]
+    resume_offset: int = 0
+    reason: str = ""
+
+
+class Desk:
+    """Answers silos from the ledger, the payload store and the spool."""
+
+    def __init__(self, *, ledger: Ledger, roster: LedgerRoster, bulletin: Bulletin, payloads: PayloadStore,
+                 spool: PayloadStore, compute: Compute, clock: Callable[[], float] = time.time) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._bulletin = bulletin
+        self._payloads = payloads
+        self._spool = spool
+        self._compute = compute
+        self._clock = clock
+
+    # Tasks ------------------------------------------------------------------------------------------------------------
+
+    async def await_task(self, silo: str, hello: Hello, *, timeout_seconds: float) -> TaskSpec | Standby:
+        """The silo's open task; waits for one up to `timeout_seconds`. Its first call makes the silo join."""
+        self._roster.joined(silo, version=hello.version, methods=hello.methods, labelled_count=hello.labelled_count,
+                            unlabelled_count=hello.unlabelled_count, memory_study=hello.memory_study,
+                            memory_round=hello.memory_round)
+        self._bulletin.notify()
+        first = self._bulletin.reason
+        end = self._clock() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
+                               else timeout_seconds)
+        while True:
+            task = self._ledger.open_task(silo)
+            if task is not None and self._is_current(task):
+                if task.given_unix is None:
+                    self._ledger.task_given(task.task_id)
+                return from_dict(TaskSpec, task.spec)
+            reason = self._bulletin.reason
+            if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
+                return Standby(reason=reason, study=self._bulletin.study, round=self._bulletin.round,
+                               rounds=self._bulletin.rounds, text=self._bulletin.text)
+            await self._bulletin.wait(end - self._clock())
+
+    def report(self, silo: str, task_id: str, *, stage: str, fraction: float, text: str) -> str:
+        """Takes note of progress; returns the reason to abort, or an empty text to go on."""
+        task = self._ledger.task(task_id)
+        if task is None or task.silo != silo:
+            return "the coordinator knows no such task"
+        if task.state is not TaskState.OPEN:
+            return f"the task is over: {task.reason or task.state}"
+        if not math.isfinite(fraction):
+            fraction = 0.0
+        self._bulletin.heard(silo, task_id=task_id, stage=stage, fraction=min(1.0, max(0.0, fraction)),
+                             text=printable(text, limit=200))
+        return ""
+
+    def payload_for(self, silo: str, task_id: str, digest: str) -> Path:
+        """The file of a payload that the caller's open task names.
+
+        Raises: TaskClosed, PayloadNotServed.
+        """
+        task = self._task_of(silo, task_id)
+        if task.state is not TaskState.OPEN:
+            raise TaskClosed(f"The task is over: {task.reason or task.state}.")
+        if digest not in {payload["digest"] for payload in task.spec["payloads"]}:
+            raise PayloadNotServed("No open task of this silo names that payload.")
+        return self._payloads.path(digest)
+
+    def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int) -> None:
+        """Accounts for the bytes of a payload that went out in one stream, complete or not."""
+        task = self._task_of(silo, task_id)
+        groups = next(payload["groups"] for payload in task.spec["payloads"] if payload["digest"] == digest)
+        add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
+                                      direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
+                                      count=1)])
+
+    # Outcomes ---------------------------------------------------------------------------------------------------------
+
+    async def begin_update(self, silo: str, task_id: str, update_id: str, announcement: Announcement) -> BeginAnswer:
+        """Declares an update; says from which byte to send it. Safe to repeat.
+
+        Raises: BadPayload, LayoutMismatch or WrongBase when it cannot be what the task asks for; UpdateConflict when
+        the id was declared with other content; DiskFull when the spool is full.
+        """
+        _check_update_id(update_id)
+        task = self._task_of(silo, task_id)
+        known = self._ledger.declared_update(update_id)
+        if known is not None and (known.task_id, known.digest) != (task_id, announcement.digest):
+            raise UpdateConflict("This update_id was declared before with other content.")
+        if task.state is not TaskState.OPEN:
+            if known is not None and task.update_id == update_id:
+                return BeginAnswer("have")
+            return self._late(task)
+        if known is None:
+            self._check_announcement(task, announcement)
+            self._ledger.declare_update(DeclaredUpdate(
+                update_id=update_id, task_id=task_id, digest=announcement.digest, size_bytes=announcement.size_bytes,
+                groups={group.name: group.encoded_bytes for group in announcement.groups},
+                example_count=announcement.example_count, metrics=dict(announcement.metrics),
+                training_seconds=announcement.training_seconds, declared_unix=self._clock(), accepted_unix=None,
+                folded=False))
+        if self._spool.has(announcement.digest):  # complete, but the coordinator died before it was recorded
+            return BeginAnswer("send", resume_offset=announcement.size_bytes)
+        with await asyncio.to_thread(self._spool.partial, update_id, size_bytes=announcement.size_bytes) as partial:
+            return BeginAnswer("send", resume_offset=partial.committed_bytes)
+
+    def abstain(self, silo: str, task_id: str, reason: str, metrics: Mapping[str, float]) -> BeginAnswer:
+        """A valid answer without an update."""
+        task = self._task_of(silo, task_id)
+        if task.state is not TaskState.OPEN:
+            return BeginAnswer("have") if task.state is TaskState.ABSTAINED else self._late(task)
+        self._check_metrics(task, metrics)
+        self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
+        self._bulletin.notify()
+        return BeginAnswer("have")
+
+    def refuse(self, silo: str, task_id: str, code: str, text: str) -> BeginAnswer:
+        """The silo's policy or data does not allow the task, or its training failed."""
+        task = self._task_of(silo, task_id)
+        if task.state is not TaskState.OPEN:
+            return BeginAnswer("have") if task.state is TaskState.REFUSED else self._late(task)
+        reason = f"{printable(code, limit=64)}: {printable(text, limit=500)}"
+        self._ledger.close_task(task, TaskState.REFUSED, reason=reason)
+        _LOG.warning("silo %s refused %s: %s", silo, task_id, reason)
+        self._bulletin.notify()
+        return BeginAnswer("have")
+
+    async def upload(self, silo: str, update_id: str) -> tuple[PartialFile, DeclaredUpdate]:
+        """Where the bytes of a declared update go; the caller closes the file.
+
+        Raises: TaskClosed when it was never declared, is not the caller's, or the phase has closed.
+        """
+        _check_update_id(update_id)
+        update = self._ledger.declared_update(update_id)
+        if update is None:
+            raise TaskClosed("This update was not declared.", remedy="Call BeginUpdate first.")
+        task = self._task_of(silo, update.task_id)
+        if task.state is not TaskState.OPEN:
+            raise TaskClosed(f"The task is over: {task.reason or task.state}.")
+        return await asyncio.to_thread(self._spool.partial, update_id, size_bytes=update.size_bytes), update
+
+    def has_all(self, update: DeclaredUpdate) -> bool:
+        """Whether the bytes of a declared update lie in the spool already, so that none need to come."""
+        return self._spool.has(update.digest)
+
+    def still_wanted(self, update: DeclaredUpdate) -> bool:
+        """Whether the task of an update is still open; asked now and then while bytes arrive."""
+        task = self._ledger.task(update.task_id)
+        return task is not None and task.state is TaskState.OPEN
+
+    async def accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile) -> None:
+        """Checks a complete upload, makes it durable and answers the task.
+
+        Raises: BadPayload when the bytes do not have the declared digest (dropped, to be sent again); BadPayload,
+        LayoutMismatch or WrongBase when the content is not what the task allows, which ends the task. TaskClosed when
+        the phase closed meanwhile.
+        """
+        if self._spool.has(update.digest):
+            path = self._spool.path(update.digest)
+        else:
+            path = await asyncio.to_thread(partial.finish, update.digest)
+        task = self._task_of(silo, update.task_id)
+        try:
+            await self._compute.call("check_update", {
+                "state": self._ledger.round(task.study, task.round).state_digest, "round": task.round,
+                "phase": self._phase_dict(task), "path": str(path), "metrics": dict(update.metrics)})
+        except SemisiloError as error:
+            if isinstance(error, (BadPayload, WrongBase)) or error.status == "INVALID_ARGUMENT":
+                _LOG.warning("update of silo %s for %s was not accepted: %s", silo, task.task_id, error)
+                self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
+                self._bulletin.notify()
+            raise
+        task = self._task_of(silo, update.task_id)
+        if task.update_id == update.update_id:  # a repeat of the same upload was quicker
+            return
+        if task.state is not TaskState.OPEN:
+            raise TaskClosed(f"The task is over: {task.reason or task.state}.")
+        with self._ledger.transaction():
+            self._ledger.accept_update(update, task)
+            sizes = [*update.groups.items(), ("manifest", update.size_bytes - sum(update.groups.values()))]
+            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
+                                          direction="up", kind="payload", item=item, bytes=size, count=1)
+                                     for item, size in sizes])
+        self._bulletin.notify()
+
+    # Checks -----------------------------------------------------------------------------------------------------------
+
+    def _is_current(self, task: TaskRow) -> bool:
+        return self._bulletin.reason is not StandbyReason.PAUSED and task.study == self._bulletin.study
+
+    def _phase_dict(self, task: TaskRow) -> dict[str, str]:
+        return self._ledger.round(task.study, task.round).phases[task.phase]
+
+    def _task_of(self, silo: str, task_id: str) -> TaskRow:
+        task = self._ledger.task(task_id)
+        if task is None or task.silo != silo:
+            raise TaskClosed("The coordinator knows no such task of this silo.")
+        return task
+
+    def _late(self, task: TaskRow) -> BeginAnswer:
+        self._ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state)
+        return BeginAnswer("refused", reason=f"the task is over: {task.reason or task.state}")
+
+    def _check_announcement(self, task: TaskRow, announcement: Announcement) -> None:
+        spec = find_method(task.spec["method"])
+        phase: PhaseRow = self._ledger.phase(task.study, task.round, task.phase)
+        expects = {name: from_dict(GroupLayout, layout) for name, layout in phase.expects.items()}
+        limit = max_update_bytes(expects)
+        if not 0 < announcement.size_bytes <= limit:
+            raise BadPayload(f"The update is declared with {announcement.size_bytes} bytes; at most {limit} can be.")
+        check_manifest(announcement.groups, allowed=spec.up,
+                       layouts={name: layout.tensors for name, layout in expects.items()}, max_bytes=limit)
+        if {group.name for group in announcement.groups} != expects.keys():
+            raise BadPayload(f"The update must hold the groups {', '.join(sorted(expects))}.")
+        for group in announcement.groups:
+            if group.meaning is not expects[group.name].meaning:
+                raise BadPayload(f"Group '{group.name}' must mean {expects[group.name].meaning}.")
+            if group.base != expects[group.name].base:
+                raise WrongBase(f"Group '{group.name}' refers to another base than the one of this task.")
+        if not (announcement.example_count >= 0 and math.isfinite(announcement.training_seconds)):
+            raise BadPayload("example_count and training time must be at least 0.")
+        self._check_metrics(task, announcement.metrics)
+
+    def _check_metrics(self, task: TaskRow, metrics: Mapping[str, float]) -> None:
+        allowed = find_method(task.spec["method"]).metrics
+        for name, value in metrics.items():
+            if name not in allowed:
+                raise BadPayload(f"Metric '{printable(name, limit=64)}' is not one of this method's.")
+            if not math.isfinite(value):
+                raise BadPayload(f"Metric '{name}' is not a finite number.")
+
+
+def max_update_bytes(expects: Mapping[str, GroupLayout]) -> int:
+    """Largest size that an update of this layout can have: dense 8-byte elements, block headers and a manifest."""
+    elements = sum(spec.num_elements for layout in expects.values() for spec in layout.tensors)
+    tensors = sum(len(layout.tensors) for layout in expects.values())
+    return 8 * elements + 64 * (elements // 2**20 + tensors + 1) + 2048 * (tensors + 1) + 65536
+
+
+def _check_update_id(update_id: str) -> None:
+    if _UPDATE_ID.fullmatch(update_id) is None:
+        raise BadPayload("update_id must be 16 to 64 lower-case hex digits.")

@@ -1,0 +1,376 @@
+"""The round engine: a durable state machine over the ledger. Killed at any instant, it resumes with the same bits.
+
+Every step is a deterministic function of files that the ledger names, so a step that was cut off is simply done again.
+The engine itself holds no tensors: the compute process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from common.compute import Compute
+from common.config import canonical_json, from_dict, to_dict
+from common.data.form import ImageForm
+from common.errors import ComputeFailed, DiskFull, SemisiloError
+from common.exchange import ModelSettings, PayloadRef, TaskSpec
+from common.seeds import numpy_generator
+from common.store import PayloadStore
+from coordinator.bulletin import Bulletin, StandbyReason
+from coordinator.ledger import Ledger, PhaseRow, RoundRow, StudyRow
+from coordinator.retention import states_to_keep
+from coordinator.roster import LedgerRoster
+from coordinator.states import RoundState, StudyState, TaskState
+from coordinator.study import FrozenStudy, StudyConfig, config_from_dict
+
+__all__ = ["Accountant", "Engine", "EngineFolders", "RunningStudy"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+_COMPUTE_ATTEMPTS = 3
+_STATE_ENDING = ".safetensors"
+_ROUND_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
+_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
+
+
+class Accountant(Protocol):
+    """Writes what the wire has carried since the last call to the ledger."""
+
+    def settle(self, *, study: str, round: int, phase: str) -> None:
+        """Attributes the bytes since the last call to a phase of a round; "standby" between phases."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFolders:
+    """Where the files are that the ledger names."""
+
+    studies: Path
+    payloads: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStudy:
+    """A study with its checked settings."""
+
+    name: str
+    config: StudyConfig
+    frozen: FrozenStudy
+
+
+class Engine:
+    """Runs queued studies one after another."""
+
+    def __init__(self, *, ledger: Ledger, roster: LedgerRoster, bulletin: Bulletin, compute: Compute,
+                 payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
+                 clock: Callable[[], float] = time.time) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._bulletin = bulletin
+        self._compute = compute
+        self._payloads = payloads
+        self._spool = spool
+        self._folders = folders
+        self._accountant = accountant
+        self._clock = clock
+        self._resumed = True  # the first phase found open after a start gets a fresh deadline
+
+    async def run_next(self) -> StudyRow | None:
+        """Runs the first study of the queue that is not over; None when there is none.
+
+        A study that cannot go on is marked FAILED with its reason; only DiskFull is raised, with nothing lost.
+        """
+        study = next((row for row in self._ledger.studies() if row.state not in _ENDED), None)
+        if study is None:
+            return None
+        try:
+            await self._run(study)
+        except DiskFull:
+            raise
+        except SemisiloError as error:
+            _LOG.error("study %s failed: %s", study.name, error.line())
+            self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
+            self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
+        return self._ledger.study(study.name)
+
+    async def _run(self, row: StudyRow) -> None:
+        name = row.name
+        config = config_from_dict(row.config, where=f"study {name}")
+        self._bulletin.set(study=name, round=0, rounds=config.study.rounds, phase="",
+                           reason=StandbyReason.COORDINATOR_WORKING, activity="reading images", text="")
+        if row.state is StudyState.QUEUED:
+            self._ledger.set_study_state(name, StudyState.PREPARING)
+        study = await self._open(row, config)
+        if self._ledger.committed_digest(name) == "":
+            await self._prepare(study)
+        if self._ledger.study(name).state is StudyState.PREPARING:
+            self._ledger.set_study_state(name, StudyState.WAITING)
+        await self._wait_for_silos(study)
+        for number in range(1, config.study.rounds + 1):
+            if await self._stopped(study):
+                return
+            last = self._ledger.last_round(name)
+            assert last is not None
+            if number < last.number or (number == last.number and last.state in _ROUND_OVER):
+                continue
+            await self._round(study, number)
+        if await self._stopped(study):
+            return
+        digest = self._ledger.committed_digest(name)
+        model = self._folders.studies / name / "model.safetensors"
+        await self._call("export", {"state": digest, "path": str(model)}, activity="writing the model")
+        self._ledger.set_study_state(name, StudyState.COMPLETED)
+        self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
+
+    # Round 0 ----------------------------------------------------------------------------------------------------------
+
+    async def _open(self, row: StudyRow, config: StudyConfig) -> RunningStudy:
+        answer = await self._call("open_study", {
+            "name": row.name, "config": row.config, "study_folder": str(self._folders.studies / row.name),
+            "payloads_folder": str(self._folders.payloads), "num_silos": config.study.start_with,
+            "frozen": row.frozen}, activity="reading images")
+        if row.frozen is None:
+            self._ledger.set_study_facts(row.name, frozen=answer["frozen"], numerics=answer["numerics"])
+        elif row.numerics is not None and canonical_json(row.numerics) != canonical_json(answer["numerics"]):
+            changed = sorted(key for key in answer["numerics"] if answer["numerics"][key] != row.numerics.get(key))
+            _LOG.warning("study %s resumes under other numerics (%s): its bits will differ from an undisturbed run",
+                         row.name, ", ".join(f"{key}: {row.numerics.get(key)} -> {answer['numerics'][key]}"
+                                             for key in changed))
+            self._ledger.event("numerics_changed", study=row.name, before=row.numerics, after=answer["numerics"])
+        return RunningStudy(row.name, config, from_dict(FrozenStudy, answer["frozen"]))
+
+    async def _prepare(self, study: RunningStudy) -> None:
+        if self._ledger.last_round(study.name) is None:
+            self._ledger.open_round(study.name, 0, start_digest="", sample=(), phases=())
+        settings = study.config.study
+        wanted = settings.labelled_only_baseline and study.frozen.num_test > 0
+        if wanted and self._ledger.study(study.name).baseline is None:
+            baseline = await self._call("baseline", {"epochs": settings.baseline_epochs},
+                                        activity="training on labels only")
+            self._ledger.set_study_facts(study.name, baseline=baseline)
+        answer = await self._call("prepare", {}, activity="round 0: training on labels")
+        with self._ledger.transaction():
+            self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=answer["state"],
+                                         metrics=answer["metrics"])
+            self._ledger.commit_round(study.name, 0, metrics=answer["metrics"])
+        self._accountant.settle(study=study.name, round=0, phase="standby")
+        self._log_round(study, 0, answer["metrics"])
+
+    async def _wait_for_silos(self, study: RunningStudy) -> None:
+        if self._ledger.study(study.name).state is StudyState.WAITING:
+            if not await self._members(study, study.config.study.start_with):
+                return
+            self._ledger.set_study_state(study.name, StudyState.RUNNING)
+
+    async def _members(self, study: RunningStudy, wanted: int) -> list[str]:
+        """The roster once it has `wanted` silos; empty when the operator stops the study before."""
+        while len(members := self._roster.members()) < wanted:
+            if await self._stopped(study):
+                return []
+            self._bulletin.reason, self._bulletin.activity = StandbyReason.WAITING_FOR_SILOS, ""
+            self._bulletin.text = f"{len(members)} of {wanted} silos have joined"
+            await self._bulletin.wait(1.0)
+        return members
+
+    # Rounds -----------------------------------------------------------------------------------------------------------
+
+    async def _round(self, study: RunningStudy, number: int) -> None:
+        row = self._ledger.last_round(study.name)
+        if row is None or row.number < number:
+            members = await self._members(study, 1)
+            if not members:
+                return
+            row = await self._open_round(study, number, members)
+        self._bulletin.set(round=number)
+        while row.state not in _ROUND_OVER:
+            if row.state is RoundState.PREPARING:
+                await self._open_phase(study, row)
+            elif row.state is RoundState.COLLECTING:
+                await self._collect(study, row)
+            elif row.state is RoundState.AGGREGATING:
+                await self._aggregate(study, row)
+            else:
+                await self._commit(study, row)
+            row = self._ledger.round(study.name, number)
+            if self._ledger.study(study.name).state is StudyState.STOPPED:
+                return
+
+    async def _open_round(self, study: RunningStudy, number: int, members: list[str]) -> RoundRow:
+        start = self._ledger.committed_digest(study.name)
+        phases = (await self._call("phases", {"state": start, "round": number}, activity="opening the round"))["phases"]
+        generator = numpy_generator(study.config.study.seed, "sample", round=number)
+        size = study.config.participation.sample_size(len(members))
+        chosen = generator.choice(len(members), size=size, replace=False)
+        sample = sorted((members[index] for index in chosen), key=str.encode)
+        return self._ledger.open_round(study.name, number, start_digest=start, sample=sample, phases=phases)
+
+    async def _open_phase(self, study: RunningStudy, row: RoundRow) -> None:
+        phase = row.phases[row.phase]
+        members = self._roster.members()
+        asked = [silo for silo in (row.sample if phase["asks"] == "sample" else members) if silo in members]
+        self._bulletin.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase["name"])
+        answer = await self._call("tasks", {
+            "state": row.state_digest, "round": row.number, "phase": phase,
+            "silos": {silo: self._ledger.silo_state(study.name, silo, round=row.number)[1]
+                      for silo in asked}}, activity="writing tasks")
+        now = self._clock()
+        participation = study.config.participation
+        quorum = participation.quorum_of(len(row.sample)) if phase["quorum"] == "study" else 0
+        opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase["name"],
+                          quorum=quorum, opened_unix=now, deadline_unix=now + participation.timeout_seconds,
+                          limit_unix=now + participation.limit_seconds, closed_unix=None, expects=answer["expects"])
+        tasks = [self._task_spec(study, row, phase["name"], silo, answer["tasks"][silo], opened.deadline_unix)
+                 for silo in asked]
+        self._accountant.settle(study=study.name, round=row.number, phase="standby")
+        self._ledger.open_phase(opened, tasks)
+        self._resumed = False
+        self._bulletin.silos.clear()
+        self._bulletin.set(reason=StandbyReason.NOT_SAMPLED, activity="")
+        _LOG.info("round %d/%d: phase %s opened for %s", row.number, study.config.study.rounds, phase["name"],
+                  ", ".join(asked) or "nobody")
+
+    def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: dict[str, Any],
+                   deadline_unix: float) -> TaskSpec:
+        model: ModelSettings = study.config.model
+        return TaskSpec(
+            task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}", study=study.name, round=row.number,
+            rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
+            settings=task["settings"],
+            model=ModelSettings(name=model.name, classes=study.frozen.classes, normalisation=model.normalisation),
+            image=from_dict(ImageForm, to_dict(study.frozen.image)), augmentation=study.config.augmentation,
+            numerics=study.config.numerics,
+            payloads=tuple(from_dict(PayloadRef, payload) for payload in task["payloads"]),
+            last_folded_round=self._ledger.silo_state(study.name, silo)[0], seed=study.config.study.seed,
+            deadline_unix=deadline_unix)
+
+    async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
+        phase = self._ledger.phase(study.name, row.number, row.phase)
+        if self._resumed:
+            # The coordinator was away: what silos could not deliver meanwhile must not count against them.
+            participation, now = study.config.participation, self._clock()
+            self._ledger.move_deadline(phase, deadline_unix=now + participation.timeout_seconds,
+                                       limit_unix=now + participation.limit_seconds)
+            self._resumed = False
+            phase = self._ledger.phase(study.name, row.number, row.phase)
+        told = False
+        self._bulletin.set(reason=StandbyReason.NOT_SAMPLED, phase=phase.name, activity="")
+        while True:
+            if await self._stopped(study):
+                return
+            tasks = self._ledger.tasks(study.name, row.number, row.phase)
+            waiting = [task.silo for task in tasks if task.state is TaskState.OPEN]
+            answered = sum(task.state in (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED) for task in tasks)
+            phase = self._ledger.phase(study.name, row.number, row.phase)
+            now = self._clock()
+            if not waiting:
+                if answered >= phase.quorum:
+                    break
+                self._fail_round(study, row, f"{answered} of {phase.quorum} answers, and no other silo is left to ask")
+                return
+            if now >= phase.deadline_unix and answered >= phase.quorum:
+                _LOG.warning("round %d: closed at its deadline without %s", row.number, ", ".join(waiting))
+                break
+            if now >= phase.limit_unix:
+                self._fail_round(study, row, f"{answered} of {phase.quorum} answers within round_limit;"
+                                             f" missing: {', '.join(waiting)}")
+                return
+            if now >= phase.deadline_unix and not told:
+                _LOG.warning("round %d: past its deadline with %d of %d answers; waiting on for %s", row.number,
+                             answered, phase.quorum, ", ".join(waiting))
+                told = True
+            end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
+            await self._bulletin.wait(min(end - now, 60.0) + 0.001)
+        self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
+        self._ledger.close_phase(phase)
+        self._bulletin.set(reason=StandbyReason.COORDINATOR_WORKING)
+
+    def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
+        _LOG.error("round %d failed: %s; the model stays as it was", row.number, reason)
+        self._ledger.fail_round(row, reason=reason)
+        self._spool.collect(set())
+        self._bulletin.notify()
+
+    async def _aggregate(self, study: RunningStudy, row: RoundRow) -> None:
+        self._bulletin.set(reason=StandbyReason.COORDINATOR_WORKING)
+        accepted = self._ledger.accepted_updates(study.name, row.number, row.phase)
+        answer = await self._call("aggregate", {
+            "state": row.state_digest, "round": row.number, "phase": row.phases[row.phase],
+            "updates": [{"silo": task.silo, "num_examples": update.example_count, "metrics": update.metrics,
+                         "path": str(self._spool.path(update.digest)),
+                         "kept": self._ledger.silo_state(study.name, task.silo, round=row.number)[1]}
+                        for task, update in accepted]},
+            activity=f"aggregating {len(accepted)} updates")
+        with self._ledger.transaction():
+            self._ledger.folded(study.name, row.number, answer["kept"])
+            if row.phase + 1 < len(row.phases):
+                self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING,
+                                             state_digest=answer["state"], phase=row.phase + 1)
+            else:
+                self._ledger.set_round_state(study.name, row.number, RoundState.EVALUATING,
+                                             state_digest=answer["state"])
+
+    async def _commit(self, study: RunningStudy, row: RoundRow) -> None:
+        answer = await self._call("evaluate", {"state": row.state_digest, "round": row.number}, activity="evaluating")
+        self._accountant.settle(study=study.name, round=row.number, phase="standby")
+        self._ledger.commit_round(study.name, row.number, metrics=answer["metrics"])
+        self._collect_garbage(study)
+        self._log_round(study, row.number, answer["metrics"])
+
+    def _collect_garbage(self, study: RunningStudy) -> None:
+        """Removes files that no row needs any more; only ever called after a commit."""
+        self._spool.collect(set())
+        self._payloads.collect(set())
+        keep = states_to_keep(self._ledger.rounds(study.name), every=study.config.study.keep_every)
+        keep |= self._ledger.kept_digests(study.name)
+        for file in (self._folders.studies / study.name / "states").glob(f"*{_STATE_ENDING}"):
+            if file.name.removesuffix(_STATE_ENDING) not in keep:
+                file.unlink(missing_ok=True)
+
+    # Shared -----------------------------------------------------------------------------------------------------------
+
+    async def _call(self, operation: str, arguments: dict[str, Any], *, activity: str) -> dict[str, Any]:
+        """One step of the compute process; a step that died is tried again, since it gives the same bits."""
+        self._bulletin.set(activity=activity)
+        for attempt in range(1, _COMPUTE_ATTEMPTS + 1):
+            try:
+                if attempt > 1 and operation != "open_study":
+                    await self._reopen()
+                return await self._compute.call(operation, arguments, on_progress=self._bulletin.progress)
+            except ComputeFailed as error:
+                if attempt == _COMPUTE_ATTEMPTS:
+                    raise
+                _LOG.warning("%s: %s; trying again", operation, error.line())
+        raise AssertionError("unreachable")
+
+    async def _reopen(self) -> None:
+        """A fresh compute process knows no study yet."""
+        row = self._ledger.study(self._bulletin.study)
+        config = config_from_dict(row.config, where=f"study {row.name}")
+        await self._compute.call("open_study", {
+            "name": row.name, "config": row.config, "study_folder": str(self._folders.studies / row.name),
+            "payloads_folder": str(self._folders.payloads), "num_silos": config.study.start_with,
+            "frozen": row.frozen})
+
+    async def _stopped(self, study: RunningStudy) -> bool:
+        """Waits while the study is paused; True when the operator has stopped it."""
+        while (state := self._ledger.study(study.name).state) is StudyState.PAUSED:
+            before, self._bulletin.reason = self._bulletin.reason, StandbyReason.PAUSED
+            await self._bulletin.wait(1.0)
+            self._bulletin.reason = before
+        if state is not StudyState.STOPPED:
+            return False
+        row = self._ledger.last_round(study.name)
+        if row is not None and row.state not in _ROUND_OVER:
+            with self._ledger.transaction():
+                for task in self._ledger.tasks(study.name, row.number, row.phase):
+                    if task.state is TaskState.OPEN:
+                        self._ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
+                self._ledger.set_round_state(study.name, row.number, RoundState.CANCELLED)
+        self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} was stopped", activity="")
+        return True
+
+    def _log_round(self, study: RunningStudy, number: int, metrics: dict[str, float]) -> None:
+        accuracy = f"accuracy {metrics['accuracy']:.4f}" if "accuracy" in metrics else "no test set"
+        _LOG.info("round %d/%d committed: %s", number, study.config.study.rounds, accuracy)

@@ -1,0 +1,148 @@
+"""EnrollmentService on gRPC: Enroll on a port that opens and shuts by itself, RenewCertificate beside the rest.
+
+Python gRPC cannot make client certificates optional on one port, hence the second one. It is open while an invitation
+is, and a little longer, so that a silo whose answer was lost can ask again and a late one learns why it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from common.errors import BadPayload
+from common.identity import utc_text
+from common.status import answering_errors
+from common.tls import listen, server_options
+from common.wire import enrollment_service_pb2 as pb
+from common.wire import enrollment_service_pb2_grpc as pb_grpc
+from coordinator.callers import caller_silo, check_caller
+from coordinator.enrollment import Authority, Roster
+
+__all__ = ["EnrollService", "EnrollmentPort", "RenewalService"]
+
+_log = logging.getLogger(__name__)
+_MESSAGE_LIMIT_BYTES = 64 * 1024
+_CONCURRENT_CALLS = 16
+_LINGER_SECONDS = 3600.0
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EnrollService(pb_grpc.EnrollmentServiceServicer):
+    """Enroll, for callers that have no certificate yet."""
+
+    def __init__(self, authority: Authority, *, clock: Callable[[], float] = time.time) -> None:
+        self._authority = authority
+        self._clock = clock
+
+    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:  # noqa: N802
+        """Exchanges a token for a certificate."""
+        async with answering_errors(context):
+            if not request.HasField("silo_time"):
+                raise BadPayload("The request does not say what the silo's clock shows.")
+            silo_unix = request.silo_time.seconds + request.silo_time.nanos / 1e9
+            issued = self._authority.enroll(token=request.token, request_der=request.certificate_request_der,
+                                            silo_unix=silo_unix, now=self._clock())
+            response = pb.EnrollResponse(certificate_der=issued.certificate_der, silo=issued.silo,
+                                         authority_der=self._authority.certificate_der,
+                                         federation=self._authority.federation)
+            response.renew_time.seconds = int(issued.renew_unix)
+            return response
+        raise AssertionError("answering_errors swallowed an error")
+
+    async def RenewCertificate(self, request: pb.RenewCertificateRequest,  # noqa: N802
+                               context: _Context) -> pb.RenewCertificateResponse:
+        """Not served without a certificate."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Certificates are renewed at the work port.")
+        raise AssertionError("abort returned")
+
+
+class RenewalService(pb_grpc.EnrollmentServiceServicer):
+    """RenewCertificate, on the port where silos show their certificates."""
+
+    def __init__(self, authority: Authority, roster: Roster, *, clock: Callable[[], float] = time.time) -> None:
+        self._authority = authority
+        self._roster = roster
+        self._clock = clock
+
+    async def RenewCertificate(self, request: pb.RenewCertificateRequest,  # noqa: N802
+                               context: _Context) -> pb.RenewCertificateResponse:
+        """Issues the caller's next certificate."""
+        async with answering_errors(context):
+            now = self._clock()
+            caller = caller_silo(context, self._authority.federation)
+            check_caller(caller, self._roster, now)
+            issued = self._authority.renew(caller.silo, request_der=request.certificate_request_der, now=now)
+            response = pb.RenewCertificateResponse(certificate_der=issued.certificate_der)
+            response.renew_time.seconds = int(issued.renew_unix)
+            return response
+        raise AssertionError("answering_errors swallowed an error")
+
+    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:  # noqa: N802
+        """Served at the enrolment port only."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Silos enrol at the enrolment port.")
+        raise AssertionError("abort returned")
+
+
+class EnrollmentPort:
+    """Opens the enrolment port while an invitation is open, shuts it `linger_seconds` after the last one ended."""
+
+    def __init__(self, *, address: str, credentials: grpc.ServerCredentials, authority: Authority, roster: Roster,
+                 clock: Callable[[], float] = time.time, interval_seconds: float = 1.0,
+                 linger_seconds: float = _LINGER_SECONDS) -> None:
+        self._address = address
+        self._credentials = credentials
+        self._service = EnrollService(authority, clock=clock)
+        self._roster = roster
+        self._clock = clock
+        self._interval = interval_seconds
+        self._linger = linger_seconds
+        self._server: grpc.aio.Server | None = None
+        self._wanted_until = float("-inf")
+        self.port = 0
+        """The bound port while open, else 0."""
+
+    async def run(self) -> None:
+        """Watches the roster until cancelled; then the port is shut.
+
+        Raises: PortInUse or BadConfiguration when the address cannot be listened on.
+        """
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(self._interval)
+        finally:
+            await self._shut()
+
+    async def look(self) -> bool:
+        """Opens or shuts the port as the roster asks for; whether it is open."""
+        now = self._clock()
+        if self._roster.open_invitations(now) > 0:
+            self._wanted_until = now + self._linger
+            if self._server is None:
+                await self._open()
+        elif self._server is not None and now >= self._wanted_until:
+            await self._shut()
+        return self._server is not None
+
+    async def _open(self) -> None:
+        server = grpc.aio.server(options=server_options(message_limit_bytes=_MESSAGE_LIMIT_BYTES),
+                                 maximum_concurrent_rpcs=_CONCURRENT_CALLS)
+        pb_grpc.add_EnrollmentServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        port = listen(server, self._address, self._credentials)
+        await server.start()
+        self._server, self.port = server, port
+        _log.info("enrolment is open on %s", self._address)
+
+    async def _shut(self) -> None:
+        if self._server is None:
+            return
+        server, self._server, self.port = self._server, None, 0
+        await server.stop(grace=2.0)
+        _log.info("enrolment is shut since %s", utc_text(self._clock()))

@@ -1,0 +1,243 @@
+"""The federation folder: `federation.toml`, `authority/`, `ledger.sqlite`, `payloads/`, `spool/`, `studies/`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.config import from_dict, load_toml, parse_duration
+from common.errors import BadConfiguration, SemisiloError, UsageError
+
+__all__ = ["AddressSettings", "Federation", "FederationConfig", "FederationSettings", "LimitSettings",
+           "create_federation", "open_federation", "study_template"]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FederationSettings:
+    """Table [federation]."""
+
+    name: str
+    """Lower-case letters, digits and hyphens; part of every certificate, never to be changed."""
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ValueError(f'name = "{self.name}": use lower-case letters, digits and hyphens, at most 63.')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddressSettings:
+    """Table [address]: where silos reach the coordinator, and where it listens."""
+
+    public: str
+    """host:port that silos connect to; written into every invitation."""
+    enrollment: str = ""
+    """host:port for enrollment; empty: the host of `public` with the next port."""
+    listen: str = "[::]"
+    """Interface to listen on: "[::]" for all, "127.0.0.1" for this machine only."""
+
+    def __post_init__(self) -> None:
+        for name in ("public", "enrollment"):
+            value = getattr(self, name)
+            if (name == "public" or value) and not _valid_address(value):
+                raise ValueError(f'{name} = "{value}": write host:port, for example "hub.example:8443".')
+
+    @property
+    def port(self) -> int:
+        """The port of `public`."""
+        return int(self.public.rpartition(":")[2])
+
+    @property
+    def enrollment_address(self) -> str:
+        """host:port of the enrollment service."""
+        return self.enrollment or f"{self.public.rpartition(':')[0]}:{self.port + 1}"
+
+    @property
+    def enrollment_port(self) -> int:
+        """The port of `enrollment_address`."""
+        return int(self.enrollment_address.rpartition(":")[2])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitSettings:
+    """Table [limits]."""
+
+    spool_bytes: int = 20 * GIB
+    """Updates beyond this total are refused until the round is committed; silos try again later."""
+    uploads: int = 4
+    """Updates that are received at the same time; others wait. Each takes up to 40 MB of memory."""
+    invitation_life: str = "24h"
+    """How long an invitation can be used."""
+
+    def __post_init__(self) -> None:
+        if self.spool_bytes < 1 or self.uploads < 1:
+            raise ValueError("spool_bytes and uploads must be at least 1.")
+        parse_duration(self.invitation_life, where="invitation_life")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FederationConfig:
+    """`federation.toml`."""
+
+    federation: FederationSettings
+    address: AddressSettings
+    limits: LimitSettings = field(default_factory=LimitSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """An opened federation folder."""
+
+    folder: Path
+    config: FederationConfig
+
+    @property
+    def name(self) -> str:
+        """Name of the federation."""
+        return self.config.federation.name
+
+    @property
+    def authority(self) -> Path:
+        """Keys and certificates of the CA and the coordinator."""
+        return self.folder / "authority"
+
+    @property
+    def ledger(self) -> Path:
+        """The SQLite file."""
+        return self.folder / "ledger.sqlite"
+
+    @property
+    def payloads(self) -> Path:
+        """Content-addressed payload files on their way to silos."""
+        return self.folder / "payloads"
+
+    @property
+    def spool(self) -> Path:
+        """Updates on disk until their round is committed."""
+        return self.folder / "spool"
+
+    @property
+    def studies(self) -> Path:
+        """One folder per study."""
+        return self.folder / "studies"
+
+    @property
+    def live(self) -> Path:
+        """What `serve` is doing now, for `status`; rewritten every second."""
+        return self.folder / "live.json"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held by `serve`, so that two never run over one folder.
+
+        Raises: SemisiloError when another process holds it.
+        """
+        with open(self.folder / ".lock", "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise SemisiloError(f"Another 'coordinator serve' runs over {self.folder} (process "
+                                    f"{file.read().strip() or 'unknown'}).", remedy="Stop it first.") from None
+            file.seek(0)
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+
+def open_federation(folder: Path) -> Federation:
+    """Reads a federation folder.
+
+    Raises: UsageError when it is none; BadConfiguration when its file is wrong.
+    """
+    path = folder / "federation.toml"
+    if not path.is_file():
+        raise UsageError(f"{folder.resolve()} is not a federation folder: there is no federation.toml.",
+                         remedy="Go there with cd, name it with --folder, or make one: coordinator init NAME.")
+    data = load_toml(path)
+    parts: dict[str, Any] = {}
+    for name, cls in (("federation", FederationSettings), ("address", AddressSettings), ("limits", LimitSettings)):
+        if name in data:
+            parts[name] = from_dict(cls, data.pop(name), where=f"{path}: [{name}]")
+    if data:
+        from_dict(FederationConfig, data, where=str(path))
+    missing = [name for name in ("federation", "address") if name not in parts]
+    if missing:
+        raise BadConfiguration(f"{path}: table [{missing[0]}] is missing.")
+    return Federation(folder.resolve(), FederationConfig(**parts))
+
+
+def create_federation(folder: Path, *, name: str, address: str) -> Federation:
+    """Makes the folder with its configuration and a first study; the authority is made by the caller.
+
+    Raises: UsageError when the folder is in use or a value is wrong.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another name, or remove it.")
+    from_dict(FederationSettings, {"name": name}, where="NAME")
+    from_dict(AddressSettings, {"public": address}, where="--address")
+    for part in ("authority", "payloads", "spool", "studies"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    (folder / "authority").chmod(0o700)
+    (folder / "federation.toml").write_text(
+        f'[federation]\nname = "{name}"\n\n[address]\n# What silos connect to; goes into every invitation.\n'
+        f'public = "{address}"\n# enrollment = "{address.rpartition(":")[0]}:'
+        f'{int(address.rpartition(":")[2]) + 1}"\n# Use "127.0.0.1" to listen on this machine only.\n'
+        f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n',
+        encoding="utf-8")
+    return open_federation(folder)
+
+
+def study_template(*, labelled: str = "data/labelled", test: str = "data/test", size: int = 28,
+                   channels: int = 3) -> str:
+    """A commented study file to edit."""
+    return f'''# What silos train together. Paths start at this folder. Every key is explained in docs/study.md.
+[study]
+seed = 1
+rounds = 100
+start_with = 2                    # silos that must have joined before round 1
+
+[model]
+name = "small_cnn"                # or wide_resnet_28_2, any torchvision model, "package.module:factory"
+
+[data]                            # what the coordinator holds
+labelled = "{labelled}"    # a folder of class folders, or file.npz, or "digits"
+test = "{test}"              # measured after every round
+# classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
+image = {{ size = {size}, channels = {channels}, mean = "labelled", std = "labelled", resize = "fit" }}
+
+[augmentation]
+policy = "small"
+horizontal_flip = false           # only where a mirrored image means the same
+vertical_flip = false
+
+[method]
+name = "semifl"
+confidence_threshold = 0.95
+local_epochs = 5
+labelled_batch = 10
+
+[participation]
+silos_per_round = "100%"          # or a number
+# quorum = 2                      # answers needed at the deadline; half of those asked when left out
+round_timeout = "30m"
+round_limit = "2d"
+
+[wire]
+uplink = "raw"
+'''
+
+
+def _valid_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[2]) < 65536

@@ -1,0 +1,515 @@
+"""The ledger: an SQLite record of studies, rounds, tasks and updates, and a hash-chained list of events.
+
+A commit is one transaction that names file digests; the files are written before it and collected after it. Several
+processes may open the same ledger: `serve` and the commands of the operator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import canonical_json
+from common.errors import DiskFull, StorageDamaged, UnknownName
+from common.exchange import TaskSpec
+from coordinator.schema import MIGRATIONS
+from coordinator.states import (
+    ROUND_TRANSITIONS,
+    STUDY_TRANSITIONS,
+    TASK_TRANSITIONS,
+    RoundState,
+    StudyState,
+    TaskState,
+    check_transition,
+)
+
+__all__ = ["DeclaredUpdate", "Ledger", "PhaseRow", "RoundRow", "StudyRow", "TaskRow"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRow:
+    """One study."""
+
+    name: str
+    position: int
+    state: StudyState
+    config: dict[str, Any]
+    frozen: dict[str, Any] | None
+    numerics: dict[str, Any] | None
+    baseline: dict[str, Any] | None
+    queued_unix: float
+    started_unix: float | None
+    ended_unix: float | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRow:
+    """One round of a study."""
+
+    study: str
+    number: int
+    state: RoundState
+    phase: int
+    phases: tuple[dict[str, str], ...]
+    sample: tuple[str, ...]
+    opened_unix: float
+    closed_unix: float | None
+    start_digest: str
+    state_digest: str
+    metrics: dict[str, float]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseRow:
+    """One phase of a round."""
+
+    study: str
+    round: int
+    number: int
+    name: str
+    quorum: int
+    opened_unix: float
+    deadline_unix: float
+    limit_unix: float
+    closed_unix: float | None
+    expects: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRow:
+    """What one silo was asked, and its answer."""
+
+    task_id: str
+    study: str
+    round: int
+    phase: int
+    silo: str
+    state: TaskState
+    spec: dict[str, Any]
+    opened_unix: float
+    given_unix: float | None
+    closed_unix: float | None
+    update_id: str | None
+    reason: str
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeclaredUpdate:
+    """An update that a silo has announced; complete when `accepted_unix` is set."""
+
+    update_id: str
+    task_id: str
+    digest: str
+    size_bytes: int
+    groups: dict[str, int]
+    example_count: int
+    metrics: dict[str, float]
+    training_seconds: float
+    declared_unix: float
+    accepted_unix: float | None
+    folded: bool
+
+
+class Ledger:
+    """Reads and writes `ledger.sqlite`. Every public method that writes is one transaction and survives kill -9."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the ledger and brings it to this version.
+
+        Raises: StorageDamaged when the file is no ledger or comes from a newer semisilo.
+        """
+        self.path = path
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._migrate()
+        except sqlite3.DatabaseError as error:
+            raise StorageDamaged(f"{path}: cannot be opened as a ledger: {error}.",
+                                 remedy="Restore it from a backup.") from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    def _migrate(self) -> None:
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version > len(MIGRATIONS):
+            raise StorageDamaged(f"{self.path}: written by a newer semisilo (ledger version {version}).",
+                                 remedy="Upgrade semisilo on this machine.")
+        for number in range(version, len(MIGRATIONS)):
+            self._db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One atomic, durable write. Nested use joins the outer transaction."""
+        if self._db.in_transaction:
+            yield self._db
+            return
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if "full" in str(error) or "disk I/O" in str(error):
+                raise DiskFull(f"{self.path}: {error}.",
+                               remedy="Free some space; everything recorded so far is safe.") from None
+            raise
+
+    def query(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """Rows of a SELECT."""
+        return self._db.execute(sql, values).fetchall()
+
+    def data_version(self) -> int:
+        """Changes when another process has written."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def event(self, kind: str, *, study: str = "", **detail: Any) -> None:
+        """Appends to the audit trail: `chain = sha256(previous chain + this row)`."""
+        with self.transaction() as db:
+            last = db.execute("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1").fetchone()
+            number, previous = (last["number"] + 1, last["chain"]) if last else (1, "")
+            unix, text = time.time(), canonical_json(detail)
+            chain = hashlib.sha256(canonical_json([previous, number, unix, kind, study, text]).encode()).hexdigest()
+            db.execute("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", (number, unix, kind, study, text, chain))
+
+    def check_events(self) -> int:
+        """Recomputes the chain; returns how many events there are.
+
+        Raises: StorageDamaged, naming the first event that was altered.
+        """
+        previous, count = "", 0
+        for row in self._db.execute("SELECT * FROM event ORDER BY number"):
+            content = [previous, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]]
+            previous = hashlib.sha256(canonical_json(content).encode()).hexdigest()
+            if previous != row["chain"]:
+                raise StorageDamaged(f"{self.path}: event {row['number']} was altered.",
+                                     remedy="Restore the ledger from a backup.")
+            count += 1
+        return count
+
+    # Studies ----------------------------------------------------------------------------------------------------------
+
+    def queue_study(self, name: str, config: Mapping[str, Any]) -> None:
+        """Adds a checked study at the end of the queue."""
+        with self.transaction() as db:
+            position = db.execute("SELECT coalesce(max(position), 0) + 1 FROM study").fetchone()[0]
+            db.execute("INSERT INTO study (name, position, state, config_json, queued_unix) VALUES (?, ?, ?, ?, ?)",
+                       (name, position, StudyState.QUEUED, canonical_json(config), time.time()))
+            self.event("study_queued", study=name, config=config)
+
+    def requeue_study(self, name: str, config: Mapping[str, Any]) -> None:
+        """Gives a study that failed or was stopped another try, from where it stood."""
+        with self.transaction() as db:
+            self.set_study_state(name, StudyState.QUEUED)
+            db.execute("UPDATE study SET config_json = ?, ended_unix = NULL WHERE name = ?",
+                       (canonical_json(config), name))
+
+    def studies(self) -> list[StudyRow]:
+        """All studies in order of the queue."""
+        return [_study(row) for row in self.query("SELECT * FROM study ORDER BY position")]
+
+    def study(self, name: str) -> StudyRow:
+        """One study.
+
+        Raises: UnknownName, with the names there are.
+        """
+        rows = self.query("SELECT * FROM study WHERE name = ?", name)
+        if not rows:
+            names = ", ".join(row.name for row in self.studies()) or "none yet"
+            raise UnknownName(f"There is no study '{name}' in the ledger.", remedy=f"Studies: {names}.")
+        return _study(rows[0])
+
+    def set_study_state(self, name: str, state: StudyState, *, reason: str = "") -> None:
+        """Moves a study on; sets its start and end times."""
+        with self.transaction() as db:
+            before = self.study(name).state
+            if before == state:
+                return
+            check_transition(STUDY_TRANSITIONS, before, state)
+            now = time.time()
+            db.execute("UPDATE study SET state = ?, reason = ? WHERE name = ?", (state, reason, name))
+            if state is StudyState.PREPARING:
+                db.execute("UPDATE study SET started_unix = ? WHERE name = ?", (now, name))
+            if state in (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED):
+                db.execute("UPDATE study SET ended_unix = ? WHERE name = ?", (now, name))
+            self.event(f"study_{state}", study=name, reason=reason)
+
+    def set_study_facts(self, name: str, **facts: Any) -> None:
+        """Writes `frozen`, `numerics` or `baseline` of a study."""
+        assert facts.keys() <= {"frozen", "numerics", "baseline"}, facts.keys()
+        with self.transaction() as db:
+            for key, value in facts.items():
+                db.execute(f"UPDATE study SET {key}_json = ? WHERE name = ?", (canonical_json(value), name))
+                self.event(f"study_{key}", study=name, **{key: value})
+
+    # Rounds and phases ------------------------------------------------------------------------------------------------
+
+    def open_round(self, study: str, number: int, *, start_digest: str, sample: Sequence[str],
+                   phases: Sequence[Mapping[str, str]]) -> RoundRow:
+        """Records a new round with its sample, before any silo hears of it."""
+        with self.transaction() as db:
+            db.execute("INSERT INTO round (study, number, state, phases_json, sample_json, opened_unix, start_digest,"
+                       " state_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                       (study, number, RoundState.PREPARING, canonical_json(phases), canonical_json(sample),
+                        time.time(), start_digest, start_digest))
+            self.event("round_opened", study=study, round=number, sample=list(sample))
+        return self.round(study, number)
+
+    def rounds(self, study: str) -> list[RoundRow]:
+        """All rounds of a study in order."""
+        return [_round(row) for row in self.query("SELECT * FROM round WHERE study = ? ORDER BY number", study)]
+
+    def round(self, study: str, number: int) -> RoundRow:
+        """One round; it must exist."""
+        return _round(self.query("SELECT * FROM round WHERE study = ? AND number = ?", study, number)[0])
+
+    def last_round(self, study: str) -> RoundRow | None:
+        """The round with the highest number, None before round 0."""
+        rows = self.query("SELECT * FROM round WHERE study = ? ORDER BY number DESC LIMIT 1", study)
+        return _round(rows[0]) if rows else None
+
+    def committed_digest(self, study: str) -> str:
+        """The state file of the last completed round; '' before round 0."""
+        rows = self.query("SELECT state_digest FROM round WHERE study = ? AND state = ? ORDER BY number DESC LIMIT 1",
+                          study, RoundState.COMPLETED)
+        return str(rows[0]["state_digest"]) if rows else ""
+
+    def set_round_state(self, study: str, number: int, state: RoundState, *, state_digest: str | None = None,
+                        metrics: Mapping[str, float] | None = None, phase: int | None = None,
+                        reason: str = "") -> None:
+        """Moves a round on, with what the step has produced, in one transaction."""
+        with self.transaction() as db:
+            before = self.round(study, number).state
+            check_transition(ROUND_TRANSITIONS, before, state)
+            db.execute("UPDATE round SET state = ?, reason = ? WHERE study = ? AND number = ?",
+                       (state, reason, study, number))
+            for column, value in (("state_digest", state_digest), ("phase", phase),
+                                  ("metrics_json", None if metrics is None else canonical_json(metrics))):
+                if value is not None:
+                    db.execute(f"UPDATE round SET {column} = ? WHERE study = ? AND number = ?", (value, study, number))
+            if state in (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED):
+                db.execute("UPDATE round SET closed_unix = ? WHERE study = ? AND number = ?",
+                           (time.time(), study, number))
+            self.event(f"round_{state}", study=study, round=number, state_digest=state_digest or "",
+                       metrics=dict(metrics or {}), reason=reason)
+
+    def open_phase(self, phase: PhaseRow, tasks: Sequence[TaskSpec]) -> None:
+        """Records a phase and its tasks, and moves the round to COLLECTING."""
+        with self.transaction() as db:
+            db.execute("INSERT INTO phase VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                       (phase.study, phase.round, phase.number, phase.name, phase.quorum, phase.opened_unix,
+                        phase.deadline_unix, phase.limit_unix, None, canonical_json(phase.expects)))
+            for spec in tasks:
+                db.execute("INSERT INTO task (task_id, study, round, phase, silo, state, spec_json, opened_unix)"
+                           " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                           (spec.task_id, spec.study, spec.round, phase.number, spec.silo, TaskState.OPEN,
+                            canonical_json(spec), phase.opened_unix))
+            self.set_round_state(phase.study, phase.round, RoundState.COLLECTING)
+
+    def phase(self, study: str, round: int, number: int) -> PhaseRow:
+        """One phase; it must exist."""
+        return _phase(self.query("SELECT * FROM phase WHERE study = ? AND round = ? AND number = ?",
+                                 study, round, number)[0])
+
+    def move_deadline(self, phase: PhaseRow, *, deadline_unix: float, limit_unix: float) -> None:
+        """Gives a phase a later deadline: after a restart, or because the operator asks for it."""
+        with self.transaction() as db:
+            db.execute("UPDATE phase SET deadline_unix = ?, limit_unix = ?"
+                       " WHERE study = ? AND round = ? AND number = ?",
+                       (deadline_unix, limit_unix, phase.study, phase.round, phase.number))
+            self.event("deadline_moved", study=phase.study, round=phase.round, deadline_unix=deadline_unix)
+
+    def close_phase(self, phase: PhaseRow) -> None:
+        """Fixes who was accepted: open tasks expire, the round moves to AGGREGATING."""
+        with self.transaction() as db:
+            now = time.time()
+            for task in self.tasks(phase.study, phase.round, phase.number):
+                if task.state is TaskState.OPEN:
+                    self.close_task(task, TaskState.EXPIRED, reason="no answer before the phase closed")
+            db.execute("UPDATE phase SET closed_unix = ? WHERE study = ? AND round = ? AND number = ?",
+                       (now, phase.study, phase.round, phase.number))
+            self.set_round_state(phase.study, phase.round, RoundState.AGGREGATING)
+
+    # Tasks and updates ------------------------------------------------------------------------------------------------
+
+    def tasks(self, study: str, round: int, phase: int) -> list[TaskRow]:
+        """The tasks of a phase in byte order of the silos' names."""
+        rows = self.query("SELECT * FROM task WHERE study = ? AND round = ? AND phase = ?", study, round, phase)
+        return sorted((_task(row) for row in rows), key=lambda task: task.silo.encode())
+
+    def task(self, task_id: str) -> TaskRow | None:
+        """One task."""
+        rows = self.query("SELECT * FROM task WHERE task_id = ?", task_id)
+        return _task(rows[0]) if rows else None
+
+    def open_task(self, silo: str) -> TaskRow | None:
+        """The task that a silo should work on now."""
+        rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ? ORDER BY opened_unix LIMIT 1",
+                          silo, TaskState.OPEN)
+        return _task(rows[0]) if rows else None
+
+    def task_given(self, task_id: str) -> None:
+        """Notes that the silo has been told of its task."""
+        with self.transaction() as db:
+            db.execute("UPDATE task SET given_unix = coalesce(given_unix, ?) WHERE task_id = ?",
+                       (time.time(), task_id))
+
+    def close_task(self, task: TaskRow, state: TaskState, *, update_id: str | None = None, reason: str = "",
+                   metrics: Mapping[str, float] | None = None) -> None:
+        """Ends an open task."""
+        check_transition(TASK_TRANSITIONS, task.state, state)
+        with self.transaction() as db:
+            db.execute("UPDATE task SET state = ?, closed_unix = ?, update_id = ?, reason = ?, metrics_json = ?"
+                       " WHERE task_id = ? AND state = ?",
+                       (state, time.time(), update_id, reason, canonical_json(dict(metrics or {})), task.task_id,
+                        TaskState.OPEN))
+            self.event(f"task_{state}", study=task.study, round=task.round, silo=task.silo, update_id=update_id or "",
+                       reason=reason, metrics=dict(metrics or {}))
+
+    def cancel_tasks(self, silo: str, *, reason: str) -> int:
+        """Cancels the open tasks of a silo; returns how many there were."""
+        with self.transaction():
+            rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ?", silo, TaskState.OPEN)
+            for row in rows:
+                self.close_task(_task(row), TaskState.CANCELLED, reason=reason)
+            return len(rows)
+
+    def declare_update(self, update: DeclaredUpdate) -> None:
+        """Records what a silo announces; a repeat changes nothing."""
+        with self.transaction() as db:
+            db.execute("INSERT OR IGNORE INTO declared_update VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)",
+                       (update.update_id, update.task_id, update.digest, update.size_bytes,
+                        canonical_json(update.groups), update.example_count, canonical_json(update.metrics),
+                        update.training_seconds, update.declared_unix))
+
+    def declared_update(self, update_id: str) -> DeclaredUpdate | None:
+        """One announced update."""
+        rows = self.query("SELECT * FROM declared_update WHERE update_id = ?", update_id)
+        return _declared(rows[0]) if rows else None
+
+    def accept_update(self, update: DeclaredUpdate, task: TaskRow) -> None:
+        """The update is complete, checked and on disk: the task is answered."""
+        with self.transaction() as db:
+            db.execute("UPDATE declared_update SET accepted_unix = ? WHERE update_id = ?",
+                       (time.time(), update.update_id))
+            self.close_task(task, TaskState.UPDATED, update_id=update.update_id, metrics=update.metrics)
+
+    def accepted_updates(self, study: str, round: int, phase: int) -> list[tuple[TaskRow, DeclaredUpdate]]:
+        """The updates that a closed phase folds, in silo order."""
+        pairs = []
+        for task in self.tasks(study, round, phase):
+            if task.state is TaskState.UPDATED and task.update_id is not None:
+                update = self.declared_update(task.update_id)
+                assert update is not None
+                pairs.append((task, update))
+        return pairs
+
+    def folded(self, study: str, round: int, kept: Mapping[str, str | None]) -> None:
+        """Notes whose updates a phase has folded and what is kept for them; it counts once the round is committed."""
+        with self.transaction() as db:
+            for silo, digest in kept.items():
+                db.execute("INSERT INTO silo_state (study, silo, pending_round, pending_kept_digest)"
+                           " VALUES (?, ?, ?, ?) ON CONFLICT (study, silo) DO UPDATE SET"
+                           " pending_round = excluded.pending_round,"
+                           " pending_kept_digest = coalesce(excluded.pending_kept_digest, pending_kept_digest)",
+                           (study, silo, round, digest))
+
+    def commit_round(self, study: str, round: int, *, metrics: Mapping[str, float]) -> None:
+        """Commits a round: its state counts, and what was folded in it becomes what silos and strategy remember."""
+        with self.transaction() as db:
+            self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics)
+            db.execute("UPDATE silo_state SET last_folded_round = ?,"
+                       " kept_digest = coalesce(pending_kept_digest, kept_digest),"
+                       " pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round = ?",
+                       (round, study, round))
+            db.execute("UPDATE declared_update SET folded = 1 WHERE update_id IN"
+                       " (SELECT update_id FROM task WHERE study = ? AND round = ?)", (study, round))
+
+    def fail_round(self, row: RoundRow, *, reason: str) -> None:
+        """Ends a round without a result: the model stays, its updates and what was pending are dropped."""
+        with self.transaction() as db:
+            for task in self.tasks(row.study, row.number, row.phase):
+                if task.state is TaskState.OPEN:
+                    self.close_task(task, TaskState.EXPIRED, reason="the round failed")
+            self.set_round_state(row.study, row.number, RoundState.FAILED, state_digest=row.start_digest,
+                                 reason=reason)
+            db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ?",
+                       (row.study,))
+
+    def silo_state(self, study: str, silo: str, *, round: int = 0) -> tuple[int, str | None]:
+        """(last folded round or 0, digest of what the strategy keeps or None).
+
+        With `round`, what an earlier phase of that round has put aside goes before what is committed.
+        """
+        rows = self.query("SELECT * FROM silo_state WHERE study = ? AND silo = ?", study, silo)
+        if not rows:
+            return 0, None
+        row = rows[0]
+        pending = row["pending_kept_digest"] if round and row["pending_round"] == round else None
+        return int(row["last_folded_round"]), pending or row["kept_digest"]
+
+    def kept_digests(self, study: str) -> set[str]:
+        """State files that the strategy keeps for silos."""
+        rows = self.query("SELECT kept_digest, pending_kept_digest FROM silo_state WHERE study = ?", study)
+        return {digest for row in rows for digest in tuple(row) if digest is not None}
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _study(row: sqlite3.Row) -> StudyRow:
+    return StudyRow(name=row["name"], position=row["position"], state=StudyState(row["state"]),
+                    config=_json(row["config_json"]), frozen=_json(row["frozen_json"]),
+                    numerics=_json(row["numerics_json"]), baseline=_json(row["baseline_json"]),
+                    queued_unix=row["queued_unix"], started_unix=row["started_unix"], ended_unix=row["ended_unix"],
+                    reason=row["reason"])
+
+
+def _round(row: sqlite3.Row) -> RoundRow:
+    return RoundRow(study=row["study"], number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
+                    phases=tuple(_json(row["phases_json"])), sample=tuple(_json(row["sample_json"])),
+                    opened_unix=row["opened_unix"], closed_unix=row["closed_unix"], start_digest=row["start_digest"],
+                    state_digest=row["state_digest"], metrics=_json(row["metrics_json"]), reason=row["reason"])
+
+
+def _phase(row: sqlite3.Row) -> PhaseRow:
+    return PhaseRow(study=row["study"], round=row["round"], number=row["number"], name=row["name"],
+                    quorum=row["quorum"], opened_unix=row["opened_unix"], deadline_unix=row["deadline_unix"],
+                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], expects=_json(row["expects_json"]))
+
+
+def _task(row: sqlite3.Row) -> TaskRow:
+    return TaskRow(task_id=row["task_id"], study=row["study"], round=row["round"], phase=row["phase"],
+                   silo=row["silo"], state=TaskState(row["state"]), spec=_json(row["spec_json"]),
+                   opened_unix=row["opened_unix"], given_unix=row["given_unix"], closed_unix=row["closed_unix"],
+                   update_id=row["update_id"], reason=row["reason"], metrics=_json(row["metrics_json"]))
+
+
+def _declared(row: sqlite3.Row) -> DeclaredUpdate:
+    return DeclaredUpdate(update_id=row["update_id"], task_id=row["task_id"], digest=row["digest"],
+                          size_bytes=row["size_bytes"], groups=_json(row["groups_json"]),
+                          example_count=row["example_count"], metrics=_json(row["metrics_json"]),
+                          training_seconds=row["training_seconds"], declared_unix=row["declared_unix"],
+                          accepted_unix=row["accepted_unix"], folded=bool(row["folded"]))

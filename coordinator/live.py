@@ -1,0 +1,110 @@
+"""`live.json`: what `serve` is doing at this moment, for `coordinator status` in another shell.
+
+Nothing depends on it: it is rewritten about once a second without a disk flush, and a reader ignores it when it is old.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.config import canonical_json, from_dict
+from common.errors import BadConfiguration
+from coordinator.bulletin import Bulletin
+
+__all__ = ["STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "write"]
+
+STALE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveSilo:
+    """What a silo last said of its work."""
+
+    stage: str = ""
+    """"downloading", "training" or "uploading"."""
+    fraction: float = 0.0
+    """Share of the stage that is done, 0 to 1."""
+    text: str = ""
+    unix: float = 0.0
+    """When it said so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveStatus:
+    """What the coordinator is doing. Times are Unix seconds."""
+
+    pid: int
+    unix: float
+    """When this was written."""
+    study: str = ""
+    round: int = 0
+    rounds: int = 0
+    phase: str = ""
+    reason: str = ""
+    """Why silos without a task have none: a `StandbyReason`."""
+    activity: str = ""
+    """What the compute process is doing."""
+    fraction: float = 0.0
+    text: str = ""
+    connected: tuple[str, ...] = ()
+    """Silos with an RPC in flight, in byte order."""
+    silos: dict[str, LiveSilo] = field(default_factory=dict)
+    """Progress of silos that work in the current phase."""
+    deadline_unix: float | None = None
+    """Deadline of the open phase."""
+
+    @classmethod
+    def from_bulletin(cls, bulletin: Bulletin, *, deadline_unix: float | None = None, pid: int | None = None,
+                      now_unix: float | None = None) -> LiveStatus:
+        """A copy of the bulletin, of this process and moment unless told otherwise."""
+        return cls(
+            pid=os.getpid() if pid is None else pid, unix=time.time() if now_unix is None else now_unix,
+            study=bulletin.study, round=bulletin.round, rounds=bulletin.rounds, phase=bulletin.phase,
+            reason=str(bulletin.reason), activity=bulletin.activity, fraction=_share(bulletin.fraction),
+            text=bulletin.text, connected=tuple(sorted(bulletin.connected, key=str.encode)),
+            deadline_unix=deadline_unix,
+            silos={name: LiveSilo(stage=entry.stage, fraction=_share(entry.fraction), text=entry.text, unix=entry.unix)
+                   for name, entry in sorted(bulletin.silos.items())})
+
+
+def write(path: Path, status: LiveStatus) -> None:
+    """Replaces the file atomically.
+
+    Raises: OSError, for example on a full disk; the caller may ignore it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(canonical_json(status), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read(path: Path, *, now_unix: float | None = None) -> LiveStatus | None:
+    """What `serve` last wrote; None when there is nothing, it is older than ten seconds or its process has gone."""
+    try:
+        status = from_dict(LiveStatus, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, BadConfiguration):
+        return None
+    now = time.time() if now_unix is None else now_unix
+    if abs(now - status.unix) > STALE_SECONDS or not _alive(status.pid):
+        return None
+    return status
+
+
+def _share(fraction: float) -> float:
+    return min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else 0.0
+
+
+def _alive(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # it is there and belongs to someone else
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""From study files to the ledger's queue, and what an operator may do with a study."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from common.config import canonical_json, to_dict
+from common.errors import UnknownName, UsageError
+from coordinator.federation import Federation, study_template
+from coordinator.ledger import Ledger
+from coordinator.states import StudyState
+from coordinator.study import StudyConfig, load_study
+
+__all__ = ["create_study", "queue_new_studies", "queue_study"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+def create_study(federation: Federation, name: str) -> Path:
+    """Makes `studies/<name>/study.toml` from the template; returns its path.
+
+    Raises: UsageError when the name does not fit or is taken.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"'{name}' cannot name a study.", remedy="Use letters, digits, '_' and '-', at most 63.")
+    folder = federation.studies / name
+    path = folder / "study.toml"
+    if path.exists():
+        raise UsageError(f"Study '{name}' exists already: {path}.", remedy="Edit that file, or choose another name.")
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    path.write_text(study_template(), encoding="utf-8")
+    return path
+
+
+def queue_study(federation: Federation, ledger: Ledger, name: str) -> StudyConfig:
+    """Checks a study file and puts it at the end of the queue, where its settings are frozen.
+
+    A study that failed before its first round is queued again with the file as it is now; one that failed or was
+    stopped later goes on with the settings that it began with.
+    Raises: UnknownName, BadConfiguration; UsageError when the study is in the queue or over.
+    """
+    path = federation.studies / name / "study.toml"
+    if not path.is_file():
+        names = ", ".join(sorted(file.parent.name for file in federation.studies.glob("*/study.toml"))) or "none yet"
+        raise UnknownName(f"There is no file {path}.",
+                          remedy=f"Studies: {names}. Make one with: coordinator new {name}.")
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"'{name}' cannot name a study.", remedy="Use letters, digits, '_' and '-', at most 63.")
+    known = next((row for row in ledger.studies() if row.name == name), None)
+    config = load_study(path)
+    if known is None:
+        ledger.queue_study(name, to_dict(config))
+        return config
+    if known.state is StudyState.COMPLETED:
+        raise UsageError(f"Study '{name}' is complete.", remedy="Start another one: coordinator new NAME.")
+    if known.state not in (StudyState.FAILED, StudyState.STOPPED):
+        raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
+    if ledger.committed_digest(name) == "":
+        ledger.requeue_study(name, to_dict(config))
+    elif canonical_json(config) != canonical_json(known.config):
+        raise UsageError(f"Study '{name}' has begun with other settings than {path} has now.",
+                         remedy="Undo the edit to go on with it, or start another study: coordinator new NAME.")
+    else:
+        ledger.requeue_study(name, known.config)
+    return config
+
+
+def queue_new_studies(federation: Federation, ledger: Ledger) -> list[str]:
+    """What `serve` does when it starts: queues the studies that the ledger does not know or that never got to work.
+
+    Raises: BadConfiguration or UnknownName for the first file that is wrong.
+    """
+    known = {row.name: row for row in ledger.studies()}
+    queued = []
+    for path in sorted(federation.studies.glob("*/study.toml")):
+        row = known.get(path.parent.name)
+        if row is None or (row.state is StudyState.FAILED and ledger.committed_digest(row.name) == ""):
+            queue_study(federation, ledger, path.parent.name)
+            queued.append(path.parent.name)
+    return queued

@@ -1,0 +1,39 @@
+"""`coordinator report`: one self-contained page and four plots, from the ledger alone, at any moment of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.durable import write_durably
+from coordinator.federation import Federation
+from coordinator.figures import draw_figures
+from coordinator.ledger import Ledger
+from coordinator.report_page import render_page
+from coordinator.roster import LedgerRoster
+from coordinator.summary import audit, summarise
+
+__all__ = ["write_report"]
+
+
+def write_report(federation: Federation, ledger: Ledger, study: str, out: Path | None = None) -> Path:
+    """Writes `index.html` and the plots as PNG files.
+
+    Args:
+        federation: its name and folders go into the page.
+        study: name of a study in the ledger, in whatever state.
+        out: folder, made when missing; `studies/<study>/report` when None.
+    Returns: the page.
+    Raises: UnknownName when there is no such study; OSError when the folder cannot be written.
+    """
+    summary = summarise(ledger, study)
+    folder = federation.studies / study / "report" if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = draw_figures(summary)
+    for figure in figures:
+        write_durably(folder / f"{figure.name}.png", figure.light_png)
+    page = folder / "index.html"
+    text = render_page(federation=federation.name, address=federation.config.address.public, study=summary,
+                       silos=tuple(LedgerRoster(ledger).silos()), figures=figures, audit=audit(ledger, study),
+                       state_digest=ledger.committed_digest(study))
+    write_durably(page, text.encode("utf-8"))
+    return page

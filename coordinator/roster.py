@@ -1,0 +1,153 @@
+"""The silos of a federation: invitations, certificates, who has joined, who is revoked. Kept in the ledger."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from common.config import canonical_json
+from common.errors import InvitationUsed, UnknownSilo
+from coordinator.enrollment import Invitation, SiloStatus
+from coordinator.ledger import Ledger
+
+__all__ = ["LedgerRoster", "SiloRow"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloRow:
+    """One silo as the operator sees it."""
+
+    name: str
+    enrolled_unix: float
+    revoked_unix: float | None
+    joined_unix: float | None
+    seen_unix: float | None
+    version: str
+    methods: tuple[str, ...]
+    labelled_count: int
+    unlabelled_count: int
+    memory_study: str
+    memory_round: int
+    certificate_not_after_unix: float
+
+
+class LedgerRoster:
+    """Implements `coordinator.enrollment.Roster` on the ledger, and keeps what silos say of themselves."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def add_invitation(self, *, silo: str, token_hash: bytes, expires_unix: float) -> None:
+        """Records an invitation; an open one of the same silo no longer works."""
+        with self._ledger.transaction() as db:
+            db.execute("DELETE FROM invitation WHERE silo = ? AND used_unix IS NULL", (silo,))
+            db.execute("INSERT INTO invitation (token_hash, silo, created_unix, expires_unix) VALUES (?, ?, ?, ?)",
+                       (token_hash, silo, time.time(), expires_unix))
+            self._ledger.event("silo_invited", silo=silo, expires_unix=expires_unix)
+
+    def invitation(self, token_hash: bytes) -> Invitation | None:
+        """The invitation of a token, None when there is none."""
+        rows = self._ledger.query("SELECT * FROM invitation WHERE token_hash = ?", token_hash)
+        if not rows:
+            return None
+        row = rows[0]
+        return Invitation(silo=row["silo"], expires_unix=row["expires_unix"],
+                          used_key_fingerprint=row["key_fingerprint"], certificate_der=row["certificate_der"])
+
+    def use_invitation(self, token_hash: bytes, *, key_fingerprint: bytes, certificate_der: bytes, serial: int,
+                       not_after_unix: float) -> None:
+        """Uses a token once: marks it, records the certificate, and lets the silo into the roster, un-revoked.
+
+        Earlier certificates of the silo stop working: an invitation is how a lost or stolen key is replaced.
+        Raises: InvitationUsed when another call was first.
+        """
+        with self._ledger.transaction() as db:
+            now = time.time()
+            changed = db.execute("UPDATE invitation SET used_unix = ?, key_fingerprint = ?, certificate_der = ?"
+                                 " WHERE token_hash = ? AND used_unix IS NULL",
+                                 (now, key_fingerprint, certificate_der, token_hash)).rowcount
+            if changed != 1:
+                raise InvitationUsed("This invitation has been used already.",
+                                     remedy="Ask the coordinator's operator for a new one.")
+            silo = db.execute("SELECT silo FROM invitation WHERE token_hash = ?", (token_hash,)).fetchone()["silo"]
+            db.execute("INSERT INTO silo (name, enrolled_unix) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET"
+                       " enrolled_unix = excluded.enrolled_unix, revoked_unix = NULL", (silo, now))
+            db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
+            self._record_certificate(silo, serial, not_after_unix)
+            self._ledger.event("silo_enrolled", silo=silo, serial=str(serial))
+
+    def add_certificate(self, *, silo: str, serial: int, not_after_unix: float) -> None:
+        """Records a renewed certificate; the one before stays valid until it expires."""
+        with self._ledger.transaction():
+            self._record_certificate(silo, serial, not_after_unix)
+            self._ledger.event("certificate_renewed", silo=silo, serial=str(serial))
+
+    def _record_certificate(self, silo: str, serial: int, not_after_unix: float) -> None:
+        with self._ledger.transaction() as db:
+            db.execute("INSERT INTO certificate (serial, silo, issued_unix, not_after_unix) VALUES (?, ?, ?, ?)",
+                       (str(serial), silo, time.time(), not_after_unix))
+
+    def silo_status(self, silo: str) -> SiloStatus | None:
+        """Whether a silo is revoked and which serials are valid; None when the roster has no such silo."""
+        rows = self._ledger.query("SELECT revoked_unix FROM silo WHERE name = ?", silo)
+        if not rows:
+            return None
+        serials = self._ledger.query("SELECT serial FROM certificate WHERE silo = ? AND revoked_unix IS NULL", silo)
+        return SiloStatus(revoked=rows[0]["revoked_unix"] is not None,
+                          valid_serials=frozenset(int(row["serial"]) for row in serials))
+
+    def revoke(self, silo: str) -> None:
+        """Ends a silo's membership: its certificates, its open invitation and its open tasks.
+
+        Raises: UnknownSilo, with the names there are.
+        """
+        with self._ledger.transaction() as db:
+            withdrawn = db.execute("DELETE FROM invitation WHERE silo = ? AND used_unix IS NULL", (silo,)).rowcount
+            if self.silo_status(silo) is None and withdrawn:
+                self._ledger.event("invitation_withdrawn", silo=silo)
+                return
+            if self.silo_status(silo) is None:
+                names = ", ".join(row.name for row in self.silos()) or "none yet"
+                raise UnknownSilo(f"There is no silo '{silo}' in this federation.", remedy=f"Silos: {names}.")
+            now = time.time()
+            db.execute("UPDATE silo SET revoked_unix = coalesce(revoked_unix, ?) WHERE name = ?", (now, silo))
+            db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
+            self._ledger.cancel_tasks(silo, reason="silo revoked")
+            self._ledger.event("silo_revoked", silo=silo)
+
+    def open_invitations(self, now_unix: float) -> int:
+        """How many invitations can still be used."""
+        return int(self._ledger.query("SELECT count(*) AS n FROM invitation WHERE used_unix IS NULL"
+                                      " AND expires_unix > ?", now_unix)[0]["n"])
+
+    def joined(self, silo: str, *, version: str, methods: tuple[str, ...], labelled_count: int, unlabelled_count: int,
+               memory_study: str, memory_round: int) -> None:
+        """Notes what a silo says of itself in AwaitTask. The first time makes it part of the roster to sample from."""
+        with self._ledger.transaction() as db:
+            first = db.execute("SELECT joined_unix FROM silo WHERE name = ?", (silo,)).fetchone()["joined_unix"] is None
+            db.execute("UPDATE silo SET joined_unix = coalesce(joined_unix, ?), seen_unix = ?, version = ?,"
+                       " methods_json = ?, labelled_count = ?, unlabelled_count = ?, memory_study = ?,"
+                       " memory_round = ? WHERE name = ?",
+                       (time.time(), time.time(), version, canonical_json(sorted(methods)), labelled_count,
+                        unlabelled_count, memory_study, memory_round, silo))
+            if first:
+                self._ledger.event("silo_joined", silo=silo, version=version, labelled_count=labelled_count,
+                                   unlabelled_count=unlabelled_count)
+
+    def silos(self) -> list[SiloRow]:
+        """All silos that have ever enrolled, by name."""
+        rows = self._ledger.query(
+            "SELECT silo.*, coalesce((SELECT max(not_after_unix) FROM certificate WHERE silo = name), 0) AS not_after"
+            " FROM silo ORDER BY name")
+        return [SiloRow(name=row["name"], enrolled_unix=row["enrolled_unix"], revoked_unix=row["revoked_unix"],
+                        joined_unix=row["joined_unix"], seen_unix=row["seen_unix"], version=row["version"],
+                        methods=tuple(json.loads(row["methods_json"])), labelled_count=row["labelled_count"],
+                        unlabelled_count=row["unlabelled_count"], memory_study=row["memory_study"],
+                        memory_round=row["memory_round"], certificate_not_after_unix=row["not_after"])
+                for row in rows]
+
+    def members(self) -> list[str]:
+        """The roster to sample from: joined and not revoked, in byte order of names."""
+        return sorted((row.name for row in self.silos() if row.joined_unix is not None and row.revoked_unix is None),
+                      key=str.encode)

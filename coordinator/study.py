@@ -1,0 +1,246 @@
+"""A study file: `studies/<name>/study.toml` as typed settings, and what is frozen of it when the study starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from common.config import from_dict, load_toml, parse_duration
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import BadConfiguration
+from common.exchange import ModelSettings, Numerics
+from common.methods import find_method
+
+__all__ = ["DataSettings", "FrozenStudy", "ImageSettings", "MethodSettings", "ParticipationSettings",
+           "StudyConfig", "StudySettings", "WireSettings", "config_from_dict", "load_study"]
+
+_SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudySettings:
+    """Table [study]."""
+
+    seed: int = 1
+    """Every random number of the study follows from it."""
+    rounds: int = 100
+    """How many rounds to run."""
+    start_with: int = 1
+    """Silos that must have joined before round 1."""
+    labelled_only_baseline: bool = True
+    """Trains the same network on the coordinator's labels alone before round 1, as the line to beat."""
+    baseline_epochs: int = 400
+    """Passes over the labelled images of that baseline; the paper's partially supervised bound has 400."""
+    keep_every: int = 50
+    """Besides the last three and the best, the state of every such round is kept on disk."""
+
+    def __post_init__(self) -> None:
+        _at_least("rounds", self.rounds, 1)
+        _at_least("start_with", self.start_with, 1)
+        _at_least("baseline_epochs", self.baseline_epochs, 1)
+        _at_least("keep_every", self.keep_every, 1)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed = {self.seed}: must fit in 64 bits.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSettings:
+    """Table [data.image]: the one form that all images of the study are brought to."""
+
+    size: int
+    """Side of the square, in pixels."""
+    channels: Literal[1, 3]
+    """1 (grey) or 3 (colour)."""
+    mean: tuple[float, ...] | str = "labelled"
+    """Mean per channel on the scale 0 to 1, or "labelled": measured on the labelled images and frozen."""
+    std: tuple[float, ...] | str = "labelled"
+    """Standard deviation per channel, or "labelled"."""
+    resize: Literal["fit", "crop", "stretch"] = "fit"
+    """How another size is brought to `size`."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= 4096:
+            raise ValueError(f"size = {self.size}: must be between 1 and 4096.")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "labelled":
+                raise ValueError(f'{name} = "{value}": give {self.channels} number(s) in a list, or "labelled".')
+            if not isinstance(value, str) and len(value) != self.channels:
+                raise ValueError(f"{name} needs {self.channels} number(s), one per channel.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSettings:
+    """Table [data]: what the coordinator holds. Relative paths start at the study's folder."""
+
+    labelled: str
+    """Folder of class folders, `file.npz`, `file.npz#train`, or a named set such as "digits"."""
+    image: ImageSettings
+    validation: str = ""
+    """Needed by some methods; same forms as `labelled`."""
+    test: str = ""
+    """Measured after every round; without it the curve is empty."""
+    classes: tuple[str, ...] = ()
+    """Class names, order = label; taken from `labelled` when empty, then frozen."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """What to do with a file that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodSettings:
+    """Table [method]: its name; all other keys belong to the method's own settings."""
+
+    name: str
+    settings: Any
+    """Instance of the method's settings dataclass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParticipationSettings:
+    """Table [participation]: who is asked and how long the coordinator waits."""
+
+    silos_per_round: int | str = "100%"
+    """A number, or a share of the joined silos such as "10%"; at least one silo is asked."""
+    quorum: int = 0
+    """Answers needed to close a phase at its deadline; 0: half of those asked, rounded up."""
+    round_timeout: str = "30m"
+    """Deadline of a phase, counted from its opening."""
+    round_limit: str = "2d"
+    """Longest wait for the quorum; then the round fails and the model stays."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.silos_per_round, str):
+            match = _SHARE.match(self.silos_per_round)
+            if match is None or not 0 < float(match[1]) <= 100:
+                raise ValueError(f'silos_per_round = "{self.silos_per_round}": give a number or a share such as "10%".')
+        else:
+            _at_least("silos_per_round", self.silos_per_round, 1)
+        _at_least("quorum", self.quorum, 0)
+        for name in ("round_timeout", "round_limit"):
+            if parse_duration(getattr(self, name), where=name) <= 0:
+                raise ValueError(f"{name}: must be above 0.")
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Seconds from the opening of a phase to its deadline."""
+        return parse_duration(self.round_timeout)
+
+    @property
+    def limit_seconds(self) -> float:
+        """Seconds from the opening of a phase until it fails without its quorum."""
+        return max(parse_duration(self.round_limit), self.timeout_seconds)
+
+    def sample_size(self, num_joined: int) -> int:
+        """How many of `num_joined` silos to ask: max(1, floor(share * K)), never more than there are."""
+        if isinstance(self.silos_per_round, str):
+            match = _SHARE.match(self.silos_per_round)
+            assert match is not None
+            wanted = int(float(match[1]) / 100 * num_joined + 1e-9)
+        else:
+            wanted = self.silos_per_round
+        return min(num_joined, max(1, wanted))
+
+    def quorum_of(self, num_asked: int) -> int:
+        """Answers needed among `num_asked`."""
+        return min(self.quorum, num_asked) if self.quorum else (num_asked + 1) // 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WireSettings:
+    """Table [wire]: how tensors become bytes."""
+
+    uplink: Literal["raw"] = "raw"
+    """Encoding of updates. "raw": dense and lossless."""
+    downlink: Literal["raw"] = "raw"
+    """Encoding of what silos receive."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyConfig:
+    """A whole study file."""
+
+    study: StudySettings
+    model: ModelSettings
+    data: DataSettings
+    method: MethodSettings
+    participation: ParticipationSettings = field(default_factory=ParticipationSettings)
+    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    wire: WireSettings = field(default_factory=WireSettings)
+    numerics: Numerics = field(default_factory=Numerics)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenStudy:
+    """What is measured once when a study starts and never changes after."""
+
+    classes: tuple[str, ...]
+    image: ImageForm
+    num_labelled: int
+    num_validation: int
+    num_test: int
+    num_parameters: int
+    """Trainable parameters of the network."""
+    dense_bytes: int
+    """4 x `num_parameters`: the papers' 100 %."""
+    skipped: tuple[str, ...] = ()
+    """Files of the coordinator that could not be read, with the reason."""
+
+
+def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
+    """A study's settings from the tables of its file, or from the JSON kept in the ledger.
+
+    Raises: BadConfiguration or UnknownName, naming table and key.
+    """
+    tables = dict(data)
+    method = tables.pop("method", None)
+    if not isinstance(method, dict) or not isinstance(method.get("name"), str):
+        raise BadConfiguration(f"{where}: table [method] with a name is missing.",
+                               remedy='Add [method] name = "semifl".')
+    names = {"study", "model", "data", "participation", "augmentation", "wire", "numerics"}
+    parts: dict[str, Any] = {}
+    for name in tables:
+        if name not in names:
+            from_dict(_Tables, {name: 0}, where=where)
+    parts["study"] = from_dict(StudySettings, tables.get("study", {}), where=f"{where}: [study]")
+    parts["model"] = from_dict(ModelSettings, tables.get("model", {}), where=f"{where}: [model]")
+    if "data" not in tables:
+        raise BadConfiguration(f"{where}: table [data] is missing.", remedy='Add [data] labelled = "folder".')
+    parts["data"] = from_dict(DataSettings, tables["data"], where=f"{where}: [data]")
+    for name, cls in (("participation", ParticipationSettings), ("augmentation", AugmentationSettings),
+                      ("wire", WireSettings), ("numerics", Numerics)):
+        parts[name] = from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
+    spec = find_method(method["name"])
+    from_ledger = set(method) == {"name", "settings"}
+    settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}
+    parts["method"] = MethodSettings(name=spec.name,
+                                     settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
+    return StudyConfig(**parts)
+
+
+def load_study(path: Path) -> StudyConfig:
+    """Reads and checks a study file.
+
+    Raises: BadConfiguration or UnknownName, naming file, table and key.
+    """
+    return config_from_dict(load_toml(path), where=str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The tables of a study file; only to name the nearest one when a table is misspelt."""
+
+    study: int = 0
+    model: int = 0
+    data: int = 0
+    method: int = 0
+    participation: int = 0
+    augmentation: int = 0
+    wire: int = 0
+    numerics: int = 0
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if value < low:
+        raise ValueError(f"{name} = {value}: must be at least {low}.")

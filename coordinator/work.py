@@ -1,0 +1,299 @@
+"""What the coordinator's compute process does: the strategy, its data and its files. Called through common.compute.
+
+Arguments and results are plain JSON types. A state of the strategy is a file `<study>/states/<sha256>.safetensors`; a
+payload is a file of the federation's store. Every operation is a function of the files it names, so that a process that
+died may be replaced and the operation called again with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import numerics
+from common.config import from_dict, to_dict
+from common.errors import BadPayload, ComputeFailed, LayoutMismatch, StorageDamaged, WrongBase
+from common.exchange import Environment, GroupLayout, PayloadRef, Phase, Strategy, TensorGroup, UpdateHeader
+from common.manifest import GroupManifest, check_manifest
+from common.methods import MethodSpec, find_method
+from common.models import initial_model
+from common.payload import PayloadReader
+from common.state_files import StateFiles
+from common.store import PayloadStore, hash_file
+from common.torch_payload import decode_groups, encode_groups
+from coordinator.baseline import train_labelled_only
+from coordinator.evaluation import export_model, measure_model, metrics_of
+from coordinator.strategies import load_strategy
+from coordinator.study import FrozenStudy, StudyConfig, config_from_dict
+from coordinator.study_data import StudyData, read_study_data
+
+__all__ = ["Operations"]
+
+_REMEMBERED_GROUPS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """The study that is open in this process."""
+
+    name: str
+    config: StudyConfig
+    spec: MethodSpec
+    data: StudyData
+    environment: Environment
+    strategy: Strategy[Any]
+    state_type: type[Any]
+    kept_type: type[Any]
+    """What the strategy keeps per silo; NoneType for nothing."""
+    states: StateFiles
+    payloads: PayloadStore
+
+
+class Operations:
+    """The operations by name; one study is open at a time."""
+
+    def __init__(self, progress: Callable[[float, str], None]) -> None:
+        self._progress = progress
+        self._study: _Opened | None = None
+        self._last: tuple[str, Any] = ("", None)
+
+    def reopening(self, operation: str, arguments: dict[str, Any], result: dict[str, Any]) -> dict[str, Any] | None:
+        """How the study is opened again in a fresh process: with what was frozen the first time."""
+        return {**arguments, "frozen": result["frozen"]} if operation == "open_study" else None
+
+    def open_study(self, name: str, config: dict[str, Any], study_folder: str, payloads_folder: str, num_silos: int,
+                   frozen: dict[str, Any] | None) -> dict[str, Any]:
+        """Reads the coordinator's images, freezes what follows from them and builds the strategy.
+
+        Args:
+            config: the study's settings, as `to_dict(StudyConfig)`.
+            num_silos: silos that must have joined before round 1.
+            frozen: what an earlier opening returned; None at the first.
+        Returns: {"frozen": FrozenStudy, "numerics": NumericsRecord}.
+        Raises: BadConfiguration, BadData or UnknownName for a study that cannot run.
+        """
+        self._study, self._last = None, ("", None)
+        where = f"study {name}"
+        settings = config_from_dict(config, where=where)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        record = numerics.apply(settings.numerics, device=device)
+        folder = Path(study_folder)
+        before = None if frozen is None else from_dict(FrozenStudy, frozen, where=where)
+        data = read_study_data(settings, folder=folder, frozen=before, progress=self._progress)
+        environment = Environment(
+            seed=settings.study.seed, rounds=settings.study.rounds, num_silos=num_silos, data=data.images,
+            build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation, device=device,
+            progress=self._progress)
+        strategy = load_strategy(settings.method.name)
+        self._study = _Opened(
+            name=name, config=settings, spec=find_method(settings.method.name), data=data, environment=environment,
+            strategy=strategy(settings.method.settings, environment), state_type=strategy.State,
+            kept_type=getattr(strategy, "SiloState", type(None)), states=StateFiles(folder / "states"),
+            payloads=PayloadStore(Path(payloads_folder)))
+        return {"frozen": to_dict(data.frozen), "numerics": to_dict(record)}
+
+    def prepare(self) -> dict[str, Any]:
+        """Round 0, from the initial model. Returns: {"state": digest, "metrics": as `evaluate` has them}."""
+        study = self._opened()
+        state = self._save(study.strategy.start(initial_model(study.data.build_model, study.config.study.seed)))
+        return {"state": state, "metrics": self.evaluate(state, 0)["metrics"]}
+
+    def baseline(self, epochs: int) -> dict[str, Any]:
+        """The same network trained on the coordinator's labels alone, measured on its test set; {} without either."""
+        study = self._opened()
+        if study.data.images.test is None or study.data.images.labelled is None:
+            return {}
+        found = train_labelled_only(study.environment, epochs=epochs)
+        return {"metrics": metrics_of(found.evaluation, study.data.frozen.classes), "epochs": found.epochs,
+                "lr": found.lr, "batch_size": found.batch_size, "steps": found.steps,
+                "num_labelled": found.num_labelled, "history": [to_dict(point) for point in found.history]}
+
+    def phases(self, state: str, round: int) -> dict[str, Any]:
+        """The phases of a round: {"phases": [{"name", "asks", "quorum"}]}."""
+        phases = self._opened().strategy.phases(self._load(state), round)
+        return {"phases": [to_dict(phase) for phase in phases]}
+
+    def tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None]) -> dict[str, Any]:
+        """What each silo is asked in a phase, with its payloads written.
+
+        Every tensor group is a payload of its own, so that a group that did not change keeps its digest.
+        Args:
+            silos: by name, the digest of what the strategy keeps for the silo, or None.
+        Returns: {"tasks": {silo: {"settings", "payloads": [PayloadRef]}}, "expects": {group: GroupLayout}}.
+        """
+        study, now, step = self._opened(), self._load(state), from_dict(Phase, phase)
+        encoded = _Encoded(study.payloads)
+        answer: dict[str, Any] = {}
+        for number, silo in enumerate(sorted(silos, key=str.encode)):
+            task = study.strategy.task(now, step, silo, self._kept(silos[silo]), round=round)
+            _assert_declared(study.spec, task.groups)
+            settings = {**to_dict(study.config.method.settings), **to_dict(dict(task.settings))}
+            from_dict(study.spec.settings, settings, where=f"strategy {study.spec.name}")  # as the silo will read it
+            answer[silo] = {"settings": settings,
+                            "payloads": [to_dict(encoded.payload(name, group)) for name, group in task.groups.items()]}
+            self._progress((number + 1) / len(silos), f"task for {silo}")
+        expects = study.strategy.expects(now, step, round=round)
+        return {"tasks": answer, "expects": {name: to_dict(layout) for name, layout in expects.items()}}
+
+    def check_update(self, state: str, round: int, phase: dict[str, str], path: str,
+                     metrics: dict[str, float]) -> dict[str, Any]:
+        """Whether an update that has arrived may be folded; reads it one tensor at a time.
+
+        Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
+        """
+        study = self._opened()
+        expects = study.strategy.expects(self._load(state), from_dict(Phase, phase), round=round)
+        _check_metrics(study.spec, metrics)
+        with PayloadReader(Path(path), require_finite=True) as reader:  # its head only; no tensor yet
+            _check_groups(reader.groups, expects)
+            for name in expects:
+                for _ in reader.tensors(name):
+                    pass  # decoding is the check
+        return {}
+
+    def aggregate(self, state: str, round: int, phase: dict[str, str], updates: list[dict[str, Any]]) -> dict[str, Any]:
+        """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
+
+        Args:
+            updates: [{"silo", "num_examples", "metrics", "path", "kept"}] in byte order of the names of silos; may be
+                empty.
+        Returns: {"state": digest, "kept": {silo: digest or None}}.
+        Raises: StorageDamaged when a spooled file is not what was accepted.
+        """
+        study, now, step = self._opened(), self._load(state), from_dict(Phase, phase)
+        names = [update["silo"] for update in updates]
+        assert names == sorted(set(names), key=str.encode), "updates are folded in silo order, each silo once"
+        headers = tuple(UpdateHeader(silo=update["silo"], num_examples=update["num_examples"],
+                                     metrics=update["metrics"]) for update in updates)
+        expects = study.strategy.expects(now, step, round=round)
+        tally = study.strategy.begin(now, step, headers, round=round)
+        kept: dict[str, str | None] = {}
+        for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
+            groups = _spooled(Path(update["path"]), header.silo, expects)
+            before = update["kept"]
+            tally, after = study.strategy.fold(now, tally, header, groups, self._kept(before))
+            kept[header.silo] = None if after is None else study.states.save(after)
+            self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
+        return {"state": self._save(study.strategy.finish(now, step, tally, round=round)), "kept": kept}
+
+    def evaluate(self, state: str, round: int) -> dict[str, Any]:
+        """The model of a state on the coordinator's test and validation sets: {"metrics": {name: number}}."""
+        study = self._opened()
+        parameters, statistics = study.strategy.model(self._load(state))
+        return {"metrics": measure_model(study.environment, study.data.frozen.classes, parameters, statistics)}
+
+    def export(self, state: str, path: str) -> dict[str, Any]:
+        """Writes the model of a state as one safetensors file that needs nothing of ours to be read."""
+        study = self._opened()
+        parameters, statistics = study.strategy.model(self._load(state))
+        export_model(Path(path), parameters, statistics, facts={
+            "study": study.name, "state": state, "model": study.config.model.name,
+            "normalisation": study.config.model.normalisation, "classes": to_dict(study.data.frozen.classes),
+            "image": to_dict(study.data.frozen.image), "method": study.config.method.name})
+        return {"path": path}
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> _Opened:
+        if self._study is None:
+            raise ComputeFailed("No study is open in the compute process.")
+        return self._study
+
+    def _load(self, digest: str) -> Any:
+        """The state of a digest; the last one is kept in memory, since operations of a phase share it."""
+        if self._last[0] != digest:
+            study = self._opened()
+            self._last = ("", None)
+            self._last = (digest, study.states.load(digest, study.state_type))
+        return self._last[1]
+
+    def _save(self, state: Any) -> str:
+        digest = self._opened().states.save(state)
+        # What is on disk is what a restart goes on from, so it is read back rather than kept.
+        self._last = ("", None)
+        return digest
+
+    def _kept(self, digest: str | None) -> Any:
+        study = self._opened()
+        return None if digest is None else study.states.load(digest, study.kept_type)
+
+
+class _Encoded:
+    """Writes tensor groups into the store, each object once, as long as it comes again soon enough.
+
+    Only a few groups are remembered: what every silo receives comes again with every task, and what is for one silo
+    only must not stay in memory.
+    """
+
+    def __init__(self, store: PayloadStore) -> None:
+        self._store = store
+        self._known: OrderedDict[tuple[str, int], tuple[TensorGroup, PayloadRef]] = OrderedDict()
+
+    def payload(self, name: str, group: TensorGroup) -> PayloadRef:
+        key = (name, id(group))
+        if key not in self._known:
+            # The group is kept beside its reference, so that its id cannot be given to another object meanwhile.
+            self._known[key] = (group, encode_groups(self._store, {name: group}))
+            if len(self._known) > _REMEMBERED_GROUPS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key][1]
+
+
+def _assert_declared(spec: MethodSpec, groups: Mapping[str, TensorGroup]) -> None:
+    """A group that the method does not declare must never leave; it would be this program's own mistake."""
+    try:
+        check_manifest([GroupManifest(name, group.meaning, group.base, (), 0) for name, group in groups.items()],
+                       allowed=spec.down, layouts=None, max_bytes=0)
+    except BadPayload as error:
+        raise AssertionError(f"strategy {spec.name}: {error.text}") from error
+
+
+def _dense_bytes(expects: Mapping[str, GroupLayout]) -> int:
+    return sum(GroupManifest(name, layout.meaning, layout.base, layout.tensors, 0).dense_bytes
+               for name, layout in expects.items())
+
+
+def _check_metrics(spec: MethodSpec, metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
+        if name not in spec.metrics:
+            raise BadPayload(f"The method {spec.name} has no metric '{name[:80]}'.",
+                             remedy=f"It has: {', '.join(spec.metrics)}.")
+        if not math.isfinite(value):
+            raise BadPayload(f"The metric '{name}' is {value}.")
+
+
+def _check_groups(groups: tuple[GroupManifest, ...], expects: Mapping[str, GroupLayout]) -> None:
+    """Compares a payload's manifest with what the strategy expects.
+
+    Raises: BadPayload, LayoutMismatch, WrongBase.
+    """
+    check_manifest(groups, allowed={name: layout.meaning for name, layout in expects.items()},
+                   layouts={name: layout.tensors for name, layout in expects.items()},
+                   max_bytes=_dense_bytes(expects), required=tuple(expects))
+    for group in groups:
+        if group.base != expects[group.name].base:
+            raise WrongBase(f"The group '{group.name}' refers to another base than the model that the task named.",
+                            remedy="The silo drops this update and takes the task again.")
+
+
+def _spooled(path: Path, silo: str, expects: Mapping[str, GroupLayout]) -> dict[str, TensorGroup]:
+    """The update in a spooled file, which is called by its digest and was checked when it arrived."""
+    try:
+        if hash_file(path) != path.name:
+            raise StorageDamaged(f"{path}: the spooled update of silo {silo} is damaged.",
+                                 remedy="Check the disk. Stop the study, or restore the file from a backup.")
+        with PayloadReader(path) as reader:
+            _check_groups(reader.groups, expects)
+        return decode_groups(path, require_finite=True, max_bytes=_dense_bytes(expects))
+    except FileNotFoundError:
+        raise StorageDamaged(f"{path}: the spooled update of silo {silo} is missing.",
+                             remedy="Stop the study, or restore the file from a backup.") from None
+    except (BadPayload, LayoutMismatch, WrongBase) as error:
+        raise AssertionError(f"{path}: accepted, and now refused: {error.text}") from error

@@ -1,0 +1,133 @@
+"""Wires identity, link, compute process, display and agent together; the only place at a silo that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from common.compute import Compute, ProcessCompute
+from common.errors import SemisiloError, UsageError
+from common.wire import enrollment_service_pb2_grpc as enrollment_grpc
+from silo.agent import Agent, Renewal
+from silo.diagnosis import diagnose
+from silo.display import Display, open_display
+from silo.enrollment import open_channel, renew_if_due
+from silo.home import JoinChoice, SiloHome, resolve_source
+from silo.identity_store import Identity, load_identity
+from silo.link import Link, LinkSettings
+from silo.policy import DataPolicy, Policy, load_policy
+from silo.traffic import Traffic
+
+__all__ = ["choose_data", "join", "work"]
+
+OnError = Literal["stop", "skip"]
+
+
+def join(folder: Path, *, data: str | None = None, on_error: OnError | None = None,
+         exit_when_finished: bool = False) -> int:
+    """Takes part until stopped; what `silo join` does.
+
+    Args:
+        folder: the silo's home.
+        data: source of the images; None for the one of silo.toml or of the last time.
+        on_error: at a file that cannot be read; None for what silo.toml or the last time says.
+        exit_when_finished: end when there is no study any more after this silo has taken part in one.
+    Returns: exit status: 0 at the end of the study and after SIGTERM, 130 after SIGINT.
+    Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can mend.
+    """
+    home = SiloHome(folder)
+    identity = load_identity(folder)
+    with home.lock():
+        policy = load_policy(home.policy)
+        choice = choose_data(home, policy.data, data=data, on_error=on_error)
+        display = open_display()
+        compute = ProcessCompute("silo.work:Operations")
+
+        async def run() -> int:
+            return await work(home, identity, choice, policy=policy, display=display, compute=compute,
+                              exit_when_finished=exit_when_finished)
+        try:
+            return asyncio.run(run())
+        finally:
+            display.close()
+
+
+def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, on_error: OnError | None) -> JoinChoice:
+    """Which images: the command's, else those of silo.toml, else those of the last time.
+
+    Raises: UsageError when none of them says.
+    """
+    last = JoinChoice.load(home.choice)
+    if data:
+        source = resolve_source(data, base=Path.cwd())
+    elif policy.source:
+        source = resolve_source(policy.source, base=home.folder)
+    elif last is not None:
+        source = last.source
+    else:
+        raise UsageError("No images were named.", remedy="Say where they are: silo join --data /scans")
+    by_default = last.on_error if last is not None and not data and not policy.source else policy.on_error
+    return JoinChoice(source=source, on_error=on_error or by_default)
+
+
+async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy: Policy, display: Display,
+               compute: Compute, exit_when_finished: bool = False, settings: LinkSettings | None = None,
+               poll_seconds: float = 25.0) -> int:
+    """Runs the agent on the current event loop until it ends or a signal comes; returns the exit status."""
+    present = identity
+    traffic = Traffic(identity.silo)
+    agent: Agent
+
+    async def renew() -> bool:
+        nonlocal present
+        stub: Any = enrollment_grpc.EnrollmentServiceStub(link.channel)  # type: ignore[no-untyped-call]
+        renewed = await renew_if_due(home.folder, stub, time.time())
+        present = renewed or present
+        return renewed is not None
+
+    def cause() -> SemisiloError:
+        return diagnose(home.folder, present.address, time.time())
+
+    link = Link(lambda: open_channel(present), silo=identity.silo, settings=settings, messages=traffic.messages,
+                on_trouble=lambda error, failures: agent.trouble(error, failures),
+                on_contact=lambda: agent.contact(), diagnose=cause)
+    renewal = Renewal(renew, due=lambda: present.about.renew_unix, link=link, display=display)
+    agent = Agent(home=home, silo=identity.silo, address=identity.address, policy=policy, choice=choice, link=link,
+                  compute=compute, display=display, traffic=traffic, renew=renewal,
+                  exit_when_finished=exit_when_finished, poll_seconds=poll_seconds)
+    try:
+        return await _until_signal(agent)
+    finally:
+        await compute.close()
+        await link.close()
+        traffic.close()
+
+
+async def _until_signal(agent: Agent) -> int:
+    loop = asyncio.get_running_loop()
+    running = asyncio.ensure_future(agent.run())
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if received:  # a second time: the person does not want to wait
+            os._exit(128 + number)
+        received.append(number)
+        running.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await running
+        return 0
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return 130 if received[0] == signal.SIGINT else 0
+    finally:
+        running.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

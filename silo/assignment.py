@@ -1,0 +1,355 @@
+"""One task at a silo, from the policy's check to the coordinator's acknowledgement. Every step may be repeated safely.
+
+The order makes it so: an answer is durable (memory, payload, record) before a byte of it is sent, its identifier
+follows from its content, and the coordinator accepts an identifier once. A process that dies anywhere is given the same
+task again and either does the same work or sends the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.compute import Compute, ComputeAborted
+from common.config import from_dict, to_dict
+from common.convert import check_metrics, reference_to_proto, task_from_proto
+from common.errors import BadData, ComputeFailed, NotPermitted, SemisiloError, StorageDamaged, TaskClosed
+from common.exchange import PayloadRef, TaskSpec
+from common.logs import printable
+from common.manifest import manifest_to_proto
+from common.methods import MethodSpec
+from common.payload import read_manifest
+from common.store import PayloadStore
+from common.wire import round_service_pb2 as pb
+from silo.disclosures import Disclosure, DisclosureLog
+from silo.display import Display, describe_bytes, describe_seconds
+from silo.home import JoinChoice
+from silo.link import Link, Verdict, is_fatal
+from silo.memory import PendingUpdate, SiloMemory
+from silo.policy import Policy, check_task, check_update
+
+__all__ = ["Outcome", "TaskAborted", "TaskRunner"]
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger("semisilo.silo")
+_REPORT_SECONDS = 3.0
+_PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\][^\s'\":;,)]+(?:'|\")?")
+_LATE_ABORT_SECONDS = 5.0
+"""How long an upload may still finish after the coordinator has said that the task is over: most likely because it is
+just that upload that has ended it."""
+
+
+class TaskAborted(SemisiloError):
+    """The coordinator no longer wants the task."""
+
+    code = "TASK_ABORTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a task."""
+
+    text: str
+    """A line for a person."""
+    answered: bool
+    """Whether the coordinator has acknowledged an answer; if not, the task may be given again."""
+
+
+class TaskRunner:
+    """Works on tasks, one at a time."""
+
+    def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
+                 memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display) -> None:
+        self._silo = silo
+        self._policy = policy
+        self._choice = choice
+        self._link = link
+        self._compute = compute
+        self._memory = memory
+        self._cache = cache
+        self._disclosures = disclosures
+        self._display = display
+        self.num_images = 0
+        """For the line that announces training; known after the survey."""
+
+    async def answer(self, message: pb.Task) -> Outcome:
+        """Does a task, or says why not.
+
+        Raises: only what no repetition can mend (`is_fatal`). Everything else becomes a refusal that the coordinator
+            sees, or an outcome without an answer, after which the same task comes again.
+        """
+        try:
+            return await self._answer(message)
+        except TaskAborted as error:
+            return Outcome(f"dropped: {error.text}", answered=False)
+        except TaskClosed as error:
+            return Outcome(f"dropped: {error.line()}", answered=False)
+        except SemisiloError as error:
+            if is_fatal(error):
+                raise
+            if error.retry:
+                return Outcome(f"put off: {error.line()}", answered=False)
+            return await self._refuse(message, error)
+        except OSError as error:
+            return Outcome(f"put off: {error}", answered=False)
+
+    async def _answer(self, message: pb.Task) -> Outcome:
+        task = task_from_proto(message, silo=self._silo)
+        spec = check_task(self._policy, task)
+        await asyncio.to_thread(self._memory.resolve, task.study, task.last_folded_round, round=task.round,
+                                task_id=task.task_id)
+        interval = message.report_interval.ToTimedelta().total_seconds() or _REPORT_SECONDS
+        watch = _Watch(task, self._link, self._display, interval_seconds=min(30.0, max(0.2, interval)))
+        return await watch.over(self._work(task, spec, watch), stop=self._compute.abort)
+
+    async def _work(self, task: TaskSpec, spec: MethodSpec, watch: _Watch) -> Outcome:
+        pending = await asyncio.to_thread(self._memory.pending_for, task.task_id)
+        if pending is None:
+            payloads = await self._fetch(task, watch)
+            pending = await self._train(task, spec, payloads, watch)
+        else:
+            self._display.event(f"{watch.name}: the answer was ready before; it is sent again")
+        if pending.payload is None:
+            return await self._send_abstention(task, spec, pending)
+        return await self._send_update(task, spec, pending, pending.payload, watch)
+
+    # Fetch and train --------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, task: TaskSpec, watch: _Watch) -> dict[str, Path]:
+        """The task's payloads on disk, each verified, by digest."""
+        digests = [reference.digest for reference in task.payloads]
+        await asyncio.to_thread(self._cache.clean, keep_partials=digests)
+        total = sum(reference.size_bytes for reference in task.payloads)
+        before = 0
+        paths = {}
+        for reference in task.payloads:
+            if not await self._cached(reference):
+                watch.stage(pb.ReportProgressRequest.STAGE_DOWNLOADING)
+
+                def arrived(count: int, before: int = before) -> None:
+                    watch.tell((before + count) / total, f"{describe_bytes(before + count)} of {describe_bytes(total)}")
+
+                arrived(0)
+                await self._link.download(task.task_id, reference, self._cache, on_bytes=arrived)
+            paths[reference.digest] = self._cache.path(reference.digest)
+            before += reference.size_bytes
+        # The last task's payloads stay, since the next may name one of them again.
+        await asyncio.to_thread(self._cache.collect, digests)
+        return paths
+
+    async def _cached(self, reference: PayloadRef) -> bool:
+        if not self._cache.has(reference.digest):
+            return False
+        try:
+            await asyncio.to_thread(self._cache.verify, reference.digest)
+        except StorageDamaged as error:
+            _LOG.warning("%s; it is fetched again", error.text)
+            self._cache.path(reference.digest).unlink(missing_ok=True)
+            return False
+        return True
+
+    async def _train(self, task: TaskSpec, spec: MethodSpec, payloads: dict[str, Path], watch: _Watch) -> PendingUpdate:
+        """Trains in the compute process and makes the answer durable."""
+        self._display.event(f"{watch.name}: training ({task.method}, {self.num_images} images)")
+        watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
+        memory = await asyncio.to_thread(self._memory.committed, task.study)
+        arguments: dict[str, Any] = {
+            "task": to_dict(task), "payloads": {digest: str(path) for digest, path in payloads.items()},
+            "source": self._choice.source, "on_error": self._choice.on_error,
+            "factories": list(self._policy.permit.factories), "memory": None if memory is None else str(memory),
+            "outgoing_folder": str(self._memory.outgoing.folder), "memory_folder": str(self._memory.folder)}
+        started = time.monotonic()
+        try:
+            result = await self._compute.call("train", arguments, on_progress=watch.tell)
+        except ComputeAborted:
+            raise
+        except ComputeFailed as error:
+            self._display.event(f"{watch.name}: training failed and is tried once more: {error.line()}")
+            result = await self._compute.call("train", arguments, on_progress=watch.tell)
+        self._display.done()
+        if result.get("skipped"):
+            self._display.event(f"{watch.name}: {result['skipped']} files could not be read and were left out")
+        payload = from_dict(PayloadRef, result["payload"]) if result.get("payload") else None
+        metrics = check_metrics(result.get("metrics") or {})
+        check_update(self._policy, spec, groups=payload.groups if payload else (), metrics=metrics,
+                     size_bytes=payload.size_bytes if payload else 0)
+        content = payload.digest if payload else f"abstention {result.get('abstention')}"
+        return await asyncio.to_thread(
+            self._memory.record_pending, task.study, round=task.round, task_id=task.task_id,
+            update_id=_update_id(task.task_id, content),
+            memory=Path(result["memory"]) if result.get("memory") else None, payload=payload,
+            abstention=str(result.get("abstention") or ""), num_examples=int(result.get("num_examples") or 0),
+            metrics=metrics, seconds=float(result.get("seconds") or time.monotonic() - started))
+
+    # Answer -----------------------------------------------------------------------------------------------------------
+
+    async def _send_update(self, task: TaskSpec, spec: MethodSpec, pending: PendingUpdate, payload: PayloadRef,
+                           watch: _Watch) -> Outcome:
+        path = self._memory.outgoing.path(payload.digest)
+        manifest = await asyncio.to_thread(read_manifest, path)
+        # Of the file itself, not of what was said about it; and again after a restart, for silo.toml may have changed.
+        check_update(self._policy, spec, groups=[group.name for group in manifest], metrics=pending.metrics,
+                     size_bytes=path.stat().st_size)
+        request = pb.BeginUpdateRequest(task_id=task.task_id, update_id=pending.update_id, update=pb.UpdateDeclaration(
+            payload=reference_to_proto(payload), manifest=manifest_to_proto(manifest),
+            example_count=pending.num_examples, metrics=pending.metrics))
+        request.update.training_duration.FromMicroseconds(round(pending.seconds * 1e6))
+        await self._disclose(_disclosure(task, "update", pending.update_id, groups=payload.groups,
+                                         bytes=payload.size_bytes, digest=payload.digest,
+                                         num_examples=pending.num_examples, metrics=pending.metrics))
+        watch.stage(pb.ReportProgressRequest.STAGE_UPLOADING)
+
+        def handed_over(count: int) -> None:
+            watch.tell(count / payload.size_bytes,
+                       f"{describe_bytes(count)} of {describe_bytes(payload.size_bytes)}")
+
+        started = time.monotonic()
+        verdict = await self._link.upload(request, path, on_bytes=handed_over)
+        self._display.done()
+        return _outcome(verdict, f"update of {describe_bytes(payload.size_bytes)} sent in "
+                                 f"{describe_seconds(time.monotonic() - started)} ({pending.num_examples} examples, "
+                                 f"trained in {describe_seconds(pending.seconds)})")
+
+    async def _send_abstention(self, task: TaskSpec, spec: MethodSpec, pending: PendingUpdate) -> Outcome:
+        check_update(self._policy, spec, groups=(), metrics=pending.metrics, size_bytes=0)
+        reason = pending.abstention[:64] or "no_update"
+        await self._disclose(_disclosure(task, "abstention", pending.update_id, metrics=pending.metrics, text=reason))
+        verdict = await self._link.declare(pb.BeginUpdateRequest(
+            task_id=task.task_id, update_id=pending.update_id,
+            abstention=pb.Abstention(reason=reason, metrics=pending.metrics)))
+        return _outcome(verdict, f"nothing to send this round: {reason}")
+
+    async def _refuse(self, message: pb.Task, error: SemisiloError) -> Outcome:
+        """Tells the coordinator that this silo does not do the task, and why."""
+        self._display.done()
+        text = _cut(_public_text(error), 500)
+        update_id = _update_id(message.task_id, f"refusal {error.code}")
+        await self._disclose(Disclosure(
+            kind="refusal", study=printable(message.study, limit=128), round=message.round,
+            phase=printable(message.phase, limit=128), method=printable(message.method, limit=128),
+            update_id=update_id, text=f"{error.code}: {text}"))
+        try:
+            verdict = await self._link.declare(pb.BeginUpdateRequest(
+                task_id=message.task_id, update_id=update_id, refusal=pb.Refusal(code=error.code, text=text)))
+        except SemisiloError as objection:
+            if is_fatal(objection):
+                raise
+            return Outcome(f"refused here ({error.line()}), and the coordinator did not take the refusal: "
+                           f"{objection.line()}", answered=False)
+        return _outcome(verdict, f"refused: {error.line()}")
+
+    async def _disclose(self, disclosure: Disclosure) -> None:
+        await asyncio.to_thread(self._disclosures.record, disclosure)
+
+
+class _Watch:
+    """Tells person and coordinator how far a task is, and ends the work when the coordinator says so."""
+
+    def __init__(self, task: TaskSpec, link: Link, display: Display, *, interval_seconds: float) -> None:
+        self.name = f"round {task.round}/{task.rounds}"
+        self._task_id = task.task_id
+        self._link = link
+        self._display = display
+        self._interval_seconds = interval_seconds
+        self._stage: pb.ReportProgressRequest.Stage | None = None
+        self._fraction = 0.0
+        self._text = ""
+        self._changed = asyncio.Event()
+
+    def stage(self, stage: pb.ReportProgressRequest.Stage) -> None:
+        """The next stage begins; the coordinator hears of it at once."""
+        if stage != self._stage:
+            self._stage, self._fraction, self._text = stage, 0.0, ""
+            self._changed.set()
+
+    def tell(self, fraction: float, text: str) -> None:
+        """How far the stage is."""
+        self._fraction, self._text = fraction, text
+        if self._stage is not None:
+            self._display.progress(_STAGE_NAMES[self._stage], fraction, text)
+
+    async def over(self, work: Coroutine[Any, Any, T], *, stop: Callable[[], Awaitable[None]]) -> T:
+        """Does the work while reporting. `stop` ends what the work has started elsewhere.
+
+        Raises: TaskAborted when the coordinator asks to; what the work raises.
+        """
+        working = asyncio.ensure_future(work)
+        reporting = asyncio.ensure_future(self._report())
+        try:
+            await asyncio.wait({working, reporting}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and self._stage == pb.ReportProgressRequest.STAGE_UPLOADING:
+                await asyncio.wait({working}, timeout=_LATE_ABORT_SECONDS)
+            if working.done():
+                return working.result()
+            reason = reporting.result()
+            working.cancel()
+            await stop()
+            raise TaskAborted(reason)
+        finally:
+            for task in (working, reporting):
+                task.cancel()
+            await asyncio.gather(working, reporting, return_exceptions=True)
+            self._display.done()
+
+    async def _report(self) -> str:
+        """Reports until the coordinator asks to abort; returns its reason."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._interval_seconds)
+            self._changed.clear()
+            if self._stage is None:
+                continue
+            try:
+                answer = await self._link.report_progress(pb.ReportProgressRequest(
+                    task_id=self._task_id, stage=self._stage, fraction=min(1.0, max(0.0, self._fraction)),
+                    text=_cut(printable(self._text, limit=200), 200)))
+            except TaskClosed as error:
+                return error.text
+            except SemisiloError as error:
+                if is_fatal(error):
+                    raise
+                continue  # the work itself notices when there is no connection, and says so
+            if answer.abort:
+                return printable(answer.reason or "the coordinator asked to", limit=200)
+
+
+_STAGE_NAMES = {pb.ReportProgressRequest.STAGE_DOWNLOADING: "downloading",
+                pb.ReportProgressRequest.STAGE_TRAINING: "training",
+                pb.ReportProgressRequest.STAGE_UPLOADING: "uploading"}
+
+
+def _disclosure(task: TaskSpec, kind: Any, update_id: str, **content: Any) -> Disclosure:
+    return Disclosure(kind=kind, study=task.study, round=task.round, phase=task.phase, method=task.method,
+                      update_id=update_id, **content)
+
+
+def _outcome(verdict: Verdict, text: str) -> Outcome:
+    if verdict.accepted:
+        return Outcome(text, answered=True)
+    return Outcome(f"not wanted any more: {printable(verdict.reason or 'no reason given')}", answered=False)
+
+
+def _update_id(task_id: str, content: str) -> str:
+    """Names an answer: the same for every repetition of the same answer to the same task; 32 hex digits."""
+    return hashlib.sha256(f"{task_id}\n{content}".encode()).hexdigest()[:32]
+
+
+def _public_text(error: SemisiloError) -> str:
+    """What the coordinator may know: names of files on this machine (which may hold names of patients) stay here."""
+    if isinstance(error, (BadData, StorageDamaged)):
+        return "The silo's images or files cannot be used as they are; its operator sees which and why."
+    line = error.line() if isinstance(error, NotPermitted) else error.text
+    return printable(_PATH.sub("[path]", line) if isinstance(error, ComputeFailed) else line, limit=500)
+
+
+def _cut(text: str, limit_bytes: int) -> str:
+    return text.encode()[:limit_bytes].decode(errors="ignore")

@@ -1,0 +1,171 @@
+"""The command `silo`: what the hospital's engineer types. Each command loads, calls and prints.
+
+Nothing heavy is imported before a command needs it, so that help, version and status answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from common import __version__
+from common.cli_errors import run_cli
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Takes part in a federation: trains on this site's images, which never leave it.
+
+    \b
+    Enrol once, then join for ever:
+      silo enroll semisilo-invite-v1.eyJhIjoi...   the line from the coordinator's operator
+      silo join --data /scans                      waits, trains, sends updates; safe to stop and restart
+      silo status                                  what it is doing, from another shell
+
+    \b
+    What may leave this site is written in silo.toml, in the silo's home folder.
+    """)
+
+HomeOption = Annotated[Path | None, typer.Option(
+    "--home", metavar="DIR", show_default=False,
+    help="The silo's folder: identity, silo.toml, memory. Default: $SEMISILO_HOME, else ~/.semisilo")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"semisilo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _silo(version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
+                                                help="Show the version and end.")] = False) -> None:
+    pass
+
+
+@app.command()
+def enroll(
+    line: Annotated[list[str], typer.Argument(
+        metavar="LINE", help="The invitation line from the coordinator's operator, or - to read it from standard input, "
+                             "so that it stays out of the shell's history.")],
+    home: HomeOption = None,
+    force: Annotated[bool, typer.Option("--force",
+                                        help="Replace the identity of another silo in this home.")] = False,
+) -> None:
+    """Makes this silo's key and gets its certificate.
+
+    The private key is made here and never leaves. The line can be used once; the same command may be repeated if the
+    connection broke. A silo.toml with the defaults is written if there is none: read it.
+
+    \b
+    Examples:
+      silo enroll semisilo-invite-v1.eyJhIjoi...
+      silo enroll - < invitation.txt
+      silo enroll semisilo-invite-v1.eyJhIjoi... --home /var/lib/semisilo
+    """
+    import asyncio
+    import time
+
+    from common.durable import write_durably
+    from common.identity import utc_text
+    from silo.enrollment import enroll as enroll_at
+    from silo.home import SiloHome
+    from silo.policy import policy_text
+
+    folder = _home(home)
+    words = sys.stdin.read() if line == ["-"] else " ".join(line)
+    identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force))
+    typer.echo(f"Enrolled as silo '{identity.silo}' of federation '{identity.federation}' at {identity.address}.")
+    typer.echo(f"The certificate lasts until {utc_text(identity.not_after_unix)} and renews itself while "
+               "`silo join` runs.")
+    policy = SiloHome(folder).policy
+    if not policy.exists():
+        write_durably(policy, policy_text().encode())
+        typer.echo(f"What may leave this site is written in {policy}: read it.")
+    option = f" --home {home}" if home else ""
+    typer.echo(f"Next: silo join{option} --data FOLDER")
+
+
+@app.command()
+def join(
+    data: Annotated[str | None, typer.Option(
+        "--data", metavar="SOURCE", show_default=False,
+        help="The images: a folder of images, a folder of class folders, a file.npz, or a named set such as digits. "
+             "Default: [data] source of silo.toml, else the source of the last time.")] = None,
+    home: HomeOption = None,
+    exit_when_finished: Annotated[bool, typer.Option(
+        "--exit-when-finished", help="End with status 0 when the study is over, instead of waiting for the next "
+                                     "one.")] = False,
+    on_error: Annotated[Literal["stop", "skip"] | None, typer.Option(
+        "--on-error", show_default=False,
+        help="At an image that cannot be read: stop, or skip it and say so. Default: what silo.toml says, else stop."
+        )] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log details of the connection as well.")] = False,
+) -> None:
+    """Takes part in the studies of the federation until it is stopped.
+
+    Waits for tasks, trains, sends updates, reconnects by itself. May be stopped (Ctrl-C) or killed at any time and
+    started again: it goes on where it was. Only connections out are made, through the proxy of $https_proxy if set.
+
+    \b
+    Examples:
+      silo join --data /scans
+      silo join --data images.npz --on-error skip
+      silo join                                     the images of the last time
+      silo join --data digits --exit-when-finished
+
+    \b
+    Exit status: 0 study over, or stopped by SIGTERM; 1 failure; 2 wrong usage; 130 Ctrl-C.
+    """
+    from common.logs import set_up_logging
+
+    set_up_logging(verbose=verbose)
+    from silo.app import join as join_federation
+
+    raise typer.Exit(join_federation(_home(home), data=data, on_error=on_error,
+                                     exit_when_finished=exit_when_finished))
+
+
+@app.command()
+def status(
+    home: HomeOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
+) -> None:
+    """Shows who this silo is and what its agent is doing.
+
+    \b
+    Examples:
+      silo status
+      silo status --json | jq .days_left
+    """
+    import time
+
+    from silo.status_view import facts, lines
+
+    found = facts(_home(home), now=time.time())
+    if json_:
+        import json
+
+        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+    else:
+        typer.echo("\n".join(lines(found, now=time.time())))
+
+
+def _home(option: Path | None) -> Path:
+    from silo.home import default_home
+
+    return (option if option is not None else default_home()).expanduser().absolute()
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run_cli(app, name="silo"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What the person at the silo sees: a live line and a bar on a terminal, one plain line per event elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from common.logs import printable, without_secrets
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+__all__ = ["Display", "LiveDisplay", "PlainDisplay", "describe_bytes", "describe_seconds", "open_display"]
+
+
+class Display(Protocol):
+    """Where the agent tells what happens."""
+
+    def event(self, text: str) -> None:
+        """Something happened: stays on the screen or in the log."""
+
+    def state(self, text: str) -> None:
+        """What the silo is waiting for or doing; replaces the state before."""
+
+    def progress(self, what: str, fraction: float, text: str = "") -> None:
+        """How far a download, training or upload is; `fraction` from 0 to 1."""
+
+    def done(self) -> None:
+        """The step whose progress was shown is over."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+
+
+class PlainDisplay:
+    """One line per event with a timestamp; progress is silent, a state is shown when it changes."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._state = ""
+
+    def event(self, text: str) -> None:
+        self._write(text)
+        self._state = ""
+
+    def state(self, text: str) -> None:
+        if text != self._state:
+            self._write(text)
+            self._state = text
+
+    def progress(self, what: str, fraction: float, text: str = "") -> None:
+        """Nothing: a log has no use for every per cent."""
+
+    def done(self) -> None:
+        """Nothing to clear."""
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _write(self, text: str) -> None:
+        stream = self._stream if self._stream is not None else sys.stdout
+        stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_line(text)}\n")
+        stream.flush()
+
+
+class LiveDisplay:
+    """Events scroll by above one live line: a spinner with the state, or a bar while something is under way."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        self._console = console
+        self._waiting = Progress(SpinnerColumn(), TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                                 TimeElapsedColumn(), console=console, transient=True)
+        self._working = Progress(SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(bar_width=30),
+                                 TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn(compact=True),
+                                 TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
+                                 console=console, transient=True)
+        self._line: tuple[Progress, TaskID] | None = None
+        self._shown = ""
+
+    def event(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text.assemble((time.strftime("%H:%M:%S "), "dim"), _line(text)))
+
+    def state(self, text: str) -> None:
+        text = _line(text)
+        if self._shown != f"state {text}":
+            self._replace(self._waiting, text, f"state {text}")
+
+    def progress(self, what: str, fraction: float, text: str = "") -> None:
+        if self._shown != f"progress {what}" or self._line is None:
+            self._replace(self._working, _line(what), f"progress {what}")
+        assert self._line is not None
+        bar, task = self._line
+        bar.update(task, completed=min(1.0, max(0.0, fraction)), text=_line(text))
+
+    def done(self) -> None:
+        if self._line is not None:
+            bar, task = self._line
+            bar.stop()
+            bar.remove_task(task)
+        self._line, self._shown = None, ""
+
+    def close(self) -> None:
+        self.done()
+
+    def _replace(self, bar: Progress, description: str, shown: str) -> None:
+        from rich.markup import escape
+
+        self.done()
+        self._line, self._shown = (bar, bar.add_task(escape(description), total=1.0, text="")), shown
+        bar.start()
+
+
+def open_display() -> PlainDisplay | LiveDisplay:
+    """The display that fits standard output."""
+    if not sys.stdout.isatty():
+        return PlainDisplay()
+    from rich.console import Console
+
+    return LiveDisplay(Console(highlight=False))
+
+
+def describe_bytes(count: int) -> str:
+    """For people: 512 B, 4.3 kB, 12.0 MB, 1.20 GB (powers of ten)."""
+    if count < 1000:
+        return f"{count} B"
+    if count < 1_000_000:
+        return f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.1f} MB" if count < 1_000_000_000 else f"{count / 1e9:.2f} GB"
+
+
+def describe_seconds(seconds: float) -> str:
+    """For people: 4.2 s, 3 min 5 s, 2 h 10 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min {int(seconds % 60)} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _line(text: str) -> str:
+    return printable(without_secrets(text), limit=1000)

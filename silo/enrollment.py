@@ -1,0 +1,199 @@
+"""How a silo gets its certificate and keeps it fresh. The private key is made here and never leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.errors import (
+    CertificateExpired,
+    ConnectionRefusedByPeer,
+    InvitationExpired,
+    SemisiloError,
+    StorageDamaged,
+    Unreachable,
+    UsageError,
+    WrongAuthority,
+)
+from common.identity import (
+    InvitationLine,
+    certificate_pem,
+    check_silo_certificate,
+    decode_invitation,
+    load_certificate,
+    make_request,
+    not_after_unix,
+    not_before_unix,
+    token_hash,
+    utc_text,
+)
+from common.status import from_rpc_error
+from common.tls import channel_credentials, channel_options
+from common.wire import enrollment_service_pb2 as pb
+from common.wire import enrollment_service_pb2_grpc as pb_grpc
+from silo.diagnosis import diagnose_connection
+from silo.identity_store import (
+    FederationFile,
+    Identity,
+    drop_pending_keys,
+    has_identity,
+    install_identity,
+    load_identity,
+    pending_key,
+)
+
+__all__ = ["enroll", "open_channel", "renew_if_due"]
+
+_MESSAGE_LIMIT_BYTES = 64 * 1024
+
+
+async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_http_proxy: bool = True,
+                 timeout_seconds: float = 20.0) -> Identity:
+    """Exchanges an invitation line for an identity in the home folder.
+
+    May be repeated after a cut at any point: the key is on disk before the line is used, and the coordinator gives the
+    same certificate to the same key. A new line for the same silo replaces its identity and leaves its memory.
+
+    Args:
+        now: this machine's clock, Unix seconds; the coordinator compares it with its own.
+        force: replaces the identity of another silo or federation.
+    Raises: InvitationInvalid, InvitationExpired, InvitationUsed, ClockSkew, WrongAuthority, Unreachable; UsageError
+        when the home folder belongs to another silo.
+    """
+    invitation = decode_invitation(line)
+    hashed = token_hash(invitation.token).hex()
+    kept = _kept(home, invitation, force=force)
+    if kept is not None and kept.about.invitation == hashed and now < kept.not_after_unix:
+        return kept
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = pending_key(home, hashed[:32])
+    request = pb.EnrollRequest(token=invitation.token, certificate_request_der=make_request(key))
+    request.silo_time.seconds, request.silo_time.nanos = int(now), int(now % 1 * 1e9)
+    authority_pem = certificate_pem(load_certificate(invitation.authority_der))
+    channel = grpc.aio.secure_channel(
+        invitation.enrollment_address, channel_credentials(authority_pem=authority_pem),
+        options=channel_options(invitation.federation, use_http_proxy=use_http_proxy,
+                                message_limit_bytes=_MESSAGE_LIMIT_BYTES))
+    try:
+        stub: Any = pb_grpc.EnrollmentServiceStub(channel)  # type: ignore[no-untyped-call]
+        response = await stub.Enroll(request, timeout=timeout_seconds)
+    except grpc.RpcError as error:
+        raise await _explain(error, invitation, authority_pem, now=now, use_http_proxy=use_http_proxy) from None
+    finally:
+        await channel.close()
+    if response.authority_der != invitation.authority_der:
+        raise WrongAuthority("The coordinator's answer comes from another authority than the invitation's.",
+                             remedy="Ask the coordinator's operator for a new line.")
+    about = FederationFile(federation=invitation.federation, silo=invitation.silo, address=invitation.address,
+                           enrollment_address=invitation.enrollment_address, invitation=hashed, renew_unix=0.0)
+    identity = _install(home, about, key=key, der=response.certificate_der, authority_pem=authority_pem,
+                        renew_unix=float(response.renew_time.seconds))
+    drop_pending_keys(home)
+    return identity
+
+
+async def renew_if_due(home: Path, stub: pb_grpc.EnrollmentServiceStub, now: float, *,
+                       timeout_seconds: float = 20.0) -> Identity | None:
+    """Renews the certificate, with a new key, when its time has come; call it every hour or so.
+
+    Args:
+        stub: on a channel that shows the present certificate (`open_channel`).
+    Returns: the new identity, or None when it is not due. The old certificate stays valid to its end, so a running
+        transfer may finish before the channel is opened anew.
+    Raises: CertificateExpired when it is too late; what the coordinator says; Unreachable: try again later.
+    """
+    identity = load_identity(home)
+    if now < identity.about.renew_unix:
+        return None
+    if now > identity.not_after_unix:
+        raise CertificateExpired(
+            f"The certificate of silo '{identity.silo}' ended on {utc_text(identity.not_after_unix)}.",
+            remedy=f"Ask the coordinator's operator to run: coordinator invite {identity.silo}")
+    key = pending_key(home, "renew")
+    untyped: Any = stub
+    try:
+        response = await untyped.RenewCertificate(pb.RenewCertificateRequest(certificate_request_der=make_request(key)),
+                                                  timeout=timeout_seconds)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
+    renewed = _install(home, identity.about, key=key, der=response.certificate_der,
+                       authority_pem=identity.authority_pem, renew_unix=float(response.renew_time.seconds))
+    drop_pending_keys(home)
+    return renewed
+
+
+def open_channel(identity: Identity, *, address: str | None = None, use_http_proxy: bool = True) -> grpc.aio.Channel:
+    """A channel to the coordinator's work port that shows this silo's certificate. One per process is enough."""
+    return grpc.aio.secure_channel(
+        address or identity.address,
+        channel_credentials(authority_pem=identity.authority_pem, own=identity.credentials),
+        options=channel_options(identity.federation, use_http_proxy=use_http_proxy))
+
+
+def _kept(home: Path, invitation: InvitationLine, *, force: bool) -> Identity | None:
+    """The identity that the line would replace.
+
+    Raises: UsageError when it is another one and `force` is not set.
+    """
+    if not has_identity(home):
+        return None
+    try:
+        kept = load_identity(home)
+    except SemisiloError:
+        if force:
+            return None
+        raise
+    pinned = load_certificate(kept.authority_pem) == load_certificate(invitation.authority_der)
+    if pinned and (kept.federation, kept.silo) == (invitation.federation, invitation.silo):
+        return kept
+    if force:
+        return None
+    whose = f"silo '{kept.silo}' in federation '{kept.federation}'"
+    other = "" if pinned or kept.federation != invitation.federation else " under another authority"
+    raise UsageError(f"{home} is the home of {whose}; the line is for silo '{invitation.silo}' in federation "
+                     f"'{invitation.federation}'{other}.", remedy="Choose another home folder, or give --force.")
+
+
+def _install(home: Path, about: FederationFile, *, key: ec.EllipticCurvePrivateKey, der: bytes, authority_pem: bytes,
+             renew_unix: float) -> Identity:
+    """Checks what the coordinator has issued and makes it the silo's identity."""
+    try:
+        certificate = load_certificate(der)
+    except StorageDamaged:
+        raise WrongAuthority("The coordinator's answer holds no certificate.",
+                             remedy="Check that coordinator and silo run the same version of semisilo.") from None
+    check_silo_certificate(certificate, load_certificate(authority_pem), silo=about.silo, public_key=key.public_key())
+    begin, end = not_before_unix(certificate), not_after_unix(certificate)
+    if not begin < renew_unix < end:
+        renew_unix = begin + (end - begin) * 2 / 3
+    checked = FederationFile(federation=about.federation, silo=about.silo, address=about.address,
+                             enrollment_address=about.enrollment_address, invitation=about.invitation,
+                             renew_unix=renew_unix)
+    return install_identity(home, checked, key=key, certificate_pem=certificate_pem(certificate),
+                            authority_pem=authority_pem)
+
+
+async def _explain(error: grpc.RpcError, invitation: InvitationLine, authority_pem: bytes, *, now: float,
+                   use_http_proxy: bool) -> SemisiloError:
+    """Why Enroll failed. The port is shut when no invitation is open, so a late line meets no coordinator at all."""
+    said = from_rpc_error(error)
+    if not isinstance(said, (Unreachable, ConnectionRefusedByPeer)):
+        return said
+    address = invitation.enrollment_address
+    found = await asyncio.to_thread(diagnose_connection, address, authority_pem=authority_pem,
+                                    federation=invitation.federation, own_files=None, now=now,
+                                    use_http_proxy=use_http_proxy)
+    if isinstance(found, Unreachable) and invitation.expires_unix <= now:
+        return InvitationExpired(
+            f"Nothing answers at {address}, and by this machine's clock the invitation for silo '{invitation.silo}' "
+            f"expired on {utc_text(invitation.expires_unix)}.",
+            remedy=f"Ask the coordinator's operator to run: coordinator invite {invitation.silo}")
+    if isinstance(found, Unreachable):
+        return Unreachable(found.text, remedy=f"{found.remedy} The port is open only while an invitation is: if this "
+                                              "line has been used, ask for a new one.".strip())
+    return found

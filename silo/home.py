@@ -1,0 +1,228 @@
+"""The silo's folder: where each thing lies, the lock of the one agent, the remembered source and the status file.
+
+```
+silo.toml            policy                     identity/            key and certificates
+join.json            source of the last join    memory/              what trainers keep, the pending update
+status.json          for `silo status`          cache/               payloads by digest
+disclosures.jsonl    what left this site        outgoing/            updates on their way
+```
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from common.config import from_dict
+from common.durable import write_durably
+from common.errors import BadConfiguration, SemisiloError
+
+__all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFile", "default_home", "resolve_source"]
+
+
+class AlreadyRunning(SemisiloError):
+    """Another `silo join` works in the same home."""
+
+    code = "ALREADY_RUNNING"
+
+
+@dataclass(frozen=True, slots=True)
+class SiloHome:
+    """The paths in a silo's folder."""
+
+    folder: Path
+
+    @property
+    def policy(self) -> Path:
+        """silo.toml."""
+        return self.folder / "silo.toml"
+
+    @property
+    def cache(self) -> Path:
+        """Payloads by digest."""
+        return self.folder / "cache"
+
+    @property
+    def outgoing(self) -> Path:
+        """Updates that are written or wait to be sent."""
+        return self.folder / "outgoing"
+
+    @property
+    def memory(self) -> Path:
+        """What trainers keep between rounds, and the pending update."""
+        return self.folder / "memory"
+
+    @property
+    def status(self) -> Path:
+        """What `silo status` shows."""
+        return self.folder / "status.json"
+
+    @property
+    def choice(self) -> Path:
+        """The source of the last `silo join`."""
+        return self.folder / "join.json"
+
+    @property
+    def disclosures(self) -> Path:
+        """What left this site."""
+        return self.folder / "disclosures.jsonl"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held while an agent works here; the kernel lets go of it when the process ends, however it ends.
+
+        Raises: AlreadyRunning, naming the process that holds it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _locked(handle):
+                holder = os.read(handle, 20).decode(errors="replace").strip()
+                who = f" (process {holder})" if holder.isdigit() else ""
+                raise AlreadyRunning(f"Another `silo join`{who} is running in {self.folder}.",
+                                     remedy="Stop it first, or give this one a --home of its own.")
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+
+    def is_running(self) -> bool:
+        """Whether an agent holds the lock."""
+        try:
+            handle = os.open(self.folder / "agent.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+
+def _locked(handle: int) -> bool:
+    """Takes the lock. Tries for a moment: `silo status` holds it for as long as a glance takes."""
+    for attempt in range(3):
+        if attempt:
+            time.sleep(0.05)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        return True
+    return False
+
+
+def default_home() -> Path:
+    """$SEMISILO_HOME, or ~/.semisilo."""
+    return Path(os.environ.get("SEMISILO_HOME") or Path.home() / ".semisilo")
+
+
+# The remembered source ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinChoice:
+    """Which images a `silo join` works on."""
+
+    source: str
+    on_error: Literal["stop", "skip"] = "stop"
+
+    def save(self, path: Path) -> None:
+        """Remembers the choice for a later `silo join` without --data."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, (json.dumps(asdict(self)) + "\n").encode())
+
+    @staticmethod
+    def load(path: Path) -> JoinChoice | None:
+        """The remembered choice; None when there is none or it cannot be read."""
+        try:
+            return from_dict(JoinChoice, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, BadConfiguration):
+            return None
+
+
+def resolve_source(source: str, *, base: Path) -> str:
+    """The source with a relative path made absolute, so that it means the same from another folder.
+
+    Args:
+        source: a path, perhaps followed by `#part`, or a named set such as "digits#1/3".
+        base: folder that a relative path starts at.
+    """
+    name, mark, part = source.partition("#")
+    path = Path(name).expanduser()
+    is_path = path.is_absolute() or (base / path).exists() or "/" in name or name.endswith(".npz")
+    return f"{(base / path).resolve()}{mark}{part}" if is_path else source
+
+
+# The status file ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentStatus:
+    """What the agent last wrote about itself. Times are seconds since 1970, 0 for never."""
+
+    state: str = "not started"
+    """What it was doing, a line for a person."""
+    pid: int = 0
+    """Its process, 0 when it has ended."""
+    updated_unix: float = 0.0
+    """When this was written."""
+    last_contact_unix: float = 0.0
+    """When the coordinator last answered."""
+    study: str = ""
+    """The study that this silo is taking part in; empty before the first and after its end."""
+    round: int = 0
+    rounds: int = 0
+    last_task: str = ""
+    """Identifier of the last task."""
+    last_outcome: str = ""
+    """What became of it, a line for a person."""
+    tasks_answered: int = 0
+    """Updates, abstentions and refusals that the coordinator has acknowledged, since enrolment."""
+    labelled_count: int = 0
+    unlabelled_count: int = 0
+    sent_bytes: int = 0
+    """On the wire, TLS included, since enrolment."""
+    received_bytes: int = 0
+    bytes_estimated: bool = False
+    """Whether the two counts are estimates, for want of the kernel's."""
+    last_error: str = ""
+    """The last trouble that has not passed; empty when all is well."""
+
+
+class StatusFile:
+    """The status on disk, replaced atomically.
+
+    A power failure may lose the last state of it: nothing depends on it but what a person sees, so it is not worth a
+    disk flush every few seconds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.now = self.load(path)
+
+    @staticmethod
+    def load(path: Path) -> AgentStatus:
+        """What is written; the defaults when there is nothing or it cannot be read."""
+        try:
+            return from_dict(AgentStatus, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, BadConfiguration):
+            return AgentStatus()
+
+    def update(self, *, now_unix: float, **changes: Any) -> None:
+        """Changes fields of the status by name and writes it."""
+        self.now = replace(self.now, updated_unix=now_unix, **changes)
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(asdict(self.now), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, self._path)

@@ -1,0 +1,371 @@
+"""The silo's end of the wire: every call may be repeated, a cut transfer goes on where it was, nothing waits for ever.
+
+Unary calls have deadlines. Transfers have none, because a large update on a thin line may take hours: they are given up
+when no byte has moved for a minute. After a failure the same request is made again, at growing intervals that shrink
+back as soon as bytes have advanced. What the coordinator answers on purpose (the task is closed, the payload is not
+served) is raised at once, and so is what no repetition can mend (the certificate was revoked).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from common.chunks import receive_into, stream_chunks
+from common.errors import (
+    BadPayload,
+    CertificateExpired,
+    CertificateRevoked,
+    LayoutMismatch,
+    NotPermitted,
+    PayloadNotServed,
+    SemisiloError,
+    TaskClosed,
+    UnknownSilo,
+    Unreachable,
+    UpdateConflict,
+    UsageError,
+    WrongAuthority,
+    WrongBase,
+)
+from common.exchange import PayloadRef
+from common.meter import MessageMeter
+from common.status import from_rpc_error
+from common.store import PayloadStore
+from common.wire import round_service_pb2 as pb
+from common.wire import round_service_pb2_grpc as pb_grpc
+from common.wire import tensors_pb2
+from silo.retry import Backoff, waits
+
+__all__ = ["Link", "LinkSettings", "Verdict", "is_fatal"]
+
+T = TypeVar("T")
+
+_FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
+_ANSWERS = (BadPayload, LayoutMismatch, NotPermitted, PayloadNotServed, TaskClosed, UpdateConflict, UsageError,
+            WrongBase)
+_GARBLED_LIMIT = 2
+"""How often a payload that arrives damaged is fetched again, and a transfer that is objected to is sent again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSettings:
+    """Patience of the silo's end."""
+
+    call_seconds: float = 30.0
+    """Deadline of a unary call, on top of the time that a long poll may wait."""
+    stall_seconds: float = 60.0
+    """A transfer in which no byte has moved for so long is cut and gone on with."""
+    answer_seconds: float = 300.0
+    """Longest wait for the answer to a complete upload: the coordinator checks it and writes it to disk first."""
+    backoff: Backoff = field(default_factory=Backoff)
+    """Pauses between attempts."""
+    diagnose_after: int = 3
+    """Failures in a row after which the silo looks for the cause itself."""
+    diagnose_every_seconds: float = 60.0
+    """And how often it looks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the coordinator made of an outcome."""
+
+    accepted: bool
+    reason: str = ""
+    """Why it was not wanted."""
+
+
+def is_fatal(error: SemisiloError) -> bool:
+    """Whether no repetition can help: a person has to act."""
+    return isinstance(error, _FATAL)
+
+
+class _Again(SemisiloError):
+    """An answer of the coordinator's that may differ next time."""
+
+    retry = True
+
+
+class Link:
+    """Calls RoundService. One connection; one caller at a time, apart from `report_progress`."""
+
+    def __init__(self, open_channel: Callable[[], grpc.aio.Channel], *, silo: str,
+                 settings: LinkSettings | None = None,
+                 on_trouble: Callable[[SemisiloError, int], None] = lambda error, failures: None,
+                 on_contact: Callable[[], None] = lambda: None,
+                 diagnose: Callable[[], SemisiloError | None] = lambda: None,
+                 messages: MessageMeter | None = None) -> None:
+        """
+        Args:
+            open_channel: makes a connection with the silo's current certificate; called again by `reopen`.
+            silo: this silo's name; it sets the rhythm of retries.
+            on_trouble: told of each failure that is going to be repeated, with the number of failures in a row.
+            on_contact: told whenever the coordinator has answered.
+            diagnose: finds out why there is no connection; blocks, and runs in a thread.
+            messages: where the sizes of messages are added up.
+        """
+        self._open_channel = open_channel
+        self._silo = silo
+        self._settings = LinkSettings() if settings is None else settings
+        self._on_trouble = on_trouble
+        self._on_contact = on_contact
+        self._diagnose = diagnose
+        self._messages = MessageMeter() if messages is None else messages
+        self._diagnosed = float("-inf")
+        self._starts = 0
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    async def reopen(self) -> None:
+        """Makes the next call on a new connection: after the certificate was renewed."""
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    @property
+    def backoff(self) -> Backoff:
+        """Pauses between attempts."""
+        return self._settings.backoff
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The connection, for the one call that is not RoundService's: renewing the certificate."""
+        if self._channel is None:
+            self._channel = self._open_channel()
+        return self._channel
+
+    async def close(self) -> None:
+        """Closes the connection; a running call ends."""
+        await self.reopen()
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    async def await_task(self, request: Callable[[], pb.AwaitTaskRequest]) -> pb.AwaitTaskResponse:
+        """The next task or the reason why there is none; tries for ever.
+
+        Args:
+            request: makes the message anew for every attempt, since it carries the time.
+        """
+        async def attempt() -> pb.AwaitTaskResponse:
+            message = request()
+            wait = message.poll_timeout.ToTimedelta().total_seconds()
+            answer: pb.AwaitTaskResponse = await self._ask("AwaitTask", message, wait_seconds=wait)
+            return answer
+        return await self._persist(attempt)
+
+    async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+        """Tells once how far the work is. Raises: Unreachable and the like when it does not get through."""
+        try:
+            answer: pb.ReportProgressResponse = await self._ask("ReportProgress", request)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        return answer
+
+    async def declare(self, request: pb.BeginUpdateRequest) -> Verdict:
+        """Sends an abstention or a refusal. Raises: what the coordinator objects to it."""
+        async def attempt() -> Verdict:
+            answer: pb.BeginUpdateResponse = await self._ask("BeginUpdate", request)
+            return Verdict(answer.state == pb.BeginUpdateResponse.STATE_HAVE, answer.reason)
+        return await self._persist(attempt)
+
+    async def download(self, task_id: str, reference: PayloadRef, store: PayloadStore, *,
+                       on_bytes: Callable[[int], None] = lambda count: None) -> Path:
+        """Brings a payload into the store and returns its path; goes on from what is on disk.
+
+        Args:
+            on_bytes: told how many bytes of the payload are here.
+        Raises: TaskClosed or PayloadNotServed when the coordinator no longer serves it; BadPayload when it arrived
+            damaged three times.
+        """
+        digest = reference.digest
+        here = 0
+        garbled = 0
+
+        async def attempt() -> Path:
+            nonlocal here, garbled
+            if await asyncio.to_thread(store.has, digest):
+                return store.path(digest)
+            with await asyncio.to_thread(store.partial, digest, size_bytes=reference.size_bytes) as partial:
+                start = partial.committed_bytes
+
+                def arrived() -> None:
+                    nonlocal here
+                    here = partial.committed_bytes
+                    on_bytes(here)
+
+                try:
+                    if start < reference.size_bytes:
+                        await receive_into(partial, self._chunks(task_id, digest, start, arrived), reference.size_bytes)
+                    arrived()
+                    return await asyncio.to_thread(partial.finish, digest)
+                except BadPayload as error:
+                    # Raised here, not by the coordinator: `_chunks` leaves its errors as gRPC made them.
+                    garbled += 1
+                    if garbled > _GARBLED_LIMIT:
+                        raise BadPayload(f"A payload arrived damaged {garbled} times: {error.text}") from None
+                    raise _Again(f"A payload arrived damaged and is fetched again: {error.text}") from None
+                finally:
+                    here = partial.committed_bytes
+        return await self._persist(attempt, moved=lambda: here)
+
+    async def upload(self, request: pb.BeginUpdateRequest, path: Path, *,
+                     on_bytes: Callable[[int], None] = lambda count: None) -> Verdict:
+        """Declares an update and sends its bytes from where the coordinator wants them.
+
+        Args:
+            request: with an update as its outcome; the same for every repetition.
+            path: the payload file.
+            on_bytes: told how many bytes have been handed over.
+        Raises: what the coordinator objects to the declaration, or three times in a row to the bytes.
+        """
+        size = path.stat().st_size
+        acknowledged = 0
+        objections = 0
+
+        async def attempt() -> Verdict:
+            nonlocal acknowledged, objections
+            answer: pb.BeginUpdateResponse = await self._ask("BeginUpdate", request)
+            if answer.state != pb.BeginUpdateResponse.STATE_SEND:
+                return Verdict(answer.state == pb.BeginUpdateResponse.STATE_HAVE, answer.reason)
+            if not 0 <= answer.resume_offset <= size:
+                raise BadPayload(f"The coordinator asks for byte {answer.resume_offset} of an update of {size} bytes.")
+            if answer.resume_offset > acknowledged:
+                acknowledged, objections = answer.resume_offset, 0
+            try:
+                await self._send(request.update_id, path, answer.resume_offset, on_bytes)
+            except grpc.aio.AioRpcError as failure:
+                error = from_rpc_error(failure)
+                if not isinstance(error, _ANSWERS):
+                    raise
+                # Closed meanwhile, or damaged on its way: declaring it again tells which.
+                objections += 1
+                if objections > _GARBLED_LIMIT:
+                    raise error from None
+                raise _Again(error.text, remedy=error.remedy) from None
+            return Verdict(True)
+        return await self._persist(attempt, moved=lambda: acknowledged)
+
+    # Streams ----------------------------------------------------------------------------------------------------------
+
+    async def _chunks(self, task_id: str, digest: str, offset: int,
+                      arrived: Callable[[], None]) -> AsyncIterator[tensors_pb2.Chunk]:
+        request = pb.DownloadPayloadRequest(task_id=task_id, digest=bytes.fromhex(digest), offset=offset)
+        call = self._calls.DownloadPayload(request)
+        self._said("DownloadPayload", request)
+        try:
+            while True:
+                response = await asyncio.wait_for(call.read(), self._settings.stall_seconds)
+                if response is grpc.aio.EOF:
+                    return
+                self._heard("DownloadPayload", response)
+                yield response.chunk
+                arrived()
+        finally:
+            call.cancel()
+
+    async def _send(self, update_id: str, path: Path, offset: int, on_bytes: Callable[[int], None]) -> None:
+        call = self._calls.SubmitUpdate()
+        first = True
+        try:
+            chunks = cast("AsyncGenerator[tensors_pb2.Chunk, None]", stream_chunks(path, offset=offset))
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    await self._write(call, pb.SubmitUpdateRequest(update_id=update_id if first else "", chunk=chunk))
+                    first = False
+                    on_bytes(chunk.offset + len(chunk.data))
+            if first:  # the coordinator has all bytes, but had not recorded them when it last died
+                await self._write(call, pb.SubmitUpdateRequest(update_id=update_id))
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the coordinator has answered before the end; its answer says why
+        except BaseException:
+            call.cancel()
+            raise
+        try:
+            self._heard("SubmitUpdate", await asyncio.wait_for(_answer(call), self._settings.answer_seconds))
+        finally:
+            call.cancel()
+
+    async def _write(self, call: Any, message: pb.SubmitUpdateRequest) -> None:
+        await asyncio.wait_for(call.write(message), self._settings.stall_seconds)
+        self._said("SubmitUpdate", message, calls=1 if message.update_id else 0)
+
+    # Patience ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _calls(self) -> Any:
+        if self._stub is None:
+            self._stub = pb_grpc.RoundServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+    async def _persist(self, attempt: Callable[[], Awaitable[T]], *, moved: Callable[[], int] = lambda: 0) -> T:
+        """Repeats `attempt` until it succeeds or there is no use; `moved` tells how far it has come."""
+        pauses, failures, before = self._pauses(), 0, moved()
+        while True:
+            try:
+                result = await attempt()
+            except grpc.aio.AioRpcError as error:
+                problem: SemisiloError = from_rpc_error(error)
+            except TimeoutError:
+                problem = Unreachable(f"Nothing has moved on the connection for {self._settings.stall_seconds:.0f} s.",
+                                      remedy="It is tried again.")
+            except SemisiloError as error:
+                problem = error
+            else:
+                return result
+            if isinstance(problem, (*_FATAL, *_ANSWERS)):
+                raise problem
+            if moved() > before:
+                pauses, failures, before = self._pauses(), 0, moved()
+            failures += 1
+            self._on_trouble(await self._cause(problem, failures), failures)
+            await asyncio.sleep(next(pauses))
+
+    async def _ask(self, rpc: str, message: Any, *, wait_seconds: float = 0.0) -> Any:
+        self._said(rpc, message)
+        answer = await getattr(self._calls, rpc)(message, timeout=wait_seconds + self._settings.call_seconds)
+        self._heard(rpc, answer)
+        return answer
+
+    def _said(self, rpc: str, message: Any, *, calls: int = 1) -> None:
+        self._messages.add(message.ByteSize(), rpc=rpc, silo=self._silo, direction="up", calls=calls)
+
+    def _heard(self, rpc: str, message: Any) -> None:
+        self._messages.add(message.ByteSize(), rpc=rpc, silo=self._silo, direction="down")
+        self._on_contact()
+
+    def _pauses(self) -> Iterator[float]:
+        self._starts += 1
+        return waits(self._settings.backoff, silo=self._silo, seed=self._starts)
+
+    async def _cause(self, problem: SemisiloError, failures: int) -> SemisiloError:
+        """What to tell the person: the failure itself, or what looking for its cause has found.
+
+        Raises: the cause, when no repetition can mend it.
+        """
+        due = time.monotonic() - self._diagnosed >= self._settings.diagnose_every_seconds
+        if failures < self._settings.diagnose_after or isinstance(problem, _Again) or \
+                not (due or failures == self._settings.diagnose_after):
+            return problem
+        self._diagnosed = time.monotonic()
+        try:
+            found = await asyncio.wait_for(asyncio.to_thread(self._diagnose), self._settings.call_seconds)
+        except (TimeoutError, OSError):
+            return problem
+        if found is None:
+            return problem
+        if is_fatal(found):
+            raise found
+        return found
+
+
+async def _answer(call: Any) -> Any:
+    return await call

@@ -1,0 +1,261 @@
+"""What a silo keeps between rounds, on disk: per study one committed memory and at most one pending answer.
+
+`memory.json` is the index, replaced atomically; memory files lie beside it as `<sha256>.safetensors`, updates in a
+payload store of their own. The compute process writes both kinds of file first; `record_pending` then names them in the
+index, before the update is sent. So at every instant the index names only files that are whole, and a file that it
+does not name is rubbish.
+
+The rule (docs/architecture.md, "Silo memory"): every task says which round of this silo was folded last. When that is
+the pending round, pending becomes committed; otherwise it is dropped. Trainers see committed memory only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from common.config import canonical_json, from_dict
+from common.durable import write_durably
+from common.errors import BadConfiguration, StorageDamaged
+from common.exchange import PayloadRef
+from common.state_files import STATE_ENDING
+from common.store import PayloadStore, hash_file
+
+__all__ = ["CommittedMemory", "PendingUpdate", "SiloMemory"]
+
+_LOG = logging.getLogger("semisilo.memory")
+_INDEX = "memory.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittedMemory:
+    """The memory that the next trainer of a study sees."""
+
+    round: int
+    """The last folded round that it includes."""
+    digest: str
+    """SHA-256 of its file, hex."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingUpdate:
+    """The last answer to a task: sent, or about to be, and not known to be folded."""
+
+    round: int
+    task_id: str
+    """Empty when the answer itself is lost and only its memory is left."""
+    update_id: str
+    memory: str = ""
+    """SHA-256 of the memory file to commit when the round is folded, hex; empty: the committed one stays."""
+    payload: PayloadRef | None = None
+    """The update's payload in the outgoing store; None for an abstention."""
+    abstention: str = ""
+    num_examples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    """How long training took."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    committed: CommittedMemory | None = None
+    pending: PendingUpdate | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Index:
+    format: int = _FORMAT
+    latest: str = ""
+    """The study that was worked on last."""
+    studies: dict[str, _Kept] = field(default_factory=dict)
+
+
+class SiloMemory:
+    """The durable memory of one silo. Used by one agent at a time (the agent's lock sees to that)."""
+
+    def __init__(self, folder: Path, *, outgoing: Path | None = None) -> None:
+        """Opens or creates the memory in `folder`; `outgoing` is the store of updates (default: a folder inside)."""
+        self.folder = folder
+        self.outgoing = PayloadStore(folder / "outgoing" if outgoing is None else outgoing)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._whole: dict[str, tuple[int, int, int]] = {}
+        self._index = self._load()
+
+    def resolve(self, study: str, last_folded_round: int, *, round: int = 0, task_id: str = "") -> None:
+        """Applies the rule of the module to what a new task says.
+
+        Args:
+            study: study of the task.
+            last_folded_round: the last round whose update from this silo was folded; 0 for none.
+            round: round of the task. A pending answer to an earlier phase of the same round stays undecided.
+            task_id: a pending answer to this very task stays, so that it is sent again and not trained again.
+        """
+        kept = self._index.studies.get(study, _Kept())
+        committed, pending = kept.committed, kept.pending
+        if pending is not None and pending.round == last_folded_round:
+            digest = pending.memory or (committed.digest if committed is not None else "")
+            committed = CommittedMemory(round=pending.round, digest=digest) if digest else None
+            pending = None
+        elif pending is not None and pending.task_id != task_id and not pending.round == round > last_folded_round:
+            _LOG.info("study %s: what round %d left behind is dropped: it was not folded", study, pending.round)
+            pending = None
+        if committed is not None and committed.round != last_folded_round:
+            _LOG.warning("study %s: the memory of round %d does not fit: the coordinator folded round %d last;"
+                         " it is dropped and training starts without it", study, committed.round, last_folded_round)
+            committed = None
+        self._put(study, _Kept(committed=committed, pending=pending))
+        self._collect()
+
+    def committed(self, study: str) -> Path | None:
+        """The memory file that a trainer may see, verified; None when there is none or it is lost."""
+        kept = self._index.studies.get(study, _Kept())
+        if kept.committed is None:
+            return None
+        path = self._memory_path(kept.committed.digest)
+        if _digest(path) == kept.committed.digest:
+            return path
+        _LOG.warning("study %s: memory file %s is missing or damaged; training goes on without memory", study, path)
+        self._put(study, replace(kept, committed=None))
+        return None
+
+    def pending_for(self, task_id: str) -> PendingUpdate | None:
+        """The answer to `task_id` that only needs sending (again); None when the task must be done."""
+        for study, kept in self._index.studies.items():
+            pending = kept.pending
+            if pending is None or pending.task_id != task_id:
+                continue
+            broken = [path for path, digest in self._files(pending) if _digest(path) != digest]
+            if not broken:
+                return pending
+            _LOG.warning("the answer to task %s cannot be sent again: %s is missing or damaged; the task is done again",
+                         task_id, broken[0])
+            # An earlier phase of the round may have left the memory; it does not go with this answer.
+            lost = pending.memory == "" or not self._is_whole(pending.memory)
+            self._put(study, replace(kept, pending=None if lost else PendingUpdate(
+                round=pending.round, task_id="", update_id="", memory=pending.memory)))
+            return None
+        return None
+
+    def record_pending(self, study: str, *, round: int, task_id: str, update_id: str, memory: Path | None = None,
+                       payload: PayloadRef | None = None, abstention: str = "", num_examples: int = 0,
+                       metrics: Mapping[str, float] | None = None, seconds: float = 0.0) -> PendingUpdate:
+        """Makes an answer and its memory durable, in one step. To be called before a byte of it is sent.
+
+        A later phase of a round replaces the answer of an earlier one, but not its memory, when it brings none of its
+        own (`memory` is None, or just the committed file that it was given).
+
+        Raises: StorageDamaged when a file that is named is not there.
+        """
+        kept = self._index.studies.get(study, _Kept())
+        digest = "" if memory is None else memory.name.removesuffix(STATE_ENDING)
+        before = kept.pending
+        if kept.committed is not None and digest == kept.committed.digest:
+            digest = ""
+        if not digest and before is not None and before.round == round:
+            digest = before.memory
+        pending = PendingUpdate(round=round, task_id=task_id, update_id=update_id, memory=digest, payload=payload,
+                                abstention=abstention, num_examples=num_examples, metrics=dict(metrics or {}),
+                                seconds=seconds)
+        for path, _ in self._files(pending):
+            if not path.is_file():
+                raise StorageDamaged(f"{path}: written for task {task_id}, but not there.")
+        self._put(study, replace(kept, pending=pending))
+        return pending
+
+    def state(self) -> tuple[str, int]:
+        """(study, round) of the newest memory at hand, for AwaitTask; round 0 when there is none or it is lost."""
+        study = self._index.latest
+        kept = self._index.studies.get(study, _Kept())
+        if kept.pending is not None and kept.pending.memory and self._is_whole(kept.pending.memory):
+            return study, kept.pending.round
+        if kept.committed is None or not self._is_whole(kept.committed.digest):
+            return study, 0
+        if kept.pending is not None and not kept.pending.abstention:
+            return study, kept.pending.round
+        return study, kept.committed.round
+
+    def forget(self, study: str) -> None:
+        """Drops all that is kept for a study, for example when it is over."""
+        if study in self._index.studies:
+            studies = {name: kept for name, kept in self._index.studies.items() if name != study}
+            latest = "" if self._index.latest == study else self._index.latest
+            self._write(_Index(latest=latest, studies=studies))
+            self._collect()
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def _memory_path(self, digest: str) -> Path:
+        return self.folder / f"{digest}{STATE_ENDING}"
+
+    def _is_whole(self, digest: str) -> bool:
+        """Whether a memory file has its digest; read again only when it looks changed, for this is asked every poll."""
+        path = self._memory_path(digest)
+        try:
+            found = path.stat()
+        except OSError:
+            return False
+        looks = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._whole.get(digest) != looks:
+            if _digest(path) != digest:
+                return False
+            self._whole = {digest: looks}
+        return True
+
+    def _files(self, pending: PendingUpdate) -> list[tuple[Path, str]]:
+        files = [(self._memory_path(pending.memory), pending.memory)] if pending.memory else []
+        if pending.payload is not None:
+            files.append((self.outgoing.path(pending.payload.digest), pending.payload.digest))
+        return files
+
+    def _put(self, study: str, kept: _Kept) -> None:
+        changed = _Index(latest=study, studies={**self._index.studies, study: kept})
+        if changed != self._index:
+            self._write(changed)
+            self._collect()
+
+    def _load(self) -> _Index:
+        path = self.folder / _INDEX
+        try:
+            index = from_dict(_Index, json.loads(path.read_bytes()), where=str(path))
+        except FileNotFoundError:
+            return _Index()
+        except (ValueError, BadConfiguration) as error:
+            aside = path.with_suffix(".damaged")
+            os.replace(path, aside)
+            _LOG.warning("%s is damaged (%s) and is kept as %s; this silo goes on without memory", path, error, aside)
+            return _Index()
+        if index.format != _FORMAT:
+            raise StorageDamaged(f"{path}: written by a newer version (format {index.format}).",
+                                 remedy="Upgrade semisilo on this machine.")
+        return index
+
+    def _write(self, index: _Index) -> None:
+        """Replaces the index; after a crash at any instant either the old or the new one is there, whole."""
+        write_durably(self.folder / _INDEX, canonical_json(index).encode() + b"\n")
+        self._index = index
+
+    def _collect(self) -> None:
+        """Removes the files that the index does not name; never before the index that forgets them is durable."""
+        pending = [kept.pending for kept in self._index.studies.values() if kept.pending is not None]
+        named = {kept.committed.digest for kept in self._index.studies.values() if kept.committed is not None}
+        named |= {each.memory for each in pending}
+        try:
+            for path in self.folder.iterdir():
+                if path.name.endswith((STATE_ENDING, ".tmp")) and path.name.removesuffix(STATE_ENDING) not in named:
+                    path.unlink(missing_ok=True)
+            self.outgoing.collect({each.payload.digest for each in pending if each.payload is not None})
+        except OSError as error:
+            _LOG.warning("files that are no longer needed could not be removed from %s: %s", self.folder, error)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file, hex; empty when it cannot be read."""
+    try:
+        return hash_file(path)
+    except OSError:
+        return ""

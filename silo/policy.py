@@ -1,0 +1,211 @@
+"""What this site permits: `silo.toml`. The hospital decides here what may run and what may leave; nothing else does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from common.config import from_dict, load_toml
+from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
+from common.exchange import TaskSpec
+from common.methods import METHODS, MethodSpec, find_method
+
+__all__ = ["DataPolicy", "Limits", "Permit", "Policy", "check_task", "check_update", "load_policy", "policy_text"]
+
+_GIB = 2**30
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def _all_methods() -> tuple[str, ...]:
+    return tuple(sorted(METHODS))
+
+
+def _all_groups() -> tuple[str, ...]:
+    return tuple(sorted({name for spec in METHODS.values() for name in (*spec.down, *spec.up)}))
+
+
+def _all_metrics() -> tuple[str, ...]:
+    return tuple(sorted({name for spec in METHODS.values() for name in spec.metrics}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Permit:
+    """Table [permit]: what may run here and what may leave. What is not listed is refused."""
+
+    methods: tuple[str, ...] = field(default_factory=_all_methods)
+    """Methods that may run here; all built-in ones when the line is missing."""
+    groups: tuple[str, ...] = field(default_factory=_all_groups)
+    """Tensor groups that may arrive and leave; "helper_psi/*" stands for numbered groups."""
+    metrics: tuple[str, ...] = field(default_factory=_all_metrics)
+    """Numbers that may leave with an update or an abstention."""
+    factories: tuple[str, ...] = ()
+    """Model factories `package.module:name` that may be imported and run; none when the line is missing."""
+
+    def __post_init__(self) -> None:
+        for factory in self.factories:
+            if not _FACTORY.fullmatch(factory):
+                raise ValueError(f'factories: "{factory}" is not of the form "package.module:name".')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataPolicy:
+    """Table [data]: where the images are, unless `silo join` says otherwise."""
+
+    source: str = ""
+    """A folder, `file.npz`, or a named set; relative paths start at the folder of silo.toml."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """What to do with a file that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Table [limits]: the largest transfers of one task."""
+
+    max_download_bytes: int = 16 * _GIB
+    """Payloads of one task together; a larger task is refused before a byte is fetched."""
+    max_upload_bytes: int = 16 * _GIB
+    """One update; a larger one is refused here and never sent."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_download_bytes", "max_upload_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """A whole silo.toml."""
+
+    permit: Permit = field(default_factory=Permit)
+    data: DataPolicy = field(default_factory=DataPolicy)
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods that this version has and this site permits, sorted."""
+        return tuple(sorted(set(self.permit.methods) & set(METHODS)))
+
+
+def load_policy(path: Path) -> Policy:
+    """Reads and checks silo.toml; the defaults when there is no such file.
+
+    Raises: BadConfiguration, naming file, table, key and the nearest valid key; also for a method that this version
+        does not have, since a misspelt permission would otherwise refuse every task.
+    """
+    if not path.exists():
+        return Policy()
+    policy = from_dict(Policy, load_toml(path), where=str(path))
+    known: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+        ("methods", policy.permit.methods, _all_methods()), ("groups", policy.permit.groups, _all_groups()),
+        ("metrics", policy.permit.metrics, _all_metrics()))
+    for key, listed, valid in known:
+        for name in listed:
+            if name not in valid:
+                raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
+                                       remedy=f"Known: {', '.join(valid)}.")
+    return policy
+
+
+def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
+    """Whether this site permits a task, decided before anything is fetched.
+
+    Returns: the spec of the task's method.
+    Raises: MethodNotPermitted or NotPermitted, naming what is missing in silo.toml; UnknownName for a method that this
+        version does not have; BadConfiguration for settings that do not fit the method.
+    """
+    if task.method not in policy.permit.methods:
+        raise MethodNotPermitted(f"This silo does not permit the method '{task.method}'.",
+                                 remedy=f"To allow it, add it to [permit] methods in silo.toml of '{task.silo}'.")
+    spec = find_method(task.method)
+    for direction, groups in (("receive", spec.down), ("send", spec.up)):
+        _require("tensor group", direction, groups, policy.permit.groups, task)
+    _require("metric", "send", spec.metrics, policy.permit.metrics, task)
+    for reference in task.payloads:
+        for group in reference.groups:
+            if not any(_covers(pattern, group) for pattern in spec.down):
+                raise NotPermitted(f"The task sends the tensor group '{group}', which {task.method} does not declare.")
+    if ":" in task.model.name and task.model.name not in policy.permit.factories:
+        raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
+                           remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
+    size = sum(reference.size_bytes for reference in task.payloads)
+    if size > policy.limits.max_download_bytes:
+        raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "
+                           f"{policy.limits.max_download_bytes}.",
+                           remedy="Raise [limits] max_download_bytes in silo.toml.")
+    from_dict(spec.settings, task.settings, where=f"settings of {task.method}")
+    return spec
+
+
+def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], metrics: Mapping[str, float],
+                 size_bytes: int) -> None:
+    """Whether an outcome may leave, decided on what it really holds just before it is declared.
+
+    Raises: NotPermitted, naming the first group or metric that the method does not declare or this site does not
+        permit, or the size.
+    """
+    for group in groups:
+        if not (_listed(group, spec.up) and _listed(group, policy.permit.groups)):
+            raise NotPermitted(f"The update holds the tensor group '{group}', which may not leave this silo.")
+    for metric in metrics:
+        if metric not in spec.metrics or metric not in policy.permit.metrics:
+            raise NotPermitted(f"The update holds the metric '{metric}', which may not leave this silo.")
+    if size_bytes > policy.limits.max_upload_bytes:
+        raise NotPermitted(f"The update has {size_bytes} bytes; this silo sends at most "
+                           f"{policy.limits.max_upload_bytes}.",
+                           remedy="Raise [limits] max_upload_bytes in silo.toml.")
+
+
+def policy_text() -> str:
+    """A commented silo.toml that holds this version's defaults, for `silo enroll` to write."""
+    return f"""\
+# What this site permits. `silo join` reads it when it starts; what is not listed here is refused, and the coordinator
+# is told so.
+
+[permit]
+# Methods that may run here.
+methods = {_list(_all_methods())}
+# Named groups of numbers that may arrive and leave: weights and statistics of the network, never images.
+groups = {_list(_all_groups())}
+# Numbers about the training that may leave with an update.
+metrics = {_list(_all_metrics())}
+# Code of your own that a study may use to build its network, "package.module:name". It runs with your rights.
+factories = []
+
+[data]
+# Where the images are, unless `silo join --data` says otherwise: a folder, "file.npz", or a named set.
+# Relative paths start at the folder of this file.
+# source = "/scans"
+# A file that cannot be read: "stop" or "skip" (and say so).
+on_error = "stop"
+
+[limits]
+# The largest task that is accepted and the largest update that is sent, in bytes.
+max_download_bytes = {Limits().max_download_bytes}
+max_upload_bytes = {Limits().max_upload_bytes}
+"""
+
+
+def _require(what: str, direction: str, wanted: Iterable[str], permitted: tuple[str, ...], task: TaskSpec) -> None:
+    for name in wanted:
+        if name not in permitted:
+            raise NotPermitted(
+                f"{task.method} needs to {direction} the {what} '{name}', which this silo does not permit.",
+                remedy=f"To allow it, add it to [permit] {what.split()[-1]}s in silo.toml of '{task.silo}'.")
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """Whether a declared name, or one that ends in "/*" and stands for numbered groups, covers `name`."""
+    numbered = pattern.endswith("/*") and name.startswith(pattern[:-1]) and name[len(pattern) - 1:].isdigit()
+    return numbered or name == pattern
+
+
+def _listed(name: str, patterns: Iterable[str]) -> bool:
+    return any(_covers(pattern, name) for pattern in patterns)
+
+
+def _list(names: tuple[str, ...]) -> str:
+    line = ", ".join(f'"{name}"' for name in names)
+    return f"[{line}]"

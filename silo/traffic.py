@@ -1,0 +1,47 @@
+"""What this silo's connection has carried, for `silo status` and the log: the kernel's count, or an estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.meter import ConnectionMeter, MessageMeter, WireMeter
+
+__all__ = ["Carried", "Traffic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Bytes on the wire, TLS included."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    estimated: bool = False
+    """Whether the kernel does not count here, so that the numbers follow from the sizes of messages."""
+
+    def since(self, before: Carried) -> Carried:
+        """What was added after `before`."""
+        return Carried(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes, self.estimated)
+
+
+class Traffic:
+    """Totals since the agent started. All TCP connections of the agent's process count: it has no others than to the
+    coordinator, perhaps through a proxy at another address and port."""
+
+    def __init__(self, silo: str) -> None:
+        self.messages = MessageMeter()
+        """Where the link adds up its messages."""
+        self._connections = ConnectionMeter()
+        self._meter = WireMeter(self._connections, side="silo", silo=silo, messages=self.messages)
+        self._total = Carried()
+
+    def total(self) -> Carried:
+        """Everything since the start. Reads the kernel's counters: cheap, but not for every chunk."""
+        for use in self._meter.take():
+            sent, received = (use.wire_bytes, 0) if use.direction == "up" else (0, use.wire_bytes)
+            self._total = Carried(self._total.sent_bytes + sent, self._total.received_bytes + received,
+                                  self._total.estimated or use.estimated)
+        return self._total
+
+    def close(self) -> None:
+        """Lets go of the sockets that were watched."""
+        self._connections.close()

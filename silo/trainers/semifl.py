@@ -1,0 +1,245 @@
+"""SemiFL at a silo: label once per round with the received model, then train on fix and mix losses.
+
+Source: Diao, Ding and Tarokh, "SemiFL", NeurIPS 2022, section 3 and algorithm 1; official code where marked [C].
+
+Shapes: N unlabelled images, F of them confidently labelled (FIX), B images in a batch, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from common import batch_norm, tensors
+from common.batch_norm import OneValuePerChannel
+from common.data import augment
+from common.errors import BadPayload, LayoutMismatch
+from common.evaluation import inference_batches
+from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
+from common.losses import PseudoLabels, cross_entropy, mix, mix_loss, pseudo_labels
+from common.seeds import numpy_generator, torch_generator
+from common.training import (
+    SGDSettings,
+    check_finite,
+    make_optimiser,
+    momentum_of,
+    named_randomness,
+    step,
+    view_block_images,
+)
+
+if TYPE_CHECKING:
+    from common.methods import SemiFLSettings
+
+__all__ = ["SemiFLMemory", "SemiFLTrainer"]
+
+_LOG = logging.getLogger("semisilo.silo")
+_LABEL_BATCH = 250
+_LABELLING_SHARE = 0.1
+"""Of the reported progress; labelling is one forward pass, training 4 * local_epochs passes and more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemiFLMemory:
+    """What a silo keeps between rounds."""
+
+    momentum: dict[str, Tensor]
+    """SGD momentum at the end of the silo's last accepted participation [C]."""
+    round: int
+    """That participation's round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Losses summed over the batches that were trained."""
+
+    loss: float = 0.0
+    fix: float = 0.0
+    mix: float = 0.0
+    steps: int = 0
+    skipped: int = 0
+
+
+class SemiFLTrainer:
+    """The silo half of SemiFL."""
+
+    Memory = SemiFLMemory
+
+    def train(self, task: SiloTask, data: SiloData, memory: SemiFLMemory | None) -> tuple[Update, SemiFLMemory | None]:
+        """Phase "train": label, train, return the difference. Phase "statistics": measure batch-norm statistics.
+
+        Abstains with "no_data", "no_confident_example", or "no_usable_batch" when batch-norm could use no batch;
+        memory then stays as it is.
+        Raises: BadPayload for another phase; LayoutMismatch when the model is not the task's; ComputeFailed when
+            training diverges.
+        """
+        unlabelled = data.unlabelled
+        if unlabelled is None or len(unlabelled) == 0:
+            return Update(abstention="no_data"), memory
+        if task.phase == "statistics":
+            return self._measure(task, unlabelled.images_NCHW), memory
+        if task.phase != "train":
+            raise BadPayload(f"SemiFL has no phase '{task.phase}'.")
+        received = task.groups["model"].tensors
+        model = _loaded(task, received)
+        labels = _label(task, model, unlabelled.images_NCHW)
+        kept_F = torch.nonzero(labels.keep_B).flatten()
+        metrics = {"label_ratio": len(kept_F) / len(unlabelled), **_truth(labels, unlabelled.labels_N)}
+        if len(kept_F) == 0:
+            return Update(abstention="no_confident_example", num_examples=len(unlabelled), metrics=metrics), memory
+        optimiser = make_optimiser(model, _sgd(task.settings), _momentum(task, memory, received))
+        sums = _train(task, model, optimiser, unlabelled.images_NCHW, kept_F, labels.hard_label_B)
+        if sums.steps == 0:
+            return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), memory
+        trained = tensors.parameters_of(model)
+        check_finite(trained, where=f"at this silo in round {task.round}")
+        group = TensorGroup(tensors.subtract(trained, received), Meaning.DIFFERENCE, tensors.digest(received))
+        metrics |= {"loss": sums.loss / sums.steps, "fix_loss": sums.fix / sums.steps,
+                    "mix_loss": sums.mix / sums.steps, "steps": float(sums.steps)}
+        return (Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics),
+                SemiFLMemory(momentum=momentum_of(model, optimiser), round=task.round))
+
+    def _measure(self, task: SiloTask, images_NCHW: Tensor) -> Update:
+        model = _loaded(task, task.groups["model"].tensors)
+        found = batch_norm.measure(
+            model, images_NCHW, form=task.image,
+            generator=torch_generator(task.seed, "batch_norm_order", round=task.round, silo=task.silo),
+            progress=lambda share: task.report(share, "measuring batch-norm statistics"))
+        group = TensorGroup(batch_norm.to_tensors(found, counts=True))
+        return Update(groups={"batch_norm": group}, num_examples=len(images_NCHW))
+
+
+def _loaded(task: SiloTask, received: Mapping[str, Tensor]) -> nn.Module:
+    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
+        model = task.build_model()
+    tensors.load_into(model, received)
+    return model.to(task.device)
+
+
+def _label(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> PseudoLabels:
+    """Step 2.1 and 2.2: one pass over all images, one weak view each, in order, with the received statistics."""
+    group = task.groups.get("batch_norm")
+    batch_norm.load(model, group.tensors if group is not None else {})
+    model.eval()
+    views = torch_generator(task.seed, "label_views", round=task.round, silo=task.silo)
+    parts: list[PseudoLabels] = []
+    with torch.no_grad():
+        for cut in inference_batches(len(images_NCHW), _LABEL_BATCH):
+            weak_BCHW = augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)
+            part = pseudo_labels(model(augment.to_input(weak_BCHW, task.image)), task.settings.confidence_threshold)
+            parts.append(PseudoLabels(part.max_prob_B.cpu(), part.hard_label_B.cpu(), part.keep_B.cpu()))
+            task.report(_LABELLING_SHARE * cut.stop / len(images_NCHW), "labelling")
+    return PseudoLabels(torch.cat([part.max_prob_B for part in parts]),
+                        torch.cat([part.hard_label_B for part in parts]), torch.cat([part.keep_B for part in parts]))
+
+
+def _truth(labels: PseudoLabels, truth_N: Tensor | None) -> dict[str, float]:
+    """How right the pseudo-labels are, where a simulation knows; real silos know nothing."""
+    if truth_N is None:
+        return {}
+    right_N = labels.hard_label_B == truth_N
+    found = {"pseudo_label_accuracy": float(right_N.double().mean())}
+    if bool(labels.keep_B.any()):
+        found["threshold_accuracy"] = float(right_N[labels.keep_B].double().mean())
+    return found
+
+
+def _sgd(settings: SemiFLSettings) -> SGDSettings:
+    return SGDSettings(lr=settings.round_lr, momentum=settings.momentum, nesterov=settings.nesterov,
+                       weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+
+
+def _momentum(task: SiloTask, memory: SemiFLMemory | None, received: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The buffers to go on from; None starts anew: the first time, by setting, after a long absence, or when the
+    memory is another model's."""
+    settings: SemiFLSettings = task.settings
+    if memory is None or not settings.persist_local_momentum:
+        return None
+    if settings.momentum_max_age_rounds and task.round - memory.round > settings.momentum_max_age_rounds:
+        _LOG.info("momentum of round %d is older than %d rounds and starts anew", memory.round,
+                  settings.momentum_max_age_rounds)
+        return None
+    try:
+        tensors.check_same_layout(received, memory.momentum)
+    except LayoutMismatch as error:
+        _LOG.warning("momentum starts anew, what was kept does not fit the model: %s", error.text)
+        return None
+    return memory.momentum
+
+
+def _train(task: SiloTask, model: nn.Module, optimiser: torch.optim.SGD, images_NCHW: Tensor, kept_F: Tensor,
+           hard_label_N: Tensor) -> _Sums:
+    """Step 2.4 and 2.5."""
+    settings: SemiFLSettings = task.settings
+    lams = numpy_generator(task.seed, "mixup", round=task.round, silo=task.silo)
+    total, done = settings.local_epochs * len(kept_F), 0
+    loss_sum = fix_sum = mix_sum = 0.0
+    steps = skipped = 0
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        for batch in _batches(task, images_NCHW, kept_F):
+            done += len(batch.fix_B)
+            y_fix_B, y_mix_B = (hard_label_N[index].to(task.device) for index in (batch.fix_B, batch.mix_B))
+            lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
+            try:
+                # Two forward passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
+                loss = fix = mixed = torch.zeros((), device=task.device)
+                if settings.fix_weight:
+                    fix = cross_entropy(model(augment.to_input(batch.strong_BCHW, task.image)), y_fix_B)
+                    loss = loss + settings.fix_weight * fix
+                if settings.mix_weight:
+                    weak_BCHW, other_BCHW = (augment.to_input(view, task.image)
+                                             for view in (batch.weak_BCHW, batch.mix_BCHW))
+                    mixed = mix_loss(model(mix(weak_BCHW, other_BCHW, lam)), y_fix_B, y_mix_B, lam)
+                    loss = loss + settings.mix_weight * mixed
+                if loss.requires_grad:
+                    step(model, optimiser, loss, clip_norm=settings.clip_norm)
+                steps += 1
+                loss_sum += float(loss.detach())
+                fix_sum += float(fix.detach())
+                mix_sum += float(mixed.detach())
+            except OneValuePerChannel:
+                skipped += 1
+            task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")
+    if skipped:
+        _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
+                     skipped, skipped + steps)
+    return _Sums(loss_sum, fix_sum, mix_sum, steps, skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Indices of a FIX batch and of its MIX batch, and their views, uint8 on the task's device."""
+
+    fix_B: Tensor
+    mix_B: Tensor
+    strong_BCHW: Tensor
+    weak_BCHW: Tensor
+    mix_BCHW: Tensor
+
+
+def _batches(task: SiloTask, images_NCHW: Tensor, kept_F: Tensor) -> Iterator[_Batch]:
+    """Every epoch: FIX in a new order, each image beside one drawn with replacement from all images.
+
+    The partners are drawn anew in every epoch, as the official code does at every access.
+    """
+    settings: SemiFLSettings = task.settings
+    order, partners, views = (torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
+                              for purpose in ("local_order", "mix_index", "local_views"))
+    size = settings.unlabelled_batch
+    block = view_block_images(images_NCHW, size)
+    for _ in range(settings.local_epochs):
+        fix_F = kept_F[torch.randperm(len(kept_F), generator=order)]
+        mix_F = torch.randint(len(images_NCHW), (len(kept_F),), generator=partners)
+        for fix, mixed in zip(torch.split(fix_F, block), torch.split(mix_F, block), strict=True):
+            images_BCHW, others_BCHW = (images_NCHW[index].to(task.device) for index in (fix, mixed))
+            strong = augment.strong(images_BCHW, task.augmentation, views)
+            weak = augment.weak(images_BCHW, task.augmentation, views)
+            other = augment.weak(others_BCHW, task.augmentation, views)
+            parts = zip(*(torch.split(part, size) for part in (fix, mixed, strong, weak, other)), strict=True)
+            yield from (_Batch(*part) for part in parts)

@@ -1,0 +1,158 @@
+"""What a silo's compute process does: reads the images, runs the trainer, writes update and memory.
+
+Called through common.compute with plain JSON types. Nothing is kept here but a cache of the images that were read.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from common import numerics
+from common.config import from_dict, to_dict
+from common.data.readers import read_images, survey
+from common.errors import BadPayload, ComputeFailed, StorageDamaged
+from common.exchange import SiloData, SiloTask, TaskSpec, TensorGroup, Update
+from common.manifest import DEFAULT_MAX_BYTES, GroupManifest, check_manifest
+from common.methods import MethodSpec, find_method
+from common.models import check_model, model_builder
+from common.payload import PayloadReader
+from common.state_files import STATE_ENDING, StateFiles
+from common.store import PayloadStore
+from common.torch_payload import decode_groups, encode_groups
+from silo.trainers import load_trainer
+
+__all__ = ["Operations"]
+
+_LOG = logging.getLogger("semisilo.work")
+
+
+class Operations:
+    """The operations by name."""
+
+    def __init__(self, progress: Callable[[float, str], None]) -> None:
+        self._progress = progress
+        self._read: tuple[Any, SiloData, int] | None = None
+
+    def survey(self, source: str) -> dict[str, Any]:
+        """What a source holds, without decoding its images: {"labelled", "unlabelled", "kind", "classes", ...}.
+
+        `labelled` counts images with a class, `unlabelled` the others. Raises: BadData.
+        """
+        found = survey(source)
+        labelled = sum(found.class_counts.values())
+        return {"labelled": labelled, "unlabelled": found.num_images - labelled, "kind": found.kind,
+                "classes": list(found.classes), "class_counts": dict(found.class_counts),
+                "sizes": [[width, height, count] for (width, height), count in found.sizes.items()],
+                "channels": found.channels}
+
+    def train(self, task: dict[str, Any], payloads: dict[str, str], source: str, on_error: Literal["stop", "skip"],
+              factories: list[str], memory: str | None, outgoing_folder: str, memory_folder: str) -> dict[str, Any]:
+        """Does one task. Safe to repeat: the same arguments give the same bytes under the same names.
+
+        Args:
+            task: a TaskSpec as `to_dict` gives it.
+            payloads: path of each payload that the task names, by digest; already verified.
+            source: the silo's images.
+            on_error: at an image that cannot be read, "stop" or "skip".
+            factories: model factories that this silo permits.
+            memory: file of the committed memory, called by its digest; None when there is none.
+            outgoing_folder: store that the update's payload is written to.
+            memory_folder: where the new memory file is written.
+        Returns: {"abstention", "payload": PayloadRef or None, "num_examples", "metrics", "memory": path or None,
+            "seconds", "numerics", "skipped"}.
+        Raises: any SemisiloError; BadPayload when the received groups are not the method's.
+        """
+        started = time.monotonic()
+        order = from_dict(TaskSpec, task, where="task")
+        spec = find_method(order.method)
+        settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        record = numerics.apply(order.numerics, device=device)
+        groups = _received(order, spec, payloads)
+        build = model_builder(order.model, order.image, tuple(factories))
+        check_model(build, order.image, len(order.model.classes))
+        assert settings.scenario == "labels-at-coordinator", "no method of this version trains on a silo's labels"
+        data, skipped = self._images(order, source, on_error)
+        trainer = load_trainer(order.method)()
+        asked = SiloTask(
+            study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
+            seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
+            image=order.image, device=device, progress=self._progress)
+        update, keep = trainer.train(asked, data, _remembered(trainer, memory))
+        metrics = _finite(update)
+        payload = None
+        if not update.abstention:
+            _assert_declared(spec, update)
+            payload = encode_groups(PayloadStore(Path(outgoing_folder)), update.groups)
+        files = StateFiles(Path(memory_folder))
+        kept = None if keep is None else str(files.path(files.save(keep)))
+        return {"abstention": update.abstention, "payload": to_dict(payload), "num_examples": update.num_examples,
+                "metrics": metrics, "memory": kept, "seconds": time.monotonic() - started, "numerics": to_dict(record),
+                "skipped": skipped}
+
+    def _images(self, order: TaskSpec, source: str, on_error: Literal["stop", "skip"]) -> tuple[SiloData, int]:
+        """The silo's images in the study's form, and how many files were left out; read once for the same form."""
+        form = order.image
+        key = (source, form.size, form.channels, form.resize, on_error)  # mean and deviation are applied to batches
+        if self._read is None or self._read[0] != key:
+            self._read = None  # two sets at once might not fit
+            found = read_images(source, size=form.size, channels=form.channels, resize=form.resize,
+                                labelled=False, on_error=on_error, progress=self._progress)
+            self._read = (key, SiloData(unlabelled=found.images.without_labels()), len(found.skipped))
+        return self._read[1], self._read[2]
+
+
+def _received(order: TaskSpec, spec: MethodSpec, payloads: dict[str, str]) -> dict[str, TensorGroup]:
+    """The tensor groups of the task's payloads, decoded. Raises: BadPayload for what the method does not declare."""
+    groups: dict[str, TensorGroup] = {}
+    for payload in order.payloads:
+        if payload.digest not in payloads:
+            raise BadPayload(f"Task {order.task_id} names the payload {payload.digest}, which was not fetched.")
+        path = Path(payloads[payload.digest])
+        with PayloadReader(path, require_finite=True) as reader:
+            check_manifest(reader.groups, allowed=spec.down, layouts=None, max_bytes=DEFAULT_MAX_BYTES)
+        for name, group in decode_groups(path, require_finite=True).items():
+            if name in groups:
+                raise BadPayload(f"Task {order.task_id} brings the group '{name}' twice.")
+            groups[name] = group
+    return groups
+
+
+def _remembered(trainer: Any, memory: str | None) -> Any:
+    """The committed memory; None when there is none, or when this version cannot read it."""
+    if memory is None:
+        return None
+    path = Path(memory)
+    try:
+        return StateFiles(path.parent).load(path.name.removesuffix(STATE_ENDING), trainer.Memory)
+    except StorageDamaged as error:
+        _LOG.warning("training goes on without memory: %s", error.line())
+        return None
+
+
+def _finite(update: Update) -> dict[str, float]:
+    """The update's metrics. Raises: ComputeFailed when training has diverged."""
+    for name, value in update.metrics.items():
+        if not math.isfinite(value):
+            raise ComputeFailed(f"Training diverged: {name} is {value}.",
+                                remedy="Lower [method] lr, or set clip_norm, in the study file.")
+    return {name: float(value) for name, value in update.metrics.items()}
+
+
+def _assert_declared(spec: MethodSpec, update: Update) -> None:
+    """What the method does not declare must never leave; it would be this program's own mistake."""
+    try:
+        check_manifest([GroupManifest(name, group.meaning, group.base, (), 0) for name, group in update.groups.items()],
+                       allowed=spec.up, layouts=None, max_bytes=0)
+    except BadPayload as error:
+        raise AssertionError(f"trainer {spec.name}: {error.text}") from error
+    assert update.groups, f"trainer {spec.name}: neither tensors nor a reason why not"
+    undeclared = update.metrics.keys() - set(spec.metrics)
+    assert not undeclared, f"trainer {spec.name}: undeclared metrics {sorted(undeclared)}"

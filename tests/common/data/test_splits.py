@@ -1,0 +1,267 @@
+"""Splits against the rules of the specification and plain reference code."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.data.manifest import index_digest, split_manifest, write_split
+from common.data.readers import read_images
+from common.data.splits import (
+    Split,
+    class_distributions,
+    dirichlet_semifl,
+    iid,
+    labelled_selection,
+    largest_remainder,
+    non_iidness,
+    shards,
+)
+from common.errors import BadConfiguration, BadData
+
+CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+SMALL = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
+
+
+def sizes(split: Split) -> list[int]:
+    return [len(part) for part in split.silos]
+
+
+def check(split: Split, labels: np.ndarray) -> None:
+    parts = (*split.silos, split.coordinator)
+    together = np.concatenate(parts)
+    assert len(set(together.tolist())) == len(together), "disjoint"
+    assert set(together.tolist()) <= set(range(len(labels)))
+    for part in parts:
+        assert part.dtype == np.int64
+        assert (np.diff(part) > 0).all(), "sorted"
+
+
+# --- Rounding --------------------------------------------------------------------------------------------------------
+
+def test_largest_remainder_meets_the_oracle_x9():
+    assert largest_remainder([0.335, 0.335, 0.33], 10).tolist() == [4, 3, 3]
+
+
+def test_largest_remainder_breaks_ties_towards_the_lowest_index():
+    assert largest_remainder([0.25] * 4, 6).tolist() == [2, 2, 1, 1]
+    assert largest_remainder([0.1] * 10, 3).tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert largest_remainder([1, 0, 2], 0).tolist() == [0, 0, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any), st.integers(0, 500))
+def test_largest_remainder_equals_exact_arithmetic(weights, total):
+    shares = [Fraction(weight * total, sum(weights)) for weight in weights]
+    expected = [int(share) for share in shares]
+    order = sorted(range(len(weights)), key=lambda i: (-(shares[i] - int(shares[i])), i))
+    for place in order[: total - sum(expected)]:
+        expected[place] += 1
+    assert largest_remainder(weights, total).tolist() == expected
+    assert sum(expected) == total
+
+
+@pytest.mark.parametrize("wrong", [[0, 0], [-1, 2], [float("nan"), 1]])
+def test_largest_remainder_refuses_what_is_no_proportion(wrong):
+    with pytest.raises(ValueError, match="proportions"):
+        largest_remainder(wrong, 3)
+
+
+# --- Labelled selection ----------------------------------------------------------------------------------------------
+
+def test_labelled_selection_is_balanced_random_and_repeatable():
+    chosen = labelled_selection(CIFAR, 4000, 10, seed=1)
+    assert np.bincount(CIFAR[chosen]).tolist() == [400] * 10
+    assert (np.diff(chosen) > 0).all()
+    assert np.array_equal(chosen, labelled_selection(CIFAR, 4000, 10, seed=1))
+    assert not np.array_equal(chosen, labelled_selection(CIFAR, 4000, 10, seed=2))
+    assert chosen.mean() == pytest.approx(25000, abs=5 * 50000 / np.sqrt(12 * 4000)), "from the whole file"
+
+
+def test_labelled_selection_refuses_numbers_that_do_not_fit():
+    for number in (255, 0, -10):
+        with pytest.raises(BadConfiguration, match="multiple of 10"):
+            labelled_selection(CIFAR, number, 10, 1)
+    with pytest.raises(BadData, match="Class 0 has 100 images"):
+        labelled_selection(SMALL, 2000, 10, 1)
+    with pytest.raises(BadData, match="out of range"):
+        labelled_selection(SMALL, 20, 5, 1)
+
+
+# --- IID -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("num_labelled", "each", "unused"), [(4000, 460, 0), (250, 497, 50)])
+def test_iid_gives_the_published_sizes(num_labelled, each, unused):
+    labelled = labelled_selection(CIFAR, num_labelled, 10, seed=0)
+    split = iid(CIFAR, 100, seed=0, labelled=labelled)
+    check(split, CIFAR)
+    assert sizes(split) == [each] * 100
+    assert 50000 - sum(sizes(split)) - len(split.coordinator) == unused
+    assert np.array_equal(split.coordinator, labelled)
+    # Half the L1 distance of two samples of 460 from 10 classes is about 0.06 on average, far from that of a skew.
+    assert non_iidness(class_distributions(CIFAR, split, num_classes=10)) < 0.1
+
+
+def test_iid_refuses_more_silos_than_images():
+    with pytest.raises(BadConfiguration, match="3 unlabelled images"):
+        iid(np.zeros(3, int), 4, seed=0)
+    with pytest.raises(BadConfiguration, match="num_silos"):
+        iid(SMALL, 0, seed=0)
+    with pytest.raises(BadConfiguration, match="labelled"):
+        iid(SMALL, 2, seed=0, labelled=[1000])
+
+
+# --- Shards ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("num_silos", "per_silo"), [(100, 2), (10, 1), (10, 3), (5, 10)])
+def test_shards_give_at_most_so_many_classes_and_use_every_image(num_silos, per_silo):
+    labelled = labelled_selection(SMALL, 50, 10, seed=0)
+    split = shards(SMALL, num_silos, classes_per_silo=per_silo, num_classes=10, seed=0, labelled=labelled)
+    check(split, SMALL)
+    assert all(len(set(SMALL[part])) <= per_silo for part in split.silos)
+    assert sum(sizes(split)) == 950
+
+
+def test_shards_are_consecutive_pieces_of_a_class_in_file_order():
+    chosen = labelled_selection(CIFAR, 250, 10, 4)
+    split = shards(CIFAR, 100, classes_per_silo=2, num_classes=10, seed=4, labelled=chosen)
+    labelled = set(chosen.tolist())
+    for label in range(10):
+        members = [i for i in np.flatnonzero(np.equal(CIFAR, label)).tolist() if i not in labelled]
+        rank = {index: place for place, index in enumerate(members)}
+        # 4975 = 20 * 248 + 15: the first 15 shards get one more.
+        lengths = [249] * 15 + [248] * 5
+        edges = np.concatenate([[0], np.cumsum(lengths)])
+        for part in split.silos:
+            ranks = np.array([rank[i] for i in part.tolist() if CIFAR[i] == label])
+            for start, stop in pairwise(edges):
+                inside = ((ranks >= start) & (ranks < stop)).sum()
+                assert inside in (0, stop - start), "a shard is held whole or not at all"
+
+
+def test_shards_refuse_numbers_that_do_not_divide():
+    with pytest.raises(BadConfiguration, match="not divisible by 10 classes"):
+        shards(SMALL, 7, classes_per_silo=2, num_classes=10, seed=0)
+    with pytest.raises(BadConfiguration, match="classes_per_silo = 11"):
+        shards(SMALL, 10, classes_per_silo=11, num_classes=10, seed=0)
+
+
+# --- Dirichlet -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("beta", "smallest", "largest"), [
+    (0.1, (10, 40), (1100, 3500)), (0.3, (20, 150), (800, 2000))])
+def test_dirichlet_has_the_published_range_of_sizes(beta, smallest, largest):
+    """The specification saw 10-27 / 1400-3000 (beta 0.1) and 30-120 / 930-1700 (0.3) in 20 seeds; margins are wider."""
+    for seed in range(3):
+        labelled = labelled_selection(CIFAR, 4000, 10, seed=seed)
+        split = dirichlet_semifl(CIFAR, 100, beta=beta, num_classes=10, seed=seed, labelled=labelled)
+        check(split, CIFAR)
+        assert sum(sizes(split)) == 46000, "every image is used"
+        assert smallest[0] <= min(sizes(split)) <= smallest[1]
+        assert largest[0] <= max(sizes(split)) <= largest[1]
+
+
+def test_dirichlet_follows_from_the_seed_and_grows_even_with_beta():
+    def split(beta: float, seed: int) -> Split:
+        return dirichlet_semifl(SMALL, 10, beta=beta, num_classes=10, seed=seed)
+
+    first, again, other = ([part.tolist() for part in split(0.3, seed).silos] for seed in (1, 1, 2))
+    assert first == again != other
+    skew = [non_iidness(class_distributions(SMALL, split(beta, 1), num_classes=10)) for beta in (0.1, 1.0, 10.0)]
+    assert skew == sorted(skew, reverse=True)
+    # In the limit every silo gets a tenth of each class: 500, give or take about 2 for the draw and 1 for rounding, so
+    # half the L1 distance is at most 10 classes * 6 / 5000 / 2.
+    limit = dirichlet_semifl(CIFAR, 10, beta=1e6, num_classes=10, seed=1)
+    assert non_iidness(class_distributions(CIFAR, limit, num_classes=10)) < 0.006
+
+
+def test_dirichlet_gives_up_with_a_clear_error():
+    with pytest.raises(BadConfiguration, match="cannot give each of 101 silos 10"):
+        dirichlet_semifl(SMALL, 101, beta=0.1, num_classes=10, seed=0)
+    with pytest.raises(BadConfiguration, match="in 5 tries"):
+        dirichlet_semifl(SMALL, 100, beta=0.01, num_classes=10, seed=0, max_tries=5)
+    for beta in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(BadConfiguration, match="beta"):
+            dirichlet_semifl(SMALL, 10, beta=beta, num_classes=10, seed=0)
+
+
+def test_dirichlet_with_a_class_nobody_has_and_with_one_silo():
+    labels = np.repeat([0, 2], 50)
+    assert sizes(dirichlet_semifl(labels, 1, beta=0.1, num_classes=3, seed=0)) == [100]
+    check(dirichlet_semifl(labels, 2, beta=1.0, num_classes=3, seed=0), labels)
+
+
+# --- Measure and manifest --------------------------------------------------------------------------------------------
+
+def test_non_iidness_of_simple_cases():
+    assert non_iidness([[0.5, 0.5], [0.5, 0.5]]) == 0.0
+    assert non_iidness([[1, 0], [0, 1]]) == 1.0
+    # Pairs: 1/2 (|.5|+|.5|) = .5, .5 and 1: mean 2/3.
+    assert non_iidness([[1, 0], [0.5, 0.5], [0, 1]]) == pytest.approx(2 / 3)
+    assert non_iidness([[1, 0], [0, 0]]) == 0.0, "a silo without images has no distribution"
+
+
+def test_a_split_that_gives_an_image_twice_or_is_not_sorted_cannot_be_made():
+    with pytest.raises(ValueError, match="twice"):
+        Split((np.array([1, 2]), np.array([2, 3])))
+    with pytest.raises(ValueError, match="twice"):
+        Split((np.array([1, 2]),), coordinator=np.array([1]))
+    with pytest.raises(ValueError, match="sorted"):
+        Split((np.array([2, 1]),))
+
+
+def test_index_digest_is_that_of_little_endian_64_bit_integers():
+    import hashlib
+    assert index_digest([1, 258]) == hashlib.sha256(bytes([1, *[0] * 7, 2, 1, *[0] * 6])).hexdigest()
+
+
+def written(folder, channels: int = 1):
+    generator = np.random.default_rng(5)
+    images = generator.integers(0, 256, (1000, channels, 8, 8)).astype(np.uint8)
+    split = shards(SMALL, 5, classes_per_silo=2, num_classes=10, seed=1, labelled=labelled_selection(SMALL, 50, 10, 1))
+    split = Split(split.silos[:4], split.coordinator, test=split.silos[4])
+    path = write_split(folder, split, images, SMALL, classes=[f"c{i}" for i in range(10)], source="made",
+                       settings={"split": "shards", "seed": 1}, silo_names=["a", "b", "c", "hospital-d"])
+    return path, split, images
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_part_on_disk_is_exactly_the_part_of_the_manifest(tmp_path, channels):
+    path, split, images = written(tmp_path / "out", channels)
+    manifest = json.loads(path.read_text())
+    for name, indices in zip(("a", "b", "c", "hospital-d"), split.silos, strict=True):
+        entry = manifest["silos"][name]
+        assert entry["sha256_indices"] == index_digest(entry["indices"]) == index_digest(indices)
+        read = read_images(str(path.parent / entry["file"]), size=8, channels=channels, labelled=False).images
+        assert np.array_equal(read.images_NCHW.numpy(), images[indices])
+        with np.load(path.parent / entry["file"]) as arrays:
+            assert arrays.files == ["images"], "no label leaves with an unlabelled part"
+        assert sum(entry["class_counts"].values()) == entry["num_images"] == len(indices)
+    for name, indices in (("coordinator", split.coordinator), ("test", split.test)):
+        result = read_images(str(path.parent / manifest[name]["file"]), size=8, channels=channels)
+        assert np.array_equal(result.images.images_NCHW.numpy(), images[indices])
+        assert [result.classes[label] for label in result.images.labels_N] == [f"c{label}" for label in SMALL[indices]]
+    assert "validation" not in manifest
+    assert 0 < manifest["non_iidness"] <= 1
+    written_files = {"manifest.json", "a.npz", "b.npz", "c.npz", "hospital-d.npz", "coordinator.npz", "test.npz"}
+    assert {entry.name for entry in path.parent.iterdir()} == written_files, "nothing is left over"
+
+
+def test_the_same_split_is_written_with_the_same_bytes(tmp_path):
+    one, other = (written(tmp_path / name)[0].parent for name in ("one", "other"))
+    for entry in one.iterdir():
+        assert entry.read_bytes() == (other / entry.name).read_bytes(), entry.name
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "a", "b", "c", "d"], ["../x", "b", "c", "d", "e"],
+                                   ["test", "b", "c", "d", "e"], ["", "b", "c", "d", "e"]])
+def test_silo_names_that_are_no_file_names_are_refused(names):
+    split = iid(SMALL, 5, seed=0)
+    with pytest.raises(BadConfiguration):
+        split_manifest(split, SMALL, classes=tuple("0123456789"), source="x", settings={}, silo_names=names)

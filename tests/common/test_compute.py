@@ -1,0 +1,405 @@
+"""The compute process: messages, errors, death in every manner, abort, and what is opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.compute import ComputeAborted, InlineCompute, ProcessCompute
+from common.errors import BadData, ComputeFailed
+
+OPERATIONS = textwrap.dedent('''
+    import ctypes, os, signal, sys, time
+    from common.errors import BadData
+
+
+    class Operations:
+        def __init__(self, progress):
+            self.progress = progress
+            self.opened = None
+
+        def reopening(self, operation, arguments, result):
+            return {**arguments, "again": True} if operation == "open" else None
+
+        def open(self, name, again=False):
+            self.opened = [name, again]
+            return {}
+
+        def what_is_open(self):
+            return {"opened": self.opened}
+
+        def echo(self, value):
+            print("hello on stdout")
+            print("hello on stderr", file=sys.stderr)
+            os.write(1, b'{"id": 1, "result": "forged"}\\n')
+            sys.stdout.flush()
+            return {"value": value, "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]}
+
+        def steps(self, count, seconds):
+            for step in range(count):
+                self.progress((step + 1) / count, f"step {step + 1}")
+                time.sleep(seconds)
+            return {}
+
+        def refuse(self):
+            raise BadData("scans/: no images.", remedy="Add some.")
+
+        def fail(self):
+            return {"x": {}["missing"]}
+
+        def not_json(self):
+            return {"x": object()}
+
+        def too_large(self):
+            return {"x": "a" * (64 * 2**20)}
+
+        def die(self, number):
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+
+        def leave(self):
+            os._exit(7)
+
+        def out_of_memory(self):
+            raise MemoryError("no 3 GiB left")
+
+        def cuda_fault(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        def grandchild(self):
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+                os._exit(0)
+            os._exit(9)
+''')
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "fake_operations.py").write_text(OPERATIONS)
+    (tmp_path / "broken_operations.py").write_text("import a_library_that_is_not_there\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "fake_operations:Operations"
+
+
+def with_process(target: str, body: Callable[[ProcessCompute], Coroutine[Any, Any, None]]) -> None:
+    async def scenario() -> None:
+        compute = ProcessCompute(target)
+        try:
+            await asyncio.wait_for(body(compute), 60)
+        finally:
+            await compute.close()
+
+    asyncio.run(scenario())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pid: int) -> None:
+    until = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < until, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def test_a_call_runs_in_another_process_and_prints_go_to_the_log_not_into_the_messages(
+        target: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semisilo.compute")
+
+    async def body(compute: ProcessCompute) -> None:
+        answer = await compute.call("echo", {"value": ["ä", 1.5, None]})
+        assert answer["value"] == ["ä", 1.5, None]
+        assert answer["pid"] != os.getpid()
+        assert answer["pid"] == compute.pid
+        assert answer["threads"] == "1"
+        assert (await compute.call("echo", {"value": 2}))["pid"] == answer["pid"], "the process is resident"
+
+    with_process(target, body)
+    logged = [record.getMessage() for record in caplog.records]
+    assert "hello on stdout" in logged
+    assert "hello on stderr" in logged
+
+
+def test_a_stray_common_package_in_the_current_folder_does_no_harm(
+        target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = tmp_path / "elsewhere"
+    stray.mkdir()
+    (stray / "common.py").write_text("raise SystemExit('the stray module was imported')\n")
+    monkeypatch.chdir(stray)
+
+    async def body(compute: ProcessCompute) -> None:
+        assert (await compute.call("echo", {"value": 1}))["value"] == 1
+
+    with_process(target, body)
+
+
+def test_progress_arrives_in_order_and_at_most_about_ten_a_second(target: str) -> None:
+    seen: list[tuple[float, str]] = []
+
+    async def body(compute: ProcessCompute) -> None:
+        await compute.call("steps", {"count": 200, "seconds": 0.002}, on_progress=lambda f, t: seen.append((f, t)))
+
+    started = time.monotonic()
+    with_process(target, body)
+    seconds = time.monotonic() - started
+    assert seen[0] == (1 / 200, "step 1")
+    assert seen[-1] == (1.0, "step 200")
+    assert seen == sorted(seen)
+    assert len(seen) <= 2 + seconds / 0.1
+
+
+def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_remedy(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        with pytest.raises(BadData) as caught:
+            await compute.call("refuse", {})
+        assert (caught.value.text, caught.value.remedy) == ("scans/: no images.", "Add some.")
+        assert (await compute.call("echo", {"value": 1}))["value"] == 1
+
+    with_process(target, body)
+
+
+def test_any_other_error_becomes_compute_failed_and_its_traceback_goes_to_the_log(
+        target: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        before = (await compute.call("echo", {"value": 1}))["pid"]
+        for operation, text in (("fail", "KeyError: 'missing'"), ("not_json", "not JSON serializable"),
+                                ("too_large", "the limit is"), ("nothing", "no operation 'nothing'"),
+                                ("_private", "no operation '_private'")):
+            with pytest.raises(ComputeFailed, match=text):
+                await compute.call(operation, {})
+        assert (await compute.call("echo", {"value": 1}))["pid"] == before, "an ordinary error costs no restart"
+
+    with_process(target, body)
+    assert any("Traceback" in record.getMessage() and "fake_operations.py" in record.getMessage()
+               for record in caplog.records)
+
+
+def test_a_process_that_dies_in_a_call_is_named_with_signal_or_status_and_the_next_call_works(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        with pytest.raises(ComputeFailed, match=r"killed by signal 9 \(SIGKILL, out of memory\?\) during") as caught:
+            await compute.call("die", {"number": signal.SIGKILL})
+        assert "smaller batch" in caught.value.remedy
+        with pytest.raises(ComputeFailed, match=r"killed by signal 11 \(SIGSEGV\)"):
+            await compute.call("die", {"number": signal.SIGSEGV})
+        with pytest.raises(ComputeFailed, match="ended with exit status 7"):
+            await compute.call("leave", {})
+        assert (await compute.call("echo", {"value": 1}))["value"] == 1
+
+    with_process(target, body)
+
+
+def test_a_process_that_leaves_children_behind_does_not_keep_the_caller_waiting(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        with pytest.raises(ComputeFailed, match="exit status 9"):
+            await asyncio.wait_for(compute.call("grandchild", {}), 10)
+
+    with_process(target, body)
+
+
+@pytest.mark.parametrize(("operation", "text", "remedy"), [
+    ("out_of_memory", "Out of memory: MemoryError: no 3 GiB left", "smaller batch"),
+    ("cuda_fault", "CUDA error", "log")])
+def test_after_lack_of_memory_or_a_device_fault_the_next_call_gets_a_fresh_process(
+        target: str, operation: str, text: str, remedy: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        before = (await compute.call("echo", {"value": 1}))["pid"]
+        with pytest.raises(ComputeFailed, match=text) as caught:
+            await compute.call(operation, {})
+        assert remedy in caught.value.remedy
+        assert (await compute.call("echo", {"value": 1}))["pid"] != before
+
+    with_process(target, body)
+
+
+def test_what_was_opened_is_opened_again_in_the_next_process(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        await compute.call("open", {"name": "first"})
+        assert await compute.call("what_is_open", {}) == {"opened": ["first", False]}
+        with pytest.raises(ComputeFailed):
+            await compute.call("leave", {})
+        assert await compute.call("what_is_open", {}) == {"opened": ["first", True]}
+        with pytest.raises(ComputeFailed):
+            await compute.call("leave", {})
+        await compute.call("open", {"name": "second"})
+        assert await compute.call("what_is_open", {}) == {"opened": ["second", False]}
+
+    with_process(target, body)
+
+
+def test_abort_kills_the_running_call_and_leaves_an_idle_process_alone(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        before = (await compute.call("echo", {"value": 1}))["pid"]
+        await compute.abort()
+        assert compute.pid == before
+        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        await asyncio.sleep(0.2)
+        await compute.abort()
+        with pytest.raises(ComputeAborted):
+            await call
+        assert not is_alive(before)
+        assert (await compute.call("echo", {"value": 1}))["pid"] != before
+
+    with_process(target, body)
+
+
+def test_abort_while_the_process_is_being_started_is_not_lost(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        await asyncio.sleep(0)
+        await compute.abort()
+        with pytest.raises(ComputeAborted):
+            await asyncio.wait_for(call, 10)
+
+    with_process(target, body)
+
+
+def test_cancelling_a_call_kills_the_process(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        pid = (await compute.call("echo", {"value": 1}))["pid"]
+        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        await asyncio.sleep(0.2)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        wait_until_gone(pid)
+
+    with_process(target, body)
+
+
+def test_close_ends_the_process_and_its_running_call(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        pid = (await compute.call("echo", {"value": 1}))["pid"]
+        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        await asyncio.sleep(0.2)
+        await compute.close()
+        with pytest.raises(ComputeAborted):
+            await call
+        wait_until_gone(pid)
+        with pytest.raises(ComputeAborted, match="closed"):
+            await compute.call("echo", {"value": 1})
+
+    with_process(target, body)
+
+
+def test_an_idle_process_that_was_killed_is_replaced(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        pid = (await compute.call("echo", {"value": 1}))["pid"]
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.3)
+        assert (await compute.call("echo", {"value": 1}))["pid"] != pid
+
+    with_process(target, body)
+
+
+def test_interrupt_and_terminate_leave_the_process_at_work(target: str) -> None:
+    async def body(compute: ProcessCompute) -> None:
+        pid = (await compute.call("echo", {"value": 1}))["pid"]
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        assert (await compute.call("echo", {"value": 1}))["pid"] == pid
+
+    with_process(target, body)
+
+
+def test_a_library_that_is_missing_is_one_clear_line(target: str) -> None:
+    async def scenario() -> None:
+        compute = ProcessCompute("broken_operations:Operations")
+        with pytest.raises(ComputeFailed, match=r"cannot import what it needs.*a_library_that_is_not_there") as caught:
+            await compute.start()
+        assert "\n" not in caught.value.line()
+        await compute.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_process_dies_with_its_parent_even_in_the_middle_of_a_call(target: str) -> None:
+    program = textwrap.dedent(f"""
+        import asyncio
+        from common.compute import ProcessCompute
+        async def main():
+            compute = ProcessCompute({target!r})
+            await compute.start()
+            print(compute.pid, flush=True)
+            await compute.call("steps", {{"count": 10000, "seconds": 0.1}})
+        asyncio.run(main())
+    """)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        time.sleep(0.2)
+        assert is_alive(pid)
+        parent.kill()
+    wait_until_gone(pid)
+
+
+class Sums:
+    """Operations for InlineCompute."""
+
+    def __init__(self, progress: Callable[[float, str], None]) -> None:
+        self.progress = progress
+        self.total = 0
+
+    def add(self, value: int) -> dict[str, Any]:
+        self.total += value
+        self.progress(1.0, "added")
+        return {"total": self.total}
+
+    def refuse(self) -> dict[str, Any]:
+        raise BadData("No images.", remedy="Add some.")
+
+    def fail(self) -> dict[str, Any]:
+        raise KeyError("missing")
+
+    def endless(self) -> dict[str, Any]:
+        while True:
+            self.progress(0.5, "still")
+            time.sleep(0.01)
+
+
+def test_inline_compute_answers_reports_and_fails_like_a_process() -> None:
+    seen: list[tuple[float, str]] = []
+
+    async def scenario() -> None:
+        compute = InlineCompute(Sums)
+        assert await compute.call("add", {"value": 2}) == {"total": 2}
+        assert await compute.call("add", {"value": 3}, on_progress=lambda f, t: seen.append((f, t))) == {"total": 5}
+        await asyncio.sleep(0)
+        assert seen == [(1.0, "added")]
+        with pytest.raises(BadData):
+            await compute.call("refuse", {})
+        with pytest.raises(ComputeFailed, match="KeyError"):
+            await compute.call("fail", {})
+        call = asyncio.ensure_future(compute.call("endless", {}))
+        await asyncio.sleep(0.05)
+        await compute.abort()
+        with pytest.raises(ComputeAborted):
+            await call
+        call = asyncio.ensure_future(compute.call("endless", {}))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        assert await compute.call("add", {"value": 1}) == {"total": 6}, "a cancelled operation has left the thread"
+        await compute.close()
+        with pytest.raises(ComputeAborted):
+            await compute.call("add", {"value": 1})
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -1,0 +1,144 @@
+"""Task messages and the dataclasses of the contract are each other's inverse, and hostile messages are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.convert import (
+    check_metrics,
+    numerics_from_proto,
+    reference_from_proto,
+    reference_to_proto,
+    task_from_proto,
+    task_to_proto,
+)
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import BadConfiguration, BadPayload
+from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
+from common.wire import round_service_pb2 as pb
+from common.wire import tensors_pb2
+
+
+def make_task(**changes: object) -> TaskSpec:
+    values: dict[str, object] = {
+        "task_id": "first/3/train/hospital-a", "study": "first", "round": 3, "rounds": 20, "phase": "train",
+        "silo": "hospital-a", "method": "semifl", "settings": {"lr": 0.03, "local_epochs": 5},
+        "model": ModelSettings(name="small_cnn", classes=("basophil", "éosinophile"), normalisation="group"),
+        "image": ImageForm(size=28, channels=3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1 / 3), resize="crop"),
+        "augmentation": AugmentationSettings(policy="small", vertical_flip=True, without=("Invert",)),
+        "numerics": Numerics(threads=2, deterministic=False),
+        "payloads": (PayloadRef("ab" * 32, 1234, ("model", "batch_norm")),), "last_folded_round": 2, "seed": -5,
+        "deadline_unix": 1_800_000_000.25,
+    }
+    return TaskSpec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_task_survives_the_journey_through_its_message() -> None:
+    task = make_task()
+    message = pb.Task.FromString(task_to_proto(task, report_interval_seconds=2.5).SerializeToString())
+    assert task_from_proto(message, silo="hospital-a") == task
+    assert message.report_interval.ToMilliseconds() == 2500
+
+
+def test_a_task_without_deadline_has_none_after_the_journey() -> None:
+    task = make_task(deadline_unix=0.0)
+    message = task_to_proto(task, report_interval_seconds=1.0)
+    assert not message.HasField("deadline_time")
+    assert task_from_proto(message, silo="hospital-a").deadline_unix == 0.0
+
+
+def test_the_silo_of_a_task_comes_from_the_certificate_and_never_from_the_message() -> None:
+    message = task_to_proto(make_task(silo="hospital-a"), report_interval_seconds=1.0)
+    assert task_from_proto(message, silo="hospital-b").silo == "hospital-b"
+
+
+@given(seed=st.integers(-2**63, 2**63 - 1), mean=st.floats(-10, 10, allow_nan=False),
+       settings_=st.dictionaries(st.text(max_size=8), st.one_of(st.booleans(), st.integers(-2**53, 2**53),
+                                                                st.floats(allow_nan=False, allow_infinity=False),
+                                                                st.text(max_size=8)), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_numbers_and_settings_arrive_bit_for_bit(seed: int, mean: float, settings_: dict[str, object]) -> None:
+    task = make_task(seed=seed, settings=settings_, image=ImageForm(size=8, channels=1, mean=(mean,), std=(1e-300,)))
+    message = pb.Task.FromString(task_to_proto(task, report_interval_seconds=1.0).SerializeToString())
+    assert task_from_proto(message, silo=task.silo) == task
+
+
+def _set(path: str, value: object) -> Callable[[pb.Task], None]:
+    def change(message: pb.Task) -> None:
+        *parents, name = path.split(".")
+        target = message
+        for parent in parents:
+            target = getattr(target, parent)
+        setattr(target, name, value)
+    return change
+
+
+@pytest.mark.parametrize(("change", "error"), [
+    (_set("task_id", ""), BadPayload),
+    (_set("task_id", "x" * 641), BadPayload),
+    (_set("task_id", "first/3\nerror: all is lost"), BadPayload),
+    (_set("study", "../../etc"), BadPayload),
+    (_set("study", ".."), BadPayload),
+    (_set("study", "x" * 129), BadPayload),
+    (_set("phase", "train/../x"), BadPayload),
+    (_set("method", ""), BadPayload),
+    (_set("round", 0), BadPayload),
+    (_set("round", 21), BadPayload),
+    (_set("last_folded_round", 4), BadPayload),
+    (_set("last_folded_round", -1), BadPayload),
+    (_set("settings_json", "[1]"), BadPayload),
+    (_set("settings_json", "{"), BadPayload),
+    (_set("settings_json", '{"lr": NaN}'), BadPayload),
+    (_set("settings_json", "[" * 60_000), BadPayload),
+    (_set("settings_json", '{"x": "' + "y" * 65_536 + '"}'), BadPayload),
+    (_set("numerics.threads", 0), BadPayload),
+    (_set("numerics.threads", 100_000), BadPayload),
+    (_set("image.size", 5000), BadConfiguration),
+    (_set("image.channels", 2), BadConfiguration),
+    (_set("image.resize", "squeeze"), BadConfiguration),
+    (_set("augmentation.policy", "smal"), BadConfiguration),
+    (_set("model.normalisation", "batch"), BadConfiguration),
+    (_set("model.name", "a\x1b[2J"), BadPayload),
+    (lambda m: m.image.mean.append(0.0), BadPayload),
+    (lambda m: m.image.std.__setitem__(0, 0.0), BadConfiguration),
+    (lambda m: m.image.mean.__setitem__(0, float("nan")), BadPayload),
+    (lambda m: m.model.classes.append("basophil"), BadPayload),
+    (lambda m: m.model.classes.extend(str(i) for i in range(10_000)), BadPayload),
+    (lambda m: m.payloads.extend([m.payloads[0]] * 1024), BadPayload),
+    (lambda m: setattr(m.payloads[0], "digest", b"short"), BadPayload),
+    (lambda m: setattr(m.payloads[0], "size_bytes", 0), BadPayload),
+    (lambda m: m.payloads[0].groups.append("model"), BadPayload),
+    (lambda m: m.payloads[0].groups.append("g" * 129), BadPayload),
+])
+def test_a_hostile_task_is_refused(change: Callable[[pb.Task], None], error: type[Exception]) -> None:
+    message = task_to_proto(make_task(), report_interval_seconds=1.0)
+    task_from_proto(message, silo="hospital-a")  # the control: without the change it is taken
+    change(message)
+    with pytest.raises(error):
+        task_from_proto(message, silo="hospital-a")
+
+
+def test_an_empty_message_is_refused_and_not_taken_for_defaults() -> None:
+    with pytest.raises(BadPayload):
+        task_from_proto(pb.Task(), silo="hospital-a")
+    with pytest.raises(BadPayload):
+        reference_from_proto(tensors_pb2.PayloadReference())
+    with pytest.raises(BadPayload):
+        numerics_from_proto(pb.Numerics())
+
+
+def test_a_payload_reference_survives_the_journey() -> None:
+    reference = PayloadRef("00ff" * 16, 2**35, ("psi", "helper_psi/0"))
+    assert reference_from_proto(reference_to_proto(reference)) == reference
+
+
+def test_metrics_must_be_few_and_finite() -> None:
+    assert check_metrics({"loss": 1, "label_ratio": 0.5}) == {"label_ratio": 0.5, "loss": 1.0}
+    for metrics in ({"loss": float("nan")}, {"loss": float("inf")}, {"": 1.0}, {"x" * 129: 1.0},
+                    {str(i): 0.0 for i in range(257)}):
+        with pytest.raises(BadPayload):
+            check_metrics(metrics)

@@ -1,0 +1,269 @@
+"""The payload store: complete files are named by their digest, partial ones survive a crash up to a whole chunk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from common.errors import BadPayload, DiskFull, StorageDamaged
+from common.store import MAX_CHUNK_BYTES, PartialFile, PayloadStore, hash_file
+
+CONTENT = bytes(range(256)) * 40
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PayloadStore:
+    return PayloadStore(tmp_path / "payloads")
+
+
+def append(partial: PartialFile, end: int, *, chunk: int = 1000) -> None:
+    """Appends CONTENT up to `end`."""
+    while (offset := partial.committed_bytes) < end:
+        data = CONTENT[offset:min(offset + chunk, end)]
+        partial.append(data, offset=offset, crc32=zlib.crc32(data))
+
+
+def part_file(store: PayloadStore) -> Path:
+    [path] = (store.folder / "incoming").glob("*.part")
+    return path
+
+
+def incoming(store: PayloadStore) -> list[str]:
+    return sorted(path.name for path in (store.folder / "incoming").iterdir())
+
+
+def test_a_finished_transfer_becomes_a_payload_and_leaves_nothing_else(store: PayloadStore) -> None:
+    with store.partial("update-1", size_bytes=len(CONTENT)) as partial:
+        append(partial, len(CONTENT))
+        assert not store.has(DIGEST)
+        path = partial.finish(DIGEST)
+    assert path == store.path(DIGEST)
+    assert path.read_bytes() == CONTENT
+    assert store.has(DIGEST)
+    assert store.digests() == {DIGEST}
+    assert incoming(store) == []
+
+
+def test_finish_syncs_the_file_and_its_folder_before_it_returns(store: PayloadStore) -> None:
+    synced: list[str] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def fsync(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real_sync(handle)
+
+    def replace(source: Path, target: Path) -> None:
+        synced.append("rename")
+        real_replace(source, target)
+
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, len(CONTENT))
+    name = str(part_file(store))
+    with mock.patch("os.fsync", fsync), mock.patch("os.replace", replace):
+        partial.finish(DIGEST)
+    assert synced == [name, "rename", str(store.folder)]
+
+
+def test_a_transfer_resumes_from_what_is_on_disk_with_the_right_digest(store: PayloadStore) -> None:
+    with store.partial("u", size_bytes=len(CONTENT)) as partial:
+        append(partial, 3000)
+    again = PayloadStore(store.folder).partial("u", size_bytes=len(CONTENT))
+    assert again.committed_bytes == 3000
+    append(again, len(CONTENT))
+    assert again.finish(DIGEST).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(("harm", "left"), [
+    (lambda data: data[:2999], 2000),                                   # the last chunk is torn
+    (lambda data: data + b"x" * 500, 3000),                             # a chunk whose journal entry is missing
+    (lambda data: data[:2500] + b"\xff" + data[2501:], 2000),           # garbage after a power failure
+    (lambda data: b"\0" * len(data), 0),
+    (lambda data: b"", 0),
+])
+def test_after_a_crash_the_file_is_cut_to_the_last_whole_chunk(store: PayloadStore, harm: Callable[[bytes], bytes],
+                                                               left: int) -> None:
+    with store.partial("u", size_bytes=len(CONTENT)) as partial:
+        append(partial, 3000)
+    path = part_file(store)
+    path.write_bytes(harm(path.read_bytes()))
+    again = PayloadStore(store.folder).partial("u", size_bytes=len(CONTENT))
+    assert again.committed_bytes == left == path.stat().st_size
+    append(again, len(CONTENT))
+    again.finish(DIGEST)
+
+
+@pytest.mark.parametrize("journal", [b"", b"\xff" * 120, b"\0" * 36])
+def test_a_lost_or_damaged_journal_costs_the_progress_but_nothing_else(store: PayloadStore, journal: bytes) -> None:
+    with store.partial("u", size_bytes=len(CONTENT)) as partial:
+        append(partial, 3000)
+    part_file(store).with_suffix(".journal").write_bytes(journal)
+    again = PayloadStore(store.folder).partial("u", size_bytes=len(CONTENT))
+    assert again.committed_bytes == 0
+    append(again, len(CONTENT))
+    again.finish(DIGEST)
+
+
+def test_a_wrong_digest_deletes_the_partial_file(store: PayloadStore) -> None:
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, len(CONTENT))
+    with pytest.raises(BadPayload, match="has the SHA-256"):
+        partial.finish("0" * 64)
+    assert incoming(store) == []
+    assert store.digests() == set()
+    assert store.partial("u", size_bytes=len(CONTENT)).committed_bytes == 0
+
+
+def test_a_file_that_is_too_short_is_not_finished(store: PayloadStore) -> None:
+    partial = store.partial("u", size_bytes=len(CONTENT) + 1)
+    append(partial, len(CONTENT))
+    with pytest.raises(BadPayload, match="10240 bytes instead of 10241"):
+        partial.finish(DIGEST)
+    assert incoming(store) == []
+
+
+@pytest.mark.parametrize(("offset", "data", "message"), [
+    (999, b"x", "offset 999 arrived where 1000"),
+    (1001, b"x", "offset 1001 arrived where 1000"),
+    (0, b"x", "offset 0 arrived where 1000"),
+    (1000, b"", "has 0 bytes"),
+    (1000, bytes(MAX_CHUNK_BYTES + 1), "has 4194305 bytes"),
+    (1000, bytes(9241), "after the declared 10240 bytes"),
+])
+def test_a_chunk_that_does_not_belong_is_refused_and_changes_nothing(store: PayloadStore, offset: int, data: bytes,
+                                                                    message: str) -> None:
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, 1000)
+    with pytest.raises(BadPayload, match=message):
+        partial.append(data, offset=offset, crc32=zlib.crc32(data))
+    append(partial, len(CONTENT))
+    partial.finish(DIGEST)
+
+
+def test_a_second_opening_takes_the_transfer_over_from_the_first(store: PayloadStore) -> None:
+    first = store.partial("u", size_bytes=len(CONTENT))
+    append(first, 2000)
+    second = store.partial("u", size_bytes=len(CONTENT))
+    with pytest.raises(BadPayload, match="newer connection"):
+        append(first, 3000)
+    first.close()
+    append(second, len(CONTENT))
+    second.finish(DIGEST)
+
+
+def test_different_keys_never_share_a_file_and_cannot_choose_its_name(store: PayloadStore, tmp_path: Path) -> None:
+    keys = ["../../escape", "/etc/passwd", "a/b", "a", hashlib.sha256(b"a").hexdigest(), "\0", "x" * 5000]
+    for key in keys:
+        store.partial(key, size_bytes=10)
+    assert len(list((store.folder / "incoming").glob("*.part"))) == len(keys)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["payloads"]
+
+
+@pytest.mark.parametrize("digest", ["", "..", "A" * 64, "0" * 63, "../" + "0" * 61])
+def test_a_digest_that_is_none_never_becomes_a_path(store: PayloadStore, digest: str) -> None:
+    with pytest.raises(BadPayload):
+        store.path(digest)
+
+
+def test_the_limit_refuses_a_transfer_before_its_first_chunk(tmp_path: Path) -> None:
+    """Two open transfers of 10240 bytes fit into 25000; a third does not, although nothing is on disk yet."""
+    store = PayloadStore(tmp_path, limit_bytes=25_000)
+    first = store.partial("a", size_bytes=len(CONTENT))
+    store.partial("b", size_bytes=len(CONTENT))
+    with pytest.raises(DiskFull, match="25000"):
+        store.partial("c", size_bytes=len(CONTENT))
+    assert len(incoming(store)) == 4
+    append(first, len(CONTENT))
+    first.finish(DIGEST)
+    with pytest.raises(DiskFull):
+        store.partial("c", size_bytes=len(CONTENT))
+    store.drop_partial("b")
+    store.partial("c", size_bytes=len(CONTENT))
+    store.partial("c", size_bytes=len(CONTENT))  # its own bytes do not stand in its way
+
+
+def test_a_transfer_larger_than_the_disk_is_refused_at_once(store: PayloadStore) -> None:
+    with pytest.raises(DiskFull, match="does not fit on the disk"):
+        store.partial("u", size_bytes=2**60)
+    assert incoming(store) == []
+
+
+@pytest.mark.parametrize("failing_write", [1, 2])
+def test_a_disk_that_fills_up_loses_nothing_and_the_transfer_goes_on(store: PayloadStore, failing_write: int) -> None:
+    """The disk is full at the chunk itself, half written, or at its journal entry."""
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, 3000)
+    real, calls = os.pwrite, 0
+
+    def full(handle: int, data: memoryview, offset: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == failing_write:
+            real(handle, bytes(data)[:5], offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, data, offset)
+
+    with mock.patch("os.pwrite", full), pytest.raises(DiskFull) as caught:
+        append(partial, 4000)
+    assert caught.value.retry
+    assert partial.committed_bytes == 3000 == part_file(store).stat().st_size
+    partial = PayloadStore(store.folder).partial("u", size_bytes=len(CONTENT))
+    assert partial.committed_bytes == 3000
+    append(partial, len(CONTENT))
+    partial.finish(DIGEST)
+
+
+def test_another_disk_error_is_not_called_a_full_disk(store: PayloadStore) -> None:
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    with mock.patch("os.pwrite", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        append(partial, 100)
+
+
+def test_add_file_names_it_by_content(store: PayloadStore) -> None:
+    temporary = store.temporary()
+    temporary.write_bytes(CONTENT)
+    assert store.add_file(temporary) == DIGEST == hash_file(store.path(DIGEST))
+    assert incoming(store) == []
+
+
+def test_collect_keeps_what_is_named_and_what_is_on_its_way(store: PayloadStore) -> None:
+    digests = []
+    for content in (b"one", b"two!", b"three"):
+        temporary = store.temporary()
+        temporary.write_bytes(content)
+        digests.append(store.add_file(temporary))
+    append(store.partial("u", size_bytes=len(CONTENT)), 1000)
+    assert store.collect({digests[1], "f" * 64}) == len(b"one") + len(b"three")
+    assert store.digests() == {digests[1]}
+    assert store.partial("u", size_bytes=len(CONTENT)).committed_bytes == 1000
+
+
+def test_clean_removes_what_a_crash_has_left_except_named_transfers(store: PayloadStore) -> None:
+    append(store.partial("kept", size_bytes=len(CONTENT)), 1000)
+    append(store.partial("gone", size_bytes=len(CONTENT)), 1000)
+    store.temporary().write_bytes(b"half")
+    after = PayloadStore(store.folder)
+    after.clean(keep_partials=["kept"])
+    assert len(incoming(after)) == 2
+    assert after.partial("kept", size_bytes=len(CONTENT)).committed_bytes == 1000
+    assert after.partial("gone", size_bytes=len(CONTENT)).committed_bytes == 0
+
+
+def test_verify_finds_a_damaged_and_a_missing_file(store: PayloadStore) -> None:
+    temporary = store.temporary()
+    temporary.write_bytes(CONTENT)
+    store.add_file(temporary)
+    assert store.verify(DIGEST) == store.path(DIGEST)
+    store.path(DIGEST).write_bytes(CONTENT[:-1] + b"x")
+    with pytest.raises(StorageDamaged, match="is damaged"):
+        store.verify(DIGEST)
+    store.path(DIGEST).unlink()
+    with pytest.raises(StorageDamaged, match="is missing"):
+        store.verify(DIGEST)

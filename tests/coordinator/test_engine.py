@@ -1,0 +1,334 @@
+"""The round engine over the real ledger and spool, with arithmetic instead of training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator.states import RoundState, StudyState, TaskState
+from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
+
+from common.errors import BadPayload
+from common.exchange import TaskSpec
+
+SILOS = ("alpha", "beta")
+
+
+def start(folder: Path, *, config: dict[str, Any] | None = None, **options: Any) -> Coordinator:
+    coordinator = Coordinator(folder, **options)
+    coordinator.enroll(*SILOS)
+    coordinator.ledger.queue_study("s", config or study_config())
+    return coordinator
+
+
+async def run(coordinator: Coordinator, silos: tuple[str, ...] = SILOS) -> None:
+    """Runs the study with well-behaved silos until it ends or is killed."""
+    tasks = [asyncio.ensure_future(coordinator.silo(name)) for name in silos]
+    try:
+        await asyncio.wait_for(coordinator.engine.run_next(), 30)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_killed(coordinator: Coordinator) -> None:
+    """Runs until Killed comes up in the engine or in a silo's RPC: either way the process is gone."""
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(coordinator.silo(name)) for name in SILOS]
+    tasks.append(asyncio.ensure_future(coordinator.engine.run_next()))
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=20)
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert any(isinstance(result, Killed) for result in results), results
+
+
+def final_digest(coordinator: Coordinator) -> str:
+    assert coordinator.ledger.study("s").state is StudyState.COMPLETED
+    return coordinator.ledger.committed_digest("s")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    coordinator = start(tmp_path_factory.mktemp("undisturbed"))
+    asyncio.run(run(coordinator))
+    return final_digest(coordinator)
+
+
+def test_a_study_runs_its_rounds_and_commits_every_one(tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+    asyncio.run(run(coordinator))
+    rounds = coordinator.ledger.rounds("s")
+    assert [row.number for row in rounds] == [0, 1, 2, 3]
+    assert {row.state for row in rounds} == {RoundState.COMPLETED}
+    assert coordinator.ledger.silo_state("s", "alpha")[0] == 3
+    assert coordinator.ledger.check_events() > 10
+    assert (tmp_path / "studies" / "s" / "model.safetensors").exists()
+
+
+def test_nothing_of_a_committed_round_stays_in_spool_and_payloads(tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+    asyncio.run(run(coordinator))
+    assert coordinator.spool.digests() == set()
+    assert coordinator.payloads.digests() == set()
+
+
+def test_the_order_of_arrival_changes_nothing(tmp_path: Path, undisturbed: str) -> None:
+    coordinator = start(tmp_path)
+
+    async def scenario() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+        for _ in range(3):
+            tasks = [await coordinator.ask(silo) for silo in SILOS]
+            for task in reversed(tasks):
+                assert isinstance(task, TaskSpec)
+                await coordinator.deliver(task, content_of(task))
+        await engine
+    asyncio.run(scenario())
+    assert final_digest(coordinator) == undisturbed
+
+
+OPERATIONS = ("open_study", "baseline", "prepare", "phases", "tasks", "check_update", "aggregate", "evaluate", "export")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_coordinator_killed_around_any_step_ends_with_the_same_bits(tmp_path: Path, undisturbed: str, operation: str,
+                                                                      when: str) -> None:
+    first = start(tmp_path)
+    hits = 0
+
+    def kill(name: str, arguments: dict[str, Any]) -> None:
+        nonlocal hits
+        if name == operation:
+            hits += 1
+            if hits == min(2, 1 if operation in ("open_study", "baseline", "prepare", "export") else 2):
+                raise Killed
+
+    setattr(first.compute, when, kill)
+
+    asyncio.run(until_killed(first))
+    first.close()
+    second = Coordinator(tmp_path)
+    asyncio.run(run(second))
+    assert final_digest(second) == undisturbed
+
+
+@pytest.mark.parametrize("method", ["open_round", "open_phase", "close_phase", "commit_round", "accept_update",
+                                    "declare_update", "folded"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_coordinator_killed_around_any_transaction_ends_with_the_same_bits(
+        tmp_path: Path, undisturbed: str, method: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start(tmp_path)
+    original: Callable[..., Any] = getattr(first.ledger, method)
+    hits = 0
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal hits
+        hits += 1
+        if hits < 2:
+            return original(*args, **kwargs)
+        if when == "after" and hits == 2:
+            original(*args, **kwargs)
+        raise Killed
+
+    monkeypatch.setattr(first.ledger, method, killed)
+
+    asyncio.run(until_killed(first))
+    first.close()
+    second = Coordinator(tmp_path)
+    asyncio.run(run(second))
+    assert final_digest(second) == undisturbed
+
+
+def test_a_resumed_round_keeps_its_sample(tmp_path: Path) -> None:
+    config = study_config(silos_per_round=1)
+    first = start(tmp_path, config=config)
+
+    async def until_open() -> tuple[str, ...]:
+        engine = asyncio.ensure_future(first.engine.run_next())
+        for silo in SILOS:
+            await first.ask(silo, timeout_seconds=0)
+        while (row := first.ledger.last_round("s")) is None or row.number < 1:
+            await asyncio.sleep(0.01)
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        return row.sample
+
+    sample = asyncio.run(until_open())
+    first.close()
+    second = Coordinator(tmp_path)
+    second.enroll("gamma")
+    asyncio.run(run(second, (*SILOS, "gamma")))
+    assert second.ledger.round("s", 1).sample == sample
+    assert len(sample) == 1
+
+
+class Clock:
+    """Time that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def open_round(coordinator: Coordinator) -> tuple[asyncio.Future[Any], dict[str, TaskSpec]]:
+    engine = asyncio.ensure_future(coordinator.engine.run_next())
+    await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+    tasks = {}
+    for silo in SILOS:
+        task = await coordinator.ask(silo, timeout_seconds=1e9)
+        assert isinstance(task, TaskSpec)
+        tasks[silo] = task
+    return engine, tasks
+
+
+async def until(coordinator: Coordinator, condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        coordinator.bulletin.notify()
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition never came true")
+
+
+def test_a_phase_closes_at_its_deadline_with_the_quorum_and_a_late_update_is_refused(tmp_path: Path) -> None:
+    clock = Clock()
+    coordinator = start(tmp_path, clock=clock)
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+        await asyncio.sleep(0.05)
+        assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
+        clock.now += 5.1
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+        late = await coordinator.begin(tasks["beta"], content_of(tasks["beta"]))
+        assert (late.state, "over" in late.reason) == ("refused", True)
+        states = {task.silo: task.state for task in coordinator.ledger.tasks("s", 1, 0)}
+        assert states == {"alpha": TaskState.UPDATED, "beta": TaskState.EXPIRED}
+        assert coordinator.ledger.query("SELECT * FROM event WHERE kind = 'update_late'")
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_below_the_quorum_a_phase_waits_on_and_fails_at_the_round_limit(tmp_path: Path) -> None:
+    clock = Clock()
+    coordinator = start(tmp_path, clock=clock, config=study_config(quorum=2))
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        start_digest = coordinator.ledger.round("s", 1).start_digest
+        await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+        clock.now += 10
+        coordinator.bulletin.notify()
+        await asyncio.sleep(0.05)
+        assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
+        clock.now += 11
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
+        row = coordinator.ledger.round("s", 1)
+        assert row.state_digest == start_digest
+        assert "beta" in row.reason
+        assert coordinator.ledger.silo_state("s", "alpha")[0] == 0
+        await until(coordinator, lambda: coordinator.ledger.last_round("s").number == 2)  # type: ignore[union-attr]
+        assert coordinator.ledger.round("s", 2).start_digest == start_digest
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_an_abstention_is_an_answer_and_a_round_without_updates_is_committed(tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        for silo, task in tasks.items():
+            answer = coordinator.desk.abstain(silo, task.task_id, "no_confident_example", {"label_ratio": 0.0})
+            assert answer.state == "have"
+            again = coordinator.desk.abstain(silo, task.task_id, "no_confident_example", {"label_ratio": 0.0})
+            assert again.state == "have"
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+        assert coordinator.ledger.silo_state("s", "alpha")[0] == 0
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_a_revoked_silo_is_not_waited_for(tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+        coordinator.roster.revoke("beta")
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+        assert coordinator.ledger.tasks("s", 1, 0)[1].state is TaskState.CANCELLED
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_an_update_that_fails_its_check_ends_the_task_and_not_the_round(tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        with pytest.raises(BadPayload, match="not finite"):
+            await coordinator.deliver(tasks["alpha"], b"bad".ljust(100))
+        await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+        assert coordinator.ledger.tasks("s", 1, 0)[0].state is TaskState.REFUSED
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+TWO_PHASES = ({"name": "train", "asks": "sample", "quorum": "study"},
+              {"name": "statistics", "asks": "roster", "quorum": "any"})
+
+
+def test_a_phase_that_asks_the_roster_reaches_silos_that_were_not_sampled(tmp_path: Path) -> None:
+    coordinator = start(tmp_path, config=study_config(silos_per_round=1), phases=TWO_PHASES)
+    asyncio.run(run(coordinator))
+    assert len(coordinator.ledger.tasks("s", 1, 0)) == 1
+    assert len(coordinator.ledger.tasks("s", 1, 1)) == 2
+    final_digest(coordinator)
+
+
+def test_memory_is_told_to_commit_only_after_the_whole_round_is(tmp_path: Path) -> None:
+    coordinator = start(tmp_path, phases=TWO_PHASES)
+    seen = []
+    coordinator.compute.before = lambda operation, arguments: seen.append(
+        (operation, coordinator.ledger.silo_state("s", "alpha")[0])) if operation in ("aggregate", "phases") else None
+    asyncio.run(run(coordinator))
+    assert seen == [("phases", 0), ("aggregate", 0), ("aggregate", 0), ("phases", 1), ("aggregate", 1),
+                    ("aggregate", 1), ("phases", 2), ("aggregate", 2), ("aggregate", 2)]
+
+
+def test_a_paused_study_gives_no_tasks_and_a_stopped_one_ends(tmp_path: Path) -> None:
+    coordinator = start(tmp_path)
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        coordinator.ledger.set_study_state("s", StudyState.PAUSED)
+        await until(coordinator, lambda: coordinator.bulletin.reason == "paused")
+        answer = await coordinator.ask("alpha", timeout_seconds=0)
+        assert not isinstance(answer, TaskSpec)
+        coordinator.ledger.set_study_state("s", StudyState.RUNNING)
+        await until(coordinator, lambda: coordinator.bulletin.reason == "not_sampled")
+        assert isinstance(await coordinator.ask("alpha", timeout_seconds=0), TaskSpec)
+        coordinator.ledger.set_study_state("s", StudyState.STOPPED)
+        coordinator.bulletin.notify()
+        row = await asyncio.wait_for(engine, 5)
+        assert row.state is StudyState.STOPPED
+        assert coordinator.ledger.round("s", 1).state is RoundState.CANCELLED
+        late = await coordinator.begin(tasks["beta"], content_of(tasks["beta"]))
+        assert late.state == "refused"
+    asyncio.run(scenario())

@@ -1,0 +1,358 @@
+"""Promises of the authority: who gets a certificate, once, for which name; files; callers on every RPC; the port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import pytest
+
+from common.errors import (
+    BadConfiguration,
+    BadPayload,
+    CertificateExpired,
+    CertificateRevoked,
+    ClockSkew,
+    InvitationExpired,
+    InvitationInvalid,
+    InvitationUsed,
+    PortInUse,
+    StorageDamaged,
+    UnknownSilo,
+    UsageError,
+    WrongAuthority,
+)
+from common.identity import (
+    certificate_der,
+    certificate_pem,
+    decode_invitation,
+    issue_silo_certificate,
+    load_certificate,
+    make_authority,
+    make_key,
+    make_request,
+    not_after_unix,
+    silo_uri_of,
+    token_hash,
+)
+from common.tls import server_credentials
+from coordinator.authority import (
+    CoordinatorCertificate,
+    create_authority,
+    ensure_coordinator_certificate,
+    load_authority,
+)
+from coordinator.callers import CallerCertificate, caller_silo, check_caller
+from coordinator.enrollment import EnrollmentSettings, SiloStatus
+from coordinator.enrollment_services import EnrollmentPort
+from tests.identity_kit import MemoryRoster, make_federation
+
+NOW = 1_800_000_000.0
+DAY = 86400.0
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return make_federation(tmp_path / "lung", now=NOW)
+
+
+def _enroll(federation, line, key, *, now=NOW, silo_unix=None):
+    return federation.authority.enroll(token=decode_invitation(line).token, request_der=make_request(key),
+                                       silo_unix=now if silo_unix is None else silo_unix, now=now)
+
+
+def test_a_token_is_exchanged_for_a_certificate_in_the_name_of_the_invitation(federation):
+    issued = _enroll(federation, federation.invite("hospital-a", now=NOW), make_key())
+    certificate = load_certificate(issued.certificate_der)
+    assert issued.silo == "hospital-a"
+    assert silo_uri_of(certificate) == "urn:semisilo:lung:silo:hospital-a"
+    assert issued.renew_unix == NOW + 20 * DAY
+    assert federation.roster.silo_status("hospital-a") == SiloStatus(
+        revoked=False, valid_serials=frozenset({certificate.serial_number}))
+
+
+def test_the_roster_never_sees_a_token(federation):
+    token = decode_invitation(federation.invite(now=NOW)).token
+    assert list(federation.roster.invitations) == [token_hash(token)]
+    assert token not in repr(federation.roster)
+
+
+def test_a_repeat_with_the_same_key_returns_the_same_certificate_and_another_key_is_refused(federation):
+    line, key = federation.invite(now=NOW), make_key()
+    first = _enroll(federation, line, key)
+    assert _enroll(federation, line, key, now=NOW + 2 * DAY) == first  # even after the invitation's time
+    with pytest.raises(InvitationUsed, match="hospital-a") as caught:
+        _enroll(federation, line, make_key())
+    assert "coordinator invite hospital-a" in caught.value.remedy
+    with pytest.raises(InvitationUsed):  # what it was exchanged for has ended: of no use to anyone
+        _enroll(federation, line, key, now=NOW + 31 * DAY)
+
+
+def test_two_calls_that_race_for_one_token_get_one_certificate(federation):
+    """The roster decides, in one transaction: whoever comes second is told, although the first look said unused."""
+    line = federation.invite(now=NOW)
+    hashed = token_hash(decode_invitation(line).token)
+    stale = federation.roster.invitation(hashed)
+    _enroll(federation, line, make_key())
+    federation.roster.invitation = lambda _: stale
+    with pytest.raises(InvitationUsed):
+        _enroll(federation, line, make_key())
+
+
+def test_an_expired_invitation_names_its_end_and_the_remedy(federation):
+    line = federation.invite(now=NOW)  # lasts 24 h
+    with pytest.raises(InvitationExpired, match="'hospital-a' expired on 2027-01-16 08:00:00 UTC") as caught:
+        _enroll(federation, line, make_key(), now=NOW + DAY)
+    assert caught.value.remedy == "Ask the coordinator's operator to run: coordinator invite hospital-a"
+    _enroll(federation, line, make_key(), now=NOW + DAY - 1)
+
+
+def test_every_wrong_token_gets_the_same_answer(federation):
+    replaced = decode_invitation(federation.invite(now=NOW)).token
+    good = decode_invitation(federation.invite(now=NOW)).token
+    answers = set()
+    for token in (replaced, good[:-1], good + "x", good + "x" * 300, "", "ä" * 200, "\ud800", good.upper()):
+        with pytest.raises(InvitationInvalid) as caught:
+            federation.authority.enroll(token=token, request_der=make_request(make_key()), silo_unix=NOW, now=NOW)
+        answers.add(caught.value.line())
+    assert len(answers) == 1
+    assert "hospital-a" not in answers.pop()
+
+
+def test_a_bad_request_is_refused_before_the_token_is_looked_up(federation):
+    federation.roster.invitation = None  # would raise TypeError
+    with pytest.raises(BadPayload):
+        federation.authority.enroll(token="x", request_der=b"nonsense", silo_unix=NOW, now=NOW)
+
+
+def test_a_silo_whose_clock_is_wrong_is_told_so_and_keeps_its_invitation(federation):
+    line, key = federation.invite(now=NOW), make_key()
+    with pytest.raises(ClockSkew, match="2 hours behind") as caught:
+        _enroll(federation, line, key, silo_unix=NOW - 7200)
+    assert "NTP" in caught.value.remedy
+    assert _enroll(federation, line, key).silo == "hospital-a"
+
+
+def test_renewal_keeps_the_name_and_the_old_certificate(federation):
+    first = load_certificate(_enroll(federation, federation.invite(now=NOW), make_key()).certificate_der)
+    issued = federation.authority.renew("hospital-a", request_der=make_request(make_key()), now=NOW + 20 * DAY)
+    renewed = load_certificate(issued.certificate_der)
+    assert silo_uri_of(renewed) == silo_uri_of(first)
+    assert not_after_unix(renewed) == NOW + 50 * DAY
+    assert issued.renew_unix == NOW + 40 * DAY
+    assert federation.roster.serials["hospital-a"] == {first.serial_number, renewed.serial_number}
+    federation.authority.revoke("hospital-a")
+    with pytest.raises(CertificateRevoked):
+        federation.authority.renew("hospital-a", request_der=make_request(make_key()), now=NOW)
+    with pytest.raises(UnknownSilo):
+        federation.authority.renew("hospital-b", request_der=make_request(make_key()), now=NOW)
+
+
+@pytest.mark.parametrize("silo", ["", "Hospital", "a b", "a" * 64])
+def test_no_invitation_is_made_for_a_name_that_is_not_allowed(federation, silo):
+    with pytest.raises(UsageError, match="silo name"):
+        federation.invite(silo, now=NOW)
+    assert federation.roster.invitations == {}
+
+
+def test_settings_that_contradict_themselves_are_refused():
+    for values in ({"invitation_seconds": 1.0}, {"renew_seconds": 40 * DAY}, {"certificate_seconds": 0.0}):
+        with pytest.raises(ValueError, match="_seconds"):
+            EnrollmentSettings(**values)
+
+
+# Files
+
+
+def test_keys_are_readable_by_their_owner_only_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        create_authority(tmp_path, "lung", now=NOW)
+        ensure_coordinator_certificate(tmp_path, NOW)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "authority").iterdir()}
+    assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "coordinator.key": 0o600, "coordinator.pem": 0o644}
+    assert (tmp_path / "authority").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_authority_is_made_once_and_loads_again(tmp_path):
+    made = create_authority(tmp_path, "lung", now=NOW)
+    loaded = load_authority(tmp_path)
+    assert (loaded.federation, loaded.certificate) == ("lung", made.certificate)
+    with pytest.raises(UsageError, match="holds an authority already"):
+        create_authority(tmp_path, "lung", now=NOW)
+
+
+def test_an_authority_that_was_cut_short_is_begun_again(tmp_path):
+    (tmp_path / "authority").mkdir()
+    (tmp_path / "authority" / "ca.key").write_bytes(b"half a key")
+    create_authority(tmp_path, "lung", now=NOW)
+    assert load_authority(tmp_path).federation == "lung"
+
+
+def test_damaged_foreign_or_open_authority_files_are_refused(tmp_path):
+    create_authority(tmp_path, "lung", now=NOW)
+    place = tmp_path / "authority"
+    (place / "ca.key").chmod(0o644)
+    with pytest.raises(BadConfiguration, match=r"every user") as caught:
+        load_authority(tmp_path)
+    assert "chmod 600" in caught.value.remedy
+    (place / "ca.key").chmod(0o600)
+    (place / "ca.pem").write_bytes(certificate_pem(make_authority("lung", now=NOW)[1]))
+    with pytest.raises(StorageDamaged, match=r"not the key of"):
+        load_authority(tmp_path)
+    (place / "ca.pem").unlink()
+    with pytest.raises(StorageDamaged, match="no such file"):
+        load_authority(tmp_path)
+
+
+def test_the_coordinators_certificate_is_kept_until_it_is_two_thirds_old(tmp_path):
+    create_authority(tmp_path, "lung", now=NOW)
+    first = ensure_coordinator_certificate(tmp_path, NOW)
+    assert ensure_coordinator_certificate(tmp_path, NOW + 60 * DAY - 1) == first
+    second = ensure_coordinator_certificate(tmp_path, NOW + 60 * DAY)
+    assert second != first
+    assert not_after_unix(load_certificate(second.certificate_pem)) == NOW + 150 * DAY
+
+
+def test_a_kill_between_the_coordinators_key_and_certificate_is_mended(tmp_path):
+    create_authority(tmp_path, "lung", now=NOW)
+    ensure_coordinator_certificate(tmp_path, NOW)
+    old_key = (tmp_path / "authority" / "coordinator.key").read_bytes()
+    ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY)
+    (tmp_path / "authority" / "coordinator.key").write_bytes(old_key)
+    mended = ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY)
+    assert ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY) == mended
+    for damage in (b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        (tmp_path / "authority" / "coordinator.pem").write_bytes(damage)
+        assert ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY) != mended
+
+
+def test_a_refreshed_coordinator_certificate_is_the_one_shown_next(tmp_path):
+    create_authority(tmp_path, "lung", now=NOW)
+    shown = CoordinatorCertificate(tmp_path, now=NOW)
+    first = shown.current()
+    assert not shown.refresh(NOW + DAY)
+    assert shown.current() is first
+    assert shown.refresh(NOW + 61 * DAY)
+    assert shown.current() != first
+
+
+# Callers
+
+
+class _Peer:
+    """The part of a gRPC context that names the peer."""
+
+    def __init__(self, *pems: bytes) -> None:
+        self._pems = pems
+
+    def auth_context(self):
+        return {"x509_pem_cert": self._pems} if self._pems else {}
+
+
+def _certificate(federation, silo="hospital-a", **options):
+    return issue_silo_certificate(federation.keys.key, federation.keys.certificate, make_key().public_key(), silo,
+                                  now=NOW, **options)
+
+
+def test_the_caller_is_named_by_its_certificate(federation):
+    certificate = _certificate(federation)
+    assert caller_silo(_Peer(certificate_pem(certificate)), "lung") == CallerCertificate(
+        silo="hospital-a", serial=certificate.serial_number, not_before_unix=NOW - 600, not_after_unix=NOW + 30 * DAY)
+
+
+def test_a_caller_without_a_certificate_of_this_federation_is_refused(federation):
+    pem = certificate_pem(_certificate(federation))
+    with pytest.raises(WrongAuthority, match="federation 'lung', this is 'heart'"):
+        caller_silo(_Peer(pem), "heart")
+    coordinators_own = ensure_coordinator_certificate(federation.folder, NOW).certificate_pem
+    for peer in (_Peer(), _Peer(pem, pem), _Peer(b"nonsense"), _Peer(coordinators_own), _Peer(federation.keys.pem)):
+        with pytest.raises(WrongAuthority):
+            caller_silo(peer, "lung")
+
+
+def test_a_caller_is_checked_for_dates_roster_revocation_and_serial():
+    roster = MemoryRoster(serials={"a": {1, 2}})
+    caller = CallerCertificate(silo="a", serial=1, not_before_unix=NOW, not_after_unix=NOW + DAY)
+    check_caller(caller, roster, NOW)
+    check_caller(caller, roster, NOW + DAY)
+    with pytest.raises(CertificateExpired, match="ended on 2027-01-16 08:00:00 UTC") as caught:
+        check_caller(caller, roster, NOW + DAY + 1)
+    assert caught.value.remedy == "Ask the coordinator's operator to run: coordinator invite a"
+    with pytest.raises(ClockSkew):
+        check_caller(caller, roster, NOW - 1)
+    with pytest.raises(UnknownSilo):
+        check_caller(CallerCertificate(silo="b", serial=1, not_before_unix=NOW, not_after_unix=NOW + 1), roster, NOW)
+    roster.serials["a"] = {2}
+    with pytest.raises(CertificateRevoked, match="replaced"):
+        check_caller(caller, roster, NOW)
+    roster.revoke("a")
+    with pytest.raises(CertificateRevoked, match="has revoked silo 'a'"):
+        check_caller(caller, roster, NOW)
+
+
+def test_a_new_invitation_after_revocation_does_not_bring_the_old_key_back(federation):
+    old = load_certificate(_enroll(federation, federation.invite(now=NOW), make_key()).certificate_der)
+    federation.authority.revoke("hospital-a")
+    new = load_certificate(_enroll(federation, federation.invite(now=NOW), make_key()).certificate_der)
+    check_caller(caller_silo(_Peer(certificate_pem(new)), "lung"), federation.roster, NOW)
+    with pytest.raises(CertificateRevoked):
+        check_caller(caller_silo(_Peer(certificate_pem(old)), "lung"), federation.roster, NOW)
+    assert certificate_der(old) != certificate_der(new)
+
+
+# The port
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_enrolment_port_is_open_only_while_an_invitation_is_and_a_little_longer(federation):
+    clock = {"now": NOW}
+    shown = ensure_coordinator_certificate(federation.folder, NOW)
+
+    async def run() -> None:
+        port = EnrollmentPort(address="127.0.0.1:0", credentials=server_credentials(lambda: shown),
+                              authority=federation.authority, roster=federation.roster, clock=lambda: clock["now"],
+                              linger_seconds=100)
+        assert not await port.look()
+        federation.invite(now=NOW, life_seconds=1000)
+        assert await port.look()
+        bound = port.port
+        assert _listens(bound)
+        clock["now"] += 999
+        assert await port.look()
+        clock["now"] += 99
+        assert await port.look()  # the invitation has ended, its holder may still learn that
+        clock["now"] += 1
+        assert not await port.look()
+        assert not _listens(bound)
+
+    asyncio.run(run())
+
+
+def test_a_port_that_is_taken_is_named(federation):
+    federation.invite(now=NOW)
+    shown = ensure_coordinator_certificate(federation.folder, NOW)
+
+    async def run(address: str) -> None:
+        port = EnrollmentPort(address=address, credentials=server_credentials(lambda: shown), clock=lambda: NOW,
+                              authority=federation.authority, roster=federation.roster)
+        await port.run()
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PortInUse, match=address):
+            asyncio.run(run(address))
+    with pytest.raises(BadConfiguration, match="not an address"):
+        asyncio.run(run("hub"))
+    with pytest.raises(BadConfiguration, match="Cannot listen"):
+        asyncio.run(run("192.0.2.1:8444"))  # TEST-NET-1: no machine has it

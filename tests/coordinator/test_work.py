@@ -1,0 +1,481 @@
+"""The coordinator's operations on a real study of digits: what is frozen, tasks, checks, folding, files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from sklearn.datasets import load_digits
+
+from common import batch_norm, tensors
+from common.compute import ProcessCompute
+from common.config import from_dict, to_dict
+from common.data.form import ImageForm
+from common.errors import (
+    BadConfiguration,
+    BadData,
+    BadPayload,
+    ComputeFailed,
+    LayoutMismatch,
+    NotPermitted,
+    StorageDamaged,
+    WrongBase,
+)
+from common.exchange import Meaning, ModelSettings, PayloadRef, TensorGroup, UpdateHeader
+from common.models import build_model
+from common.state_files import StateFiles
+from common.store import PayloadStore
+from common.torch_payload import decode_groups, encode_groups
+from coordinator import work
+from coordinator.strategies.semifl import SemiFLState, SemiFLStrategy, SemiFLTally
+from coordinator.study import FrozenStudy, config_from_dict
+from coordinator.work import Operations
+
+PER_CLASS, NUM_TEST = 4, 50
+PHASE = {"name": "train", "asks": "sample", "quorum": "study"}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with class folders of 4 digits each, and a test.npz of 50 others."""
+    folder = tmp_path_factory.mktemp("images")
+    digits = load_digits()
+    pixels = (digits.images * 15).astype(np.uint8)
+    for label in range(10):
+        for index in np.flatnonzero(digits.target == label)[:PER_CLASS]:
+            path = folder / "labelled" / f"digit-{label}" / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[index]).save(path)
+    np.savez(folder / "test.npz", test_images=pixels[-NUM_TEST:], test_labels=digits.target[-NUM_TEST:])
+    return folder
+
+
+@pytest.fixture
+def federation(tmp_path: Path, images: Path) -> Path:
+    """A federation's folder with one study whose images are in the study's own folder."""
+    shutil.copytree(images, tmp_path / "studies" / "first")
+    return tmp_path
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """The study's settings as the ledger keeps them; `changes` by table."""
+    tables: dict[str, Any] = {
+        "study": {"seed": 3, "rounds": 4},
+        "model": {"name": "small_cnn"},
+        "data": {"labelled": "labelled", "test": "test.npz#test",
+                 "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
+        "augmentation": {"policy": "none"},
+        "method": {"name": "semifl", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05},
+    }
+    for table, values in changes.items():
+        tables[table] = {**tables[table], **values}
+    settings: dict[str, Any] = to_dict(config_from_dict(tables, where="test"))
+    return settings
+
+
+def open_arguments(federation: Path, frozen: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    return {"name": "first", "config": config(**changes), "study_folder": str(federation / "studies" / "first"),
+            "payloads_folder": str(federation / "payloads"), "num_silos": 2, "frozen": frozen}
+
+
+def opened(federation: Path, frozen: dict[str, Any] | None = None, **changes: Any) -> tuple[Operations, dict[str, Any]]:
+    operations = Operations(lambda fraction, text: None)
+    answer = operations.open_study(**open_arguments(federation, frozen, **changes))
+    return operations, json.loads(json.dumps(answer))  # as it arrives in the other process
+
+
+def received(federation: Path, task: dict[str, Any]) -> dict[str, TensorGroup]:
+    """The groups of a task as a silo decodes them."""
+    store = PayloadStore(federation / "payloads")
+    groups: dict[str, TensorGroup] = {}
+    for payload in task["payloads"]:
+        ref = from_dict(PayloadRef, payload)
+        assert store.verify(ref.digest).stat().st_size == ref.size_bytes
+        groups |= decode_groups(store.path(ref.digest), require_finite=True)
+    return groups
+
+
+def spool(federation: Path, model: TensorGroup, *, shift: float) -> Path:
+    """An update on its coordinator's disk: every weight is `shift` larger than what was received."""
+    store = PayloadStore(federation / "spool")
+    delta = {name: torch.full_like(tensor, shift) for name, tensor in model.tensors.items()}
+    ref = encode_groups(store, {"model": TensorGroup(delta, Meaning.DIFFERENCE, tensors.digest(model.tensors))})
+    return store.path(ref.digest)
+
+
+def update(silo: str, path: Path, **changes: Any) -> dict[str, Any]:
+    return {"silo": silo, "num_examples": 10, "metrics": {}, "path": str(path), "kept": None, **changes}
+
+
+# What is frozen -------------------------------------------------------------------------------------------------------
+
+
+def test_opening_freezes_class_order_image_form_and_sizes(federation: Path) -> None:
+    _, answer = opened(federation)
+    frozen = from_dict(FrozenStudy, answer["frozen"])
+    assert frozen.classes == tuple(f"digit-{label}" for label in range(10))
+    assert (frozen.num_labelled, frozen.num_validation, frozen.num_test) == (10 * PER_CLASS, 0, NUM_TEST)
+    pixels = np.stack([np.asarray(Image.open(path)) for path in (federation / "studies").rglob("*.png")]) / 255
+    assert frozen.image.mean == pytest.approx((pixels.mean(),), abs=1e-12)
+    assert frozen.image.std == pytest.approx((pixels.std(),), abs=1e-12)
+    # 3x3 convolutions 1-32-64-64 without bias, gamma and beta of each, a linear layer 64-10
+    convolutions = 9 * (1 * 32 + 32 * 64 + 64 * 64) + 2 * (32 + 64 + 64)
+    assert frozen.num_parameters == convolutions + 64 * 10 + 10
+    assert frozen.dense_bytes == 4 * frozen.num_parameters
+    assert answer["numerics"]["threads"] == 1
+    assert answer["numerics"]["deterministic"] is True
+
+
+def test_a_study_opened_again_keeps_what_was_frozen_whatever_happened_to_its_images(
+        federation: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, first = opened(federation)
+    labelled = federation / "studies" / "first" / "labelled"
+    for path in list(labelled.rglob("*.png"))[::2]:
+        path.unlink()
+    shutil.rmtree(labelled / "digit-3")
+    _, again = opened(federation, first["frozen"])
+    assert again["frozen"] == first["frozen"]
+    assert "images have changed" in caplog.text
+
+
+def test_an_unknown_class_folder_on_opening_again_is_refused(federation: Path) -> None:
+    _, first = opened(federation)
+    extra = federation / "studies" / "first" / "labelled" / "a-new-class"
+    shutil.copytree(extra.parent / "digit-0", extra)
+    with pytest.raises(BadData, match="a-new-class"):
+        opened(federation, first["frozen"])
+
+
+@pytest.mark.parametrize(("data", "text"), [
+    ({"classes": [f"digit-{label}" for label in reversed(range(10))]}, "classes"),
+    ({"image": {"size": 9, "channels": 1}}, "size"),
+    ({"image": {"size": 8, "channels": 1, "mean": [0.25]}}, "mean")])
+def test_settings_that_contradict_what_is_frozen_are_refused(federation: Path, data: dict[str, Any], text: str) -> None:
+    _, first = opened(federation)
+    with pytest.raises(BadConfiguration, match=text):
+        opened(federation, first["frozen"], data=data)
+
+
+def test_the_order_of_classes_in_the_study_file_is_the_order_of_labels(federation: Path) -> None:
+    names = [f"digit-{label}" for label in (9, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    _, answer = opened(federation, data={"classes": names, "test": ""})
+    assert answer["frozen"]["classes"] == names
+
+
+def test_a_study_without_labels_at_the_coordinator_is_refused(federation: Path) -> None:
+    with pytest.raises(BadData, match="label"):
+        opened(federation, data={"labelled": "", "test": "", "classes": ["a", "b"],
+                                 "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.5]}})
+    with pytest.raises(BadConfiguration, match="measured"):
+        opened(federation, data={"labelled": "", "test": "", "classes": ["a", "b"]})
+
+
+def test_a_model_that_does_not_fit_the_images_is_refused_before_the_study_starts(federation: Path) -> None:
+    with pytest.raises(BadConfiguration):
+        opened(federation, model={"name": "alexnet"})
+
+
+def test_the_operators_own_study_file_permits_the_factory_that_it_names(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = federation / "code"
+    package.mkdir()
+    (package / "own_networks.py").write_text(
+        "from torch import nn\n\n\ndef linear(*, num_classes, channels, size):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes))\n")
+    monkeypatch.syspath_prepend(str(package))
+    _, answer = opened(federation, model={"name": "own_networks:linear"})
+    assert answer["frozen"]["num_parameters"] == 64 * 10 + 10
+    with pytest.raises(NotPermitted):  # the permission is for that name, not for any
+        build_model(ModelSettings(name="own_networks:linear", classes=("a", "b")), channels=1, size=8)
+
+
+def test_an_operation_without_a_study_says_so() -> None:
+    with pytest.raises(ComputeFailed, match="No study is open"):
+        Operations(lambda fraction, text: None).prepare()
+
+
+# A round --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def round_one(federation: Path) -> tuple[Operations, str, dict[str, Any]]:
+    """A study before round 1: operations, digest of the state, answer of `tasks` for two silos. No training at the
+    coordinator, so that the numbers can be derived."""
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = operations.prepare()["state"]
+    return operations, state, operations.tasks(state, 1, PHASE, {"b": None, "a": None})
+
+
+def test_equal_groups_are_one_payload_and_are_encoded_once(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    def counting(store: PayloadStore, groups: dict[str, TensorGroup]) -> PayloadRef:
+        encoded.extend(groups)
+        return encode_groups(store, groups)
+
+    monkeypatch.setattr(work, "encode_groups", counting)
+    operations, _ = opened(federation)
+    state = operations.prepare()["state"]
+    answer = operations.tasks(state, 1, PHASE, {f"silo-{number}": None for number in range(30)})
+    assert encoded == ["model", "batch_norm"]
+    payloads = [task["payloads"] for task in answer["tasks"].values()]
+    assert all(each == payloads[0] for each in payloads)
+    assert [payload["groups"] for payload in payloads[0]] == [["model"], ["batch_norm"]]
+    assert list(answer["tasks"]) == sorted(answer["tasks"])
+
+
+def test_a_task_carries_all_settings_with_those_of_the_round(round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+    _, _, answer = round_one
+    settings = answer["tasks"]["a"]["settings"]
+    assert settings["round_lr"] == 0.05
+    assert settings["labelled_batch"] == 20
+    assert settings["confidence_threshold"] == 0.95
+    assert set(answer["expects"]) == {"model"}
+    json.dumps(answer, allow_nan=False)
+
+
+def test_the_average_of_differences_is_added_to_what_was_sent(
+        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+    """Server momentum starts with the pseudo-gradient itself, so round 1 gives w + (0.5 + 0.25) / 2 exactly."""
+    operations, state, answer = round_one
+    model = received(federation, answer["tasks"]["a"])["model"]
+    paths = [spool(federation, model, shift=shift) for shift in (0.5, 0.25)]
+    for path in paths:
+        assert operations.check_update(state, 1, PHASE, str(path), {"loss": 0.5}) == {}
+    folded = operations.aggregate(state, 1, PHASE, [update("a", paths[0]), update("b", paths[1])])
+    assert folded["kept"] == {"a": None, "b": None}
+    after = received(federation, operations.tasks(folded["state"], 2, PHASE, {"a": None})["tasks"]["a"])["model"]
+    for name, tensor in after.tensors.items():
+        assert torch.allclose(tensor, model.tensors[name] + 0.375, rtol=0, atol=1e-6)
+
+
+def test_a_round_without_updates_leaves_the_model(
+        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+    operations, state, answer = round_one
+    folded = operations.aggregate(state, 1, PHASE, [])
+    assert folded["kept"] == {}
+    after = operations.tasks(folded["state"], 2, PHASE, {"a": None})["tasks"]["a"]
+    assert after["payloads"][0] == answer["tasks"]["a"]["payloads"][0]
+
+
+def test_a_restart_before_the_fold_gives_the_same_state_bit_for_bit(federation: Path) -> None:
+    operations, first = opened(federation)
+    state = operations.prepare()["state"]
+    model = received(federation, operations.tasks(state, 1, PHASE, {"a": None})["tasks"]["a"])["model"]
+    updates = [update("a", spool(federation, model, shift=0.001)), update("b", spool(federation, model, shift=0.002))]
+    undisturbed = operations.aggregate(state, 1, PHASE, updates)["state"]
+    again, _ = opened(federation, first["frozen"])
+    assert again.aggregate(state, 1, PHASE, updates)["state"] == undisturbed
+    assert again.prepare()["state"] == state
+    assert undisturbed != state
+
+
+def test_updates_that_are_not_in_silo_order_are_our_own_mistake(
+        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+    operations, state, answer = round_one
+    path = spool(federation, received(federation, answer["tasks"]["a"])["model"], shift=0.5)
+    for names in (["b", "a"], ["a", "a"]):
+        with pytest.raises(AssertionError, match="silo order"):
+            operations.aggregate(state, 1, PHASE, [update(name, path) for name in names])
+
+
+def hostile(model: TensorGroup) -> dict[str, tuple[type[Exception], dict[str, TensorGroup]]]:
+    """Updates that must be refused, with the error that says why."""
+    base = tensors.digest(model.tensors)
+    good = {name: torch.zeros_like(tensor) for name, tensor in model.tensors.items()}
+    first = next(iter(good))
+
+    def group(changed: dict[str, torch.Tensor], meaning: Meaning = Meaning.DIFFERENCE, base: str = base) -> TensorGroup:
+        return TensorGroup(changed, meaning, base)
+
+    reordered = dict(reversed(list(good.items())))
+    infinite = {**good, first: torch.full_like(good[first], float("inf"))}
+    return {
+        "wrong base": (WrongBase, {"model": group(good, base="0" * 64)}),
+        "values instead of a difference": (BadPayload, {"model": group(good, Meaning.VALUES, "")}),
+        "other shape": (LayoutMismatch, {"model": group({**good, first: torch.zeros(3)})}),
+        "other type": (LayoutMismatch, {"model": group({**good, first: good[first].double()})}),
+        "a tensor is missing": (LayoutMismatch, {"model": group({n: t for n, t in good.items() if n != first})}),
+        "another order": (LayoutMismatch, {"model": group(reordered)}),
+        "infinite": (BadPayload, {"model": group(infinite)}),
+        "no such group": (BadPayload, {"model": group(good), "sigma": group(good)}),
+        "larger than the model": (LayoutMismatch, {"model": group({**good, "more": torch.zeros(10**6)})}),
+    }
+
+
+@pytest.mark.parametrize("case", [
+    "wrong base", "values instead of a difference", "other shape", "other type", "a tensor is missing", "another order",
+    "infinite", "no such group", "larger than the model"])
+def test_an_update_that_is_not_what_was_asked_for_is_refused(
+        federation: Path, round_one: tuple[Operations, str, dict[str, Any]], case: str) -> None:
+    operations, state, answer = round_one
+    error, groups = hostile(received(federation, answer["tasks"]["a"])["model"])[case]
+    ref = encode_groups(PayloadStore(federation / "spool"), groups)
+    path = PayloadStore(federation / "spool").path(ref.digest)
+    with pytest.raises(error):
+        operations.check_update(state, 1, PHASE, str(path), {})
+
+
+def test_undeclared_and_infinite_metrics_and_what_is_no_payload_are_refused(
+        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+    operations, state, answer = round_one
+    path = spool(federation, received(federation, answer["tasks"]["a"])["model"], shift=0.5)
+    with pytest.raises(BadPayload, match="patients"):
+        operations.check_update(state, 1, PHASE, str(path), {"patients": 12.0})
+    with pytest.raises(BadPayload, match="nan"):
+        operations.check_update(state, 1, PHASE, str(path), {"loss": float("nan")})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BadPayload):
+        operations.check_update(state, 1, PHASE, str(path), {})
+
+
+def test_damaged_files_are_named_and_never_folded(
+        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+    operations, state, answer = round_one
+    path = spool(federation, received(federation, answer["tasks"]["a"])["model"], shift=0.5)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StorageDamaged, match="silo a"):
+        operations.aggregate(state, 1, PHASE, [update("a", path)])
+    path.unlink()
+    with pytest.raises(StorageDamaged, match="missing"):
+        operations.aggregate(state, 1, PHASE, [update("a", path)])
+    file = federation / "studies" / "first" / "states" / f"{state}.safetensors"
+    other, _ = opened(federation)
+    file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
+    with pytest.raises(StorageDamaged, match="damaged"):
+        other.evaluate(state, 0)
+    file.unlink()
+    with pytest.raises(StorageDamaged, match="missing"):
+        other.evaluate(state, 0)
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """What the strategy below keeps for a silo."""
+
+    rounds: int
+    last: dict[str, torch.Tensor]
+
+
+class Shadowing(SemiFLStrategy):
+    """SemiFL that also keeps every silo's last difference, and counts."""
+
+    SiloState = Shadow
+
+    def fold(self, state: SemiFLState, tally: SemiFLTally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
+             kept: Any) -> tuple[SemiFLTally, Any]:
+        tally, _ = super().fold(state, tally, header, groups, kept)
+        return tally, Shadow(rounds=1 if kept is None else kept.rounds + 1, last=dict(groups["model"].tensors))
+
+
+def test_what_a_strategy_keeps_for_a_silo_is_a_file_that_comes_back_at_its_next_fold(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "load_strategy", lambda name: Shadowing)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = operations.prepare()["state"]
+    kept: dict[str, str | None] = {"a": None, "b": None}
+    for number, silos in ((1, ("a", "b")), (2, ("a",))):
+        task = operations.tasks(state, number, PHASE, {silo: kept[silo] for silo in silos})["tasks"]["a"]
+        path = spool(federation, received(federation, task)["model"], shift=0.5 * number)
+        folded = operations.aggregate(state, number, PHASE, [update(silo, path, kept=kept[silo]) for silo in silos])
+        state, kept = folded["state"], {**kept, **folded["kept"]}
+    files = StateFiles(federation / "studies" / "first" / "states")
+    assert kept["a"] is not None
+    assert kept["b"] is not None
+    first, second = files.load(kept["b"], Shadow), files.load(kept["a"], Shadow)
+    assert (first.rounds, second.rounds) == (1, 2)
+    assert float(next(iter(first.last.values())).mean()) == 0.5
+    assert float(next(iter(second.last.values())).mean()) == 1.0
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_exported_model_has_the_measured_accuracy_and_equal_states_give_equal_files(federation: Path) -> None:
+    operations, first = opened(federation, method={"coordinator_epochs": 20})
+    answer = operations.prepare()
+    metrics = answer["metrics"]
+    paths = [federation / "one.safetensors", federation / "two.safetensors"]
+    for path in paths:
+        operations.export(answer["state"], str(path))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    with safe_open(str(paths[0]), framework="pt") as file:
+        facts = json.loads(file.metadata()["semisilo"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert facts["classes"] == first["frozen"]["classes"]
+    form = from_dict(ImageForm, facts["image"])
+    model = build_model(ModelSettings(name=facts["model"], classes=tuple(facts["classes"])), channels=1, size=form.size)
+    statistics = {name: tensor for name, tensor in weights.items() if name.endswith((".mean", ".var"))}
+    batch_norm.load(model, statistics)
+    tensors.load_into(model, {name: tensor for name, tensor in weights.items() if name not in statistics})
+    arrays = np.load(federation / "studies" / "first" / "test.npz")
+    images_N1HW = (torch.from_numpy(arrays["test_images"])[:, None].float() / 255 - form.mean[0]) / form.std[0]
+    with torch.no_grad():
+        predicted_N = model.eval()(images_N1HW).argmax(dim=1).numpy()
+    right_N = predicted_N == arrays["test_labels"].ravel()
+    assert metrics["accuracy"] == pytest.approx(right_N.mean(), abs=1e-12)
+    assert metrics["accuracy"] > 0.3, "the model has learnt something, or equal numbers would prove little"
+    for label in range(10):
+        recall = right_N[arrays["test_labels"].ravel() == label].mean()
+        assert metrics[f"recall/digit-{label}"] == pytest.approx(recall, abs=1e-12)
+    assert metrics["balanced_accuracy"] == pytest.approx(
+        np.mean([metrics[f"recall/digit-{label}"] for label in range(10)]), abs=1e-12)
+
+
+def test_without_a_test_set_there_are_no_metrics_and_no_baseline(federation: Path) -> None:
+    operations, _ = opened(federation, data={"test": ""})
+    assert operations.prepare()["metrics"] == {}
+    assert operations.baseline(1) == {}
+
+
+def test_a_validation_set_is_measured_beside_the_test_set(federation: Path) -> None:
+    operations, _ = opened(federation, data={"validation": "test.npz#test"})
+    metrics = operations.prepare()["metrics"]
+    assert metrics["validation_accuracy"] == metrics["accuracy"]
+
+
+def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
+    operations, _ = opened(federation)
+    baseline = operations.baseline(3)
+    assert baseline["epochs"] == 3
+    assert baseline["metrics"].keys() == operations.prepare()["metrics"].keys()
+    json.dumps(baseline, allow_nan=False)
+
+
+def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(federation: Path) -> None:
+    async def scenario() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        compute = ProcessCompute("coordinator.work:Operations")
+        try:
+            first = await compute.call("open_study", open_arguments(federation))
+            prepared = await compute.call("prepare", {})
+            call = asyncio.ensure_future(compute.call("baseline", {"epochs": 100000}))
+            await asyncio.sleep(0.5)
+            await compute.abort()
+            with pytest.raises(ComputeFailed):
+                await call
+            # The fresh process opens the study by itself, and the labelled images are gone by now.
+            (federation / "studies" / "first" / "labelled" / "digit-0").rename(federation / "digit-0")
+            measured = await compute.call("evaluate", {"state": prepared["state"], "round": 0})
+            return first, prepared, measured
+        finally:
+            await compute.close()
+
+    first, prepared, measured = asyncio.run(scenario())
+    assert measured["metrics"] == prepared["metrics"]
+    (federation / "digit-0").rename(federation / "studies" / "first" / "labelled" / "digit-0")
+    operations, answer = opened(federation)
+    assert answer == first
+    assert operations.prepare() == prepared

@@ -1,0 +1,246 @@
+"""A coordinator that does what a test tells it, over real gRPC on 127.0.0.1 (without TLS), and a compute that does not
+train: for the tests of the silo's link and agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import zlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from common.codec import ELEMENT_TYPES
+from common.compute import ComputeAborted, OnProgress
+from common.config import canonical_json, to_dict
+from common.convert import task_to_proto
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import SemisiloError, TaskClosed
+from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
+from common.methods import SemiFLSettings
+from common.payload import EncodedInput, TensorInput, write_payload
+from common.status import abort_with
+from common.store import PayloadStore
+from common.wire import round_service_pb2 as pb
+from common.wire import round_service_pb2_grpc as pb_grpc
+from common.wire import tensors_pb2
+
+__all__ = ["FakeCompute", "FakeCoordinator", "make_task", "random_bytes", "serving"]
+
+
+def random_bytes(size: int, *, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def make_task(round: int = 1, *, payloads: tuple[PayloadRef, ...] = (), last_folded_round: int = 0,
+              **changes: Any) -> TaskSpec:
+    values: dict[str, Any] = {
+        "task_id": f"first/{round}/train/a", "study": "first", "round": round, "rounds": 3, "phase": "train",
+        "silo": "a", "method": "semifl", "settings": to_dict(SemiFLSettings()),
+        "model": ModelSettings(classes=("x", "y")), "image": ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)),
+        "augmentation": AugmentationSettings(), "numerics": Numerics(), "payloads": payloads,
+        "last_folded_round": last_folded_round, "seed": 1}
+    return TaskSpec(**{**values, **changes})
+
+
+@dataclass
+class FakeCoordinator(pb_grpc.RoundServiceServicer):
+    """What it was asked is recorded; what it answers may be changed at any time."""
+
+    tasks: list[TaskSpec] = field(default_factory=list)
+    """Open tasks; the first is given until it is answered."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Payloads by digest."""
+    spool: dict[str, bytearray] = field(default_factory=dict)
+    accepted: dict[str, bytes] = field(default_factory=dict)
+    """Complete updates by update_id."""
+    standby: pb.Standby = field(default_factory=lambda: pb.Standby(reason=pb.Standby.REASON_NOT_SAMPLED, study="first",
+                                                                  round=1, round_count=3))
+    after: pb.Standby | None = None
+    """Instead of `standby` once all tasks are answered."""
+    hold_polls: bool = True
+    chunk_bytes: int = 65_536
+    fault: Callable[[str, Any], SemisiloError | None] = lambda rpc, request: None
+    """Asked before every RPC; what it returns is raised."""
+    alter: Callable[[bytes, int], bytes] = lambda data, attempt: data
+    """Changes a payload before it is served."""
+    hang_downloads: int = 0
+    """So many downloads stop after their first chunk and never go on."""
+    abort_reason: str = ""
+    refuse_reason: str = ""
+    hellos: list[pb.AwaitTaskRequest] = field(default_factory=list)
+    downloads: list[tuple[str, int]] = field(default_factory=list)
+    """(digest, offset)."""
+    begins: list[pb.BeginUpdateRequest] = field(default_factory=list)
+    uploads: list[tuple[str, int]] = field(default_factory=list)
+    """(update_id, offset of the first chunk)."""
+    reports: list[pb.ReportProgressRequest] = field(default_factory=list)
+    objection: Callable[[str], SemisiloError | None] = lambda update_id: None
+    """Asked when an upload is complete."""
+
+    def add_file(self, data: bytes, *, groups: tuple[str, ...] = ("model",)) -> PayloadRef:
+        digest = hashlib.sha256(data).hexdigest()
+        self.files[digest] = data
+        return PayloadRef(digest, len(data), groups)
+
+    def outcomes(self) -> list[str]:
+        return [begin.WhichOneof("outcome") for begin in self.begins]
+
+    async def AwaitTask(self, request: pb.AwaitTaskRequest, context: Any) -> pb.AwaitTaskResponse:
+        await self._check("AwaitTask", request, context)
+        self.hellos.append(request)
+        if self.tasks:
+            return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
+        answer = self.standby if self.after is None else self.after
+        if self.hold_polls:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(0.3, request.poll_timeout.ToTimedelta().total_seconds())):
+                    while not self.tasks:
+                        await asyncio.sleep(0.01)
+            if self.tasks:
+                return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
+        return pb.AwaitTaskResponse(standby=answer)
+
+    async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
+                              context: Any) -> AsyncIterator[pb.DownloadPayloadResponse]:
+        await self._check("DownloadPayload", request, context)
+        digest = request.digest.hex()
+        data = self.alter(self.files[digest], len(self.downloads))
+        self.downloads.append((digest, request.offset))
+        for offset in range(request.offset, len(data), self.chunk_bytes):
+            piece = data[offset:offset + self.chunk_bytes]
+            yield pb.DownloadPayloadResponse(chunk=tensors_pb2.Chunk(offset=offset, crc32=zlib.crc32(piece), data=piece))
+            if self.hang_downloads:
+                self.hang_downloads -= 1
+                await asyncio.sleep(60)
+
+    async def ReportProgress(self, request: pb.ReportProgressRequest, context: Any) -> pb.ReportProgressResponse:
+        await self._check("ReportProgress", request, context)
+        self.reports.append(request)
+        return pb.ReportProgressResponse(abort=bool(self.abort_reason), reason=self.abort_reason)
+
+    async def BeginUpdate(self, request: pb.BeginUpdateRequest, context: Any) -> pb.BeginUpdateResponse:
+        await self._check("BeginUpdate", request, context)
+        self.begins.append(request)
+        if self.refuse_reason:
+            self._close(request.task_id)
+            return pb.BeginUpdateResponse(state=pb.BeginUpdateResponse.STATE_REFUSED, reason=self.refuse_reason)
+        if request.update_id in self.accepted:
+            return pb.BeginUpdateResponse(state=pb.BeginUpdateResponse.STATE_HAVE)
+        if request.WhichOneof("outcome") != "update":
+            self._close(request.task_id)
+            return pb.BeginUpdateResponse(state=pb.BeginUpdateResponse.STATE_HAVE)
+        have = self.spool.setdefault(request.update_id, bytearray())
+        return pb.BeginUpdateResponse(state=pb.BeginUpdateResponse.STATE_SEND, resume_offset=len(have))
+
+    async def SubmitUpdate(self, requests: AsyncIterator[pb.SubmitUpdateRequest],
+                           context: Any) -> pb.SubmitUpdateResponse:
+        update_id = ""
+        async for message in requests:
+            if not update_id:
+                update_id = message.update_id
+                await self._check("SubmitUpdate", message, context)
+                self.uploads.append((update_id, message.chunk.offset if message.HasField("chunk") else -1))
+            if message.HasField("chunk"):
+                have = self.spool[update_id]
+                assert message.chunk.offset == len(have)
+                assert message.chunk.crc32 == zlib.crc32(message.chunk.data)
+                have += message.chunk.data
+        declared = next(begin for begin in reversed(self.begins) if begin.update_id == update_id)
+        data = bytes(self.spool[update_id])
+        objection = self.objection(update_id)
+        if objection is not None:
+            await abort_with(context, objection)
+        assert hashlib.sha256(data).digest() == declared.update.payload.digest
+        self.accepted[update_id] = data
+        self._close(declared.task_id)
+        return pb.SubmitUpdateResponse(update_id=update_id, size_bytes=len(data))
+
+    def _close(self, task_id: str) -> None:
+        self.tasks = [task for task in self.tasks if task.task_id != task_id]
+
+    async def _check(self, rpc: str, request: Any, context: Any) -> None:
+        error = self.fault(rpc, request)
+        if error is not None:
+            if isinstance(error, TaskClosed) and request.DESCRIPTOR.fields_by_name.get("task_id"):
+                self._close(request.task_id)
+            await abort_with(context, error)
+
+
+@contextlib.asynccontextmanager
+async def serving(coordinator: FakeCoordinator, *, port: int = 0) -> AsyncIterator[int]:
+    """Serves on a port, until the end of the block; then every connection is cut."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 8 * 2**20)])
+    pb_grpc.add_RoundServiceServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(0)
+
+
+@dataclass
+class FakeCompute:
+    """`survey` and `train` of silo.work, without images: the update follows from the task's identifier."""
+
+    update_bytes: int = 40_000
+    abstention: str = ""
+    metrics: dict[str, float] = field(default_factory=lambda: {"label_ratio": 0.5})
+    errors: list[SemisiloError] = field(default_factory=list)
+    """Raised by the next trainings, one each."""
+    survey_error: SemisiloError | None = None
+    hang: bool = False
+    """Training never ends by itself."""
+    group: str = "model"
+    trained: list[dict[str, Any]] = field(default_factory=list)
+    """Arguments of every training."""
+    aborted: int = 0
+    _stop: asyncio.Event | None = None
+
+    async def call(self, operation: str, arguments: dict[str, Any], *,
+                   on_progress: OnProgress | None = None) -> dict[str, Any]:
+        if operation == "survey":
+            if self.survey_error is not None:
+                raise self.survey_error
+            return {"labelled": 4, "unlabelled": 475}
+        assert operation == "train"
+        self.trained.append(arguments)
+        for digest, path in arguments["payloads"].items():
+            assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
+        if on_progress is not None:
+            on_progress(0.5, "epoch 1 of 2")
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.hang:
+            self._stop = asyncio.Event()
+            await self._stop.wait()
+            raise ComputeAborted("aborted")
+        result: dict[str, Any] = {"abstention": self.abstention, "payload": None, "num_examples": 0,
+                                  "metrics": self.metrics, "memory": None, "seconds": 1.5, "skipped": 0}
+        if not self.abstention:
+            store = PayloadStore(Path(arguments["outgoing_folder"]))
+            seed = zlib.crc32(arguments["task"]["task_id"].encode())
+            values = np.random.default_rng(seed).standard_normal(self.update_bytes // 4).astype("<f4")
+            bits = values.view(ELEMENT_TYPES["float32"].bits)
+            reference = write_payload(store, {self.group: EncodedInput(
+                [TensorInput(TensorSpec("w", values.shape, "float32"), lambda: bits)],
+                meaning=Meaning.DIFFERENCE, base="ab" * 32)})
+            content = canonical_json({"after": arguments["task"]["task_id"], "before": arguments["memory"]}).encode()
+            memory = Path(arguments["memory_folder"]) / f"{hashlib.sha256(content).hexdigest()}.safetensors"
+            memory.write_bytes(content)
+            result |= {"payload": to_dict(reference), "num_examples": 17, "memory": str(memory)}
+        return result
+
+    async def abort(self) -> None:
+        self.aborted += 1
+        if self._stop is not None:
+            self._stop.set()
+
+    async def close(self) -> None:
+        await self.abort()

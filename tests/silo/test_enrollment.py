@@ -1,0 +1,232 @@
+"""Promises of the silo's identity on disk and of enrolment without a network; the rest is in
+tests/test_identity_over_the_network.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadConfiguration, CertificateExpired, InvitationInvalid, StorageDamaged, UsageError
+from common.identity import certificate_pem, key_from_pem, key_to_pem, load_certificate, make_key
+from silo.enrollment import enroll, renew_if_due
+from silo.identity_store import (
+    FederationFile,
+    drop_pending_keys,
+    has_identity,
+    install_identity,
+    load_identity,
+    pending_key,
+)
+from tests.identity_kit import Federation, make_federation
+
+NOW = 1_800_000_000.0
+DAY = 86400.0
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory) -> Federation:
+    return make_federation(tmp_path_factory.mktemp("hub"), now=NOW)
+
+
+def _about(silo: str = "hospital-a", **changes) -> FederationFile:
+    return FederationFile(**{"federation": "lung", "silo": silo, "address": "hub.example:8443", "invitation": "00",
+                             "enrollment_address": "hub.example:8444", "renew_unix": NOW + 20 * DAY, **changes})
+
+
+def _install(home: Path, federation: Federation, **changes):
+    made = federation.silo_credentials("hospital-a", now=NOW, seconds=30 * DAY)
+    home.mkdir(exist_ok=True)
+    return install_identity(home, _about(**changes), key=key_from_pem(made.key_pem),
+                            certificate_pem=made.certificate_pem, authority_pem=federation.keys.pem)
+
+
+def test_an_installed_identity_is_loaded_whole(tmp_path, federation):
+    installed = _install(tmp_path, federation)
+    loaded = load_identity(tmp_path)
+    assert loaded == installed
+    assert (loaded.silo, loaded.federation, loaded.address) == ("hospital-a", "lung", "hub.example:8443")
+    assert (loaded.not_before_unix, loaded.not_after_unix) == (NOW - 600, NOW + 30 * DAY)
+    assert {path.name for path in (tmp_path / "identity").iterdir()} == {
+        "key.pem", "certificate.pem", "ca.pem", "federation.json"}
+    assert loaded.credentials.key_pem.decode() not in repr(loaded)
+
+
+def test_the_private_key_is_readable_by_its_owner_only_whatever_the_umask(tmp_path, federation):
+    before = os.umask(0)
+    try:
+        _install(tmp_path, federation)
+        pending_key(tmp_path, "renew")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "identity" / "key.pem", tmp_path / "identities" / "pending" / "renew.key.pem"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "identities").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_key_that_others_may_read_is_refused(tmp_path, federation):
+    _install(tmp_path, federation)
+    (tmp_path / "identity" / "key.pem").chmod(0o604)
+    with pytest.raises(BadConfiguration) as caught:
+        load_identity(tmp_path)
+    assert "chmod 600" in caught.value.remedy
+
+
+def test_a_home_without_an_identity_says_how_to_get_one(tmp_path):
+    assert not has_identity(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        load_identity(tmp_path)
+    assert "silo enroll" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["key.pem", "certificate.pem", "ca.pem", "federation.json"])
+def test_a_missing_or_damaged_file_is_named(tmp_path, federation, name):
+    _install(tmp_path, federation)
+    path = tmp_path / "identity" / name
+    mode = path.stat().st_mode
+    path.write_bytes(b"\xff damaged")
+    path.chmod(mode)
+    with pytest.raises((StorageDamaged, BadConfiguration), match=name.replace(".", r"\.")):
+        load_identity(tmp_path)
+    path.unlink()
+    with pytest.raises(StorageDamaged, match=name.replace(".", r"\.")):
+        load_identity(tmp_path)
+
+
+def test_a_new_identity_replaces_the_old_one_and_sweeps_its_key(tmp_path, federation):
+    first = _install(tmp_path, federation)
+    second = _install(tmp_path, federation)
+    assert load_identity(tmp_path) == second
+    assert second.credentials != first.credentials
+    assert not first.folder.exists()
+    assert [path.name for path in (tmp_path / "identities").iterdir()] == ["2"]
+
+
+def test_a_pending_key_is_the_same_until_it_is_dropped(tmp_path):
+    first = pending_key(tmp_path, "renew")
+    assert key_to_pem(pending_key(tmp_path, "renew")) == key_to_pem(first)
+    assert key_to_pem(pending_key(tmp_path, "other")) != key_to_pem(first)
+    (tmp_path / "identities" / "pending" / "other.key.pem").write_bytes(b"")  # a disk that lost it
+    pending_key(tmp_path, "other")
+    drop_pending_keys(tmp_path)
+    assert key_to_pem(pending_key(tmp_path, "renew")) != key_to_pem(first)
+
+
+_RENEW_FOR_EVER = """
+import sys
+from pathlib import Path
+from common.identity import key_from_pem
+from silo.identity_store import FederationFile, install_identity, load_identity
+home, pairs = Path(sys.argv[1]), Path(sys.argv[2])
+kept = load_identity(home)
+print("ready", flush=True)
+while True:
+    for pair in sorted(pairs.iterdir()):
+        key, certificate = pair.read_bytes().split(b"=====")
+        install_identity(home, kept.about, key=key_from_pem(key), certificate_pem=certificate,
+                         authority_pem=kept.authority_pem)
+"""
+
+
+def test_a_kill_at_any_instant_of_a_renewal_leaves_a_key_with_its_own_certificate(tmp_path, federation):
+    """A process renews as fast as it can and is killed at 12 different instants."""
+    home, pairs = tmp_path / "home", tmp_path / "pairs"
+    pairs.mkdir()
+    _install(home, federation)
+    for number in range(4):
+        made = federation.silo_credentials("hospital-a", now=NOW)
+        (pairs / str(number)).write_bytes(made.key_pem + b"=====" + made.certificate_pem)
+    seen = set()
+    for attempt in range(12):
+        process = subprocess.Popen([sys.executable, "-c", _RENEW_FOR_EVER, str(home), str(pairs)],
+                                   stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.02 + 0.0037 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        identity = load_identity(home)
+        key = key_from_pem(identity.credentials.key_pem)
+        assert key.public_key() == load_certificate(identity.credentials.certificate_pem).public_key()
+        seen.add(identity.folder.name)
+    assert len(seen) > 6  # the process was busy renewing when it was killed
+
+
+def test_a_home_of_another_silo_is_not_enrolled_over(tmp_path, federation):
+    _install(tmp_path, federation)
+    kept = load_identity(tmp_path)
+    heart = make_federation(tmp_path / "heart-hub", "heart", now=NOW)
+    namesake = make_federation(tmp_path / "namesake-hub", "lung", now=NOW)
+    for line, text in ((federation.invite("hospital-b", now=NOW), "for silo 'hospital-b'"),
+                       (heart.invite("hospital-a", now=NOW), "federation 'heart'"),
+                       (namesake.invite("hospital-a", now=NOW), "under another authority")):
+        with pytest.raises(UsageError, match=text) as caught:
+            asyncio.run(enroll(line, tmp_path, now=NOW))
+        assert "--force" in caught.value.remedy
+    assert load_identity(tmp_path) == kept
+
+
+def test_a_damaged_line_touches_nothing(tmp_path, federation):
+    with pytest.raises(InvitationInvalid):
+        asyncio.run(enroll(federation.invite(now=NOW)[:-3], tmp_path / "home", now=NOW))
+    assert not (tmp_path / "home").exists()
+
+
+class _NoCall:
+    async def RenewCertificate(self, request, timeout):
+        raise AssertionError("called")
+
+
+def test_renewal_waits_for_its_time_and_knows_when_it_is_too_late(tmp_path, federation):
+    _install(tmp_path, federation)
+    assert asyncio.run(renew_if_due(tmp_path, _NoCall(), NOW + 20 * DAY - 1)) is None
+    with pytest.raises(AssertionError, match="called"):  # control: at its time it does call
+        asyncio.run(renew_if_due(tmp_path, _NoCall(), NOW + 20 * DAY))
+    with pytest.raises(CertificateExpired) as caught:
+        asyncio.run(renew_if_due(tmp_path, _NoCall(), NOW + 30 * DAY + 1))
+    assert caught.value.remedy == "Ask the coordinator's operator to run: coordinator invite hospital-a"
+
+
+class _Answers:
+    """A coordinator that answers a renewal with a certificate of its choice."""
+
+    def __init__(self, der: bytes) -> None:
+        self.der = der
+
+    async def RenewCertificate(self, request, timeout):
+        from common.wire import enrollment_service_pb2 as pb
+
+        return pb.RenewCertificateResponse(certificate_der=self.der)
+
+
+def test_a_renewed_certificate_that_does_not_fit_is_refused_and_the_old_one_kept(tmp_path, federation):
+    from common.errors import WrongAuthority
+    from common.identity import certificate_der, issue_silo_certificate
+
+    _install(tmp_path, federation)
+    kept = load_identity(tmp_path)
+    other_key = certificate_der(issue_silo_certificate(
+        federation.keys.key, federation.keys.certificate, make_key().public_key(), "hospital-a", now=NOW))
+    foreign = make_federation(tmp_path / "namesake", "lung", now=NOW)
+    key = pending_key(tmp_path, "renew").public_key()
+    other_name = certificate_der(issue_silo_certificate(
+        federation.keys.key, federation.keys.certificate, key, "hospital-b", now=NOW))
+    other_authority = certificate_der(issue_silo_certificate(
+        foreign.keys.key, foreign.keys.certificate, key, "hospital-a", now=NOW))
+    for der in (other_key, other_name, other_authority, b"", b"nonsense"):
+        with pytest.raises(WrongAuthority):
+            asyncio.run(renew_if_due(tmp_path, _Answers(der), NOW + 21 * DAY))
+        assert load_identity(tmp_path) == kept
+    good = issue_silo_certificate(federation.keys.key, federation.keys.certificate, key, "hospital-a", now=NOW)
+    renewed = asyncio.run(renew_if_due(tmp_path, _Answers(certificate_der(good)), NOW + 21 * DAY))
+    assert renewed is not None
+    assert renewed.credentials.certificate_pem == certificate_pem(good)
+    # The answer gave no time to renew: two thirds of the life that the certificate shows.
+    assert renewed.about.renew_unix == pytest.approx(NOW - 600 + (30 * DAY + 600) * 2 / 3)

@@ -1,0 +1,392 @@
+"""The silo's end of the wire: transfers go on where they were cut, calls are repeated, and what is hopeless is not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from common.convert import reference_to_proto
+from common.errors import (
+    BadPayload,
+    CertificateExpired,
+    CertificateRevoked,
+    DiskFull,
+    PayloadNotServed,
+    SemisiloError,
+    TaskClosed,
+    UnknownSilo,
+    Unreachable,
+    WrongAuthority,
+    WrongBase,
+)
+from common.exchange import PayloadRef
+from common.store import PayloadStore
+from common.wire import round_service_pb2 as pb
+from silo.link import Link, LinkSettings
+from silo.retry import Backoff, waits
+from tests.proxy import Proxy
+from tests.silo.fake_coordinator import FakeCoordinator, random_bytes, serving
+
+QUICK = LinkSettings(call_seconds=5.0, stall_seconds=5.0, backoff=Backoff(first_seconds=0.02, largest_seconds=0.2))
+MIB = 2**20
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+def open_to(port: int) -> Callable[[], grpc.aio.Channel]:
+    options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200),
+               ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    return lambda: grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+
+
+@asynccontextmanager
+async def linked(port: int, **options: Any) -> Any:
+    link = Link(open_to(port), silo="a", **{"settings": QUICK, **options})
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def hello() -> pb.AwaitTaskRequest:
+    request = pb.AwaitTaskRequest(version="0")
+    request.poll_timeout.FromMilliseconds(100)
+    return request
+
+
+def declaration(path: Path, data: bytes) -> pb.BeginUpdateRequest:
+    path.write_bytes(data)
+    reference = PayloadRef(hashlib.sha256(data).hexdigest(), len(data), ("model",))
+    return pb.BeginUpdateRequest(task_id="t", update_id="0123456789abcdef",
+                                 update=pb.UpdateDeclaration(payload=reference_to_proto(reference)))
+
+
+# Downloads ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_download_goes_on_from_what_is_on_disk_after_every_cut(tmp_path: Path) -> None:
+    """12 MiB over connections that die after 2 MiB each: an attempt that began from the start would never finish, and
+    one that lost much of what it had would need many more than 6."""
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+        reference = coordinator.add_file(random_bytes(12 * MIB))
+        store = PayloadStore(tmp_path)
+        seen: list[int] = []
+        async with serving(coordinator) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.cut_after_down_bytes = 2 * MIB
+                async with linked(proxy.port) as link:
+                    path = await link.download("t", reference, store, on_bytes=seen.append)
+                assert path.read_bytes() == coordinator.files[reference.digest]
+        offsets = [offset for _, offset in coordinator.downloads]
+        assert 6 <= len(offsets) <= 15
+        assert offsets == sorted(offsets)
+        assert offsets[-1] > 8 * MIB
+        assert seen == sorted(seen)
+        assert seen[-1] == reference.size_bytes
+    run(work())
+
+
+def test_a_download_that_a_crash_cut_goes_on_in_the_next_process(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(hang_downloads=1)
+        reference = coordinator.add_file(random_bytes(MIB))
+        async with serving(coordinator) as port:
+            async with linked(port) as link:
+                first = asyncio.ensure_future(link.download("t", reference, PayloadStore(tmp_path)))
+                while not coordinator.downloads:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+                first.cancel()
+            async with linked(port) as link:
+                path = await link.download("t", reference, PayloadStore(tmp_path))
+        assert path.read_bytes() == coordinator.files[reference.digest]
+        assert coordinator.downloads[1] == (reference.digest, coordinator.chunk_bytes)
+    run(work())
+
+
+def test_a_payload_that_is_here_is_not_asked_for(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+        reference = coordinator.add_file(b"here already")
+        store = PayloadStore(tmp_path)
+        temporary = store.temporary()
+        temporary.write_bytes(b"here already")
+        store.add_file(temporary)
+        async with serving(coordinator) as port, linked(port) as link:
+            await link.download("t", reference, store)
+        assert coordinator.downloads == []
+    run(work())
+
+
+@pytest.mark.parametrize(("damaged", "good"), [(1, True), (2, True), (3, False)])
+def test_a_payload_with_the_wrong_digest_is_fetched_again_at_most_twice(tmp_path: Path, damaged: int, good: bool) -> None:
+    async def work() -> None:
+        def alter(data: bytes, attempt: int) -> bytes:
+            return data if attempt >= damaged else data[:-1] + bytes([data[-1] ^ 1])
+        coordinator = FakeCoordinator(alter=alter)
+        reference = coordinator.add_file(random_bytes(200_000))
+        async with serving(coordinator) as port, linked(port) as link:
+            if good:
+                path = await link.download("t", reference, PayloadStore(tmp_path))
+                assert path.read_bytes() == coordinator.files[reference.digest]
+            else:
+                with pytest.raises(BadPayload, match="damaged 3 times"):
+                    await link.download("t", reference, PayloadStore(tmp_path))
+        assert coordinator.downloads == [(reference.digest, 0)] * min(3, damaged + 1)
+    run(work())
+
+
+def test_a_stream_that_goes_on_after_the_declared_end_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(alter=lambda data, attempt: data + b"x" * 100_000)
+        reference = coordinator.add_file(random_bytes(100_000))
+        async with serving(coordinator) as port, linked(port) as link:
+            with pytest.raises(BadPayload):
+                await link.download("t", reference, PayloadStore(tmp_path))
+        assert max(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 100_000
+    run(work())
+
+
+def test_a_stream_in_which_nothing_moves_is_cut_and_gone_on_with(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(hang_downloads=1)
+        reference = coordinator.add_file(random_bytes(MIB))
+        settings = LinkSettings(stall_seconds=0.3, backoff=QUICK.backoff)
+        async with serving(coordinator) as port, linked(port, settings=settings) as link:
+            await link.download("t", reference, PayloadStore(tmp_path))
+        assert coordinator.downloads == [(reference.digest, 0), (reference.digest, coordinator.chunk_bytes)]
+    run(work())
+
+
+def test_what_the_coordinator_answers_on_purpose_is_not_repeated(tmp_path: Path) -> None:
+    async def work() -> None:
+        for error in (PayloadNotServed("no"), TaskClosed("late")):
+            asked: list[str] = []
+
+            def fault(rpc: str, request: Any, error: SemisiloError = error, asked: list[str] = asked) -> SemisiloError:
+                asked.append(rpc)
+                return error
+            coordinator = FakeCoordinator(fault=fault)
+            reference = coordinator.add_file(b"data of a payload")
+            async with serving(coordinator) as port, linked(port) as link:
+                with pytest.raises(type(error), match=error.text):
+                    await link.download("t", reference, PayloadStore(tmp_path))
+            assert asked == ["DownloadPayload"]
+    run(work())
+
+
+# Uploads --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_upload_goes_on_from_what_the_coordinator_has_after_every_cut(tmp_path: Path) -> None:
+    async def work() -> None:
+        data = random_bytes(12 * MIB)
+        request = declaration(tmp_path / "update", data)
+        coordinator = FakeCoordinator()
+        async with serving(coordinator) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.cut_after_up_bytes = 2 * MIB
+                async with linked(proxy.port) as link:
+                    verdict = await link.upload(request, tmp_path / "update")
+        assert verdict.accepted
+        assert coordinator.accepted == {request.update_id: data}
+        offsets = [offset for _, offset in coordinator.uploads]
+        assert 6 <= len(offsets) <= 15
+        assert offsets == sorted(offsets)
+    run(work())
+
+
+def test_an_upload_whose_answer_was_lost_is_not_sent_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        request = declaration(tmp_path / "update", random_bytes(100_000))
+        coordinator = FakeCoordinator()
+        lost = iter([True, False])
+
+        def objection(update_id: str) -> SemisiloError | None:
+            if next(lost):  # accepted, but the connection breaks before the answer
+                coordinator.accepted[update_id] = bytes(coordinator.spool[update_id])
+                return DiskFull("stands for a cut")
+            return None
+        coordinator.objection = objection
+        async with serving(coordinator) as port, linked(port) as link:
+            assert (await link.upload(request, tmp_path / "update")).accepted
+        assert len(coordinator.uploads) == 1
+        assert len(coordinator.begins) == 2
+        assert coordinator.begins[0] == coordinator.begins[1]
+    run(work())
+
+
+def test_an_update_that_is_wholly_there_but_not_recorded_needs_no_byte(tmp_path: Path) -> None:
+    async def work() -> None:
+        data = random_bytes(100_000)
+        request = declaration(tmp_path / "update", data)
+        coordinator = FakeCoordinator(spool={request.update_id: bytearray(data)})
+        async with serving(coordinator) as port, linked(port) as link:
+            assert (await link.upload(request, tmp_path / "update")).accepted
+        assert coordinator.uploads == [(request.update_id, -1)]
+    run(work())
+
+
+def test_a_late_update_is_dropped_with_the_coordinators_reason(tmp_path: Path) -> None:
+    async def work() -> None:
+        request = declaration(tmp_path / "update", random_bytes(1000))
+        coordinator = FakeCoordinator(refuse_reason="the round is closed")
+        async with serving(coordinator) as port, linked(port) as link:
+            verdict = await link.upload(request, tmp_path / "update")
+        assert (verdict.accepted, verdict.reason) == (False, "the round is closed")
+        assert coordinator.uploads == []
+    run(work())
+
+
+def test_a_phase_that_closes_during_the_upload_ends_it_with_the_reason(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            if rpc == "SubmitUpdate":
+                coordinator.refuse_reason = "the round is closed"
+                return TaskClosed("closed while it was on its way")
+            return None
+        coordinator.fault = fault
+        request = declaration(tmp_path / "update", random_bytes(3 * MIB))
+        async with serving(coordinator) as port, linked(port) as link:
+            verdict = await link.upload(request, tmp_path / "update")
+        assert verdict.reason == "the round is closed"
+    run(work())
+
+
+def test_an_objection_to_the_declaration_is_raised_and_one_to_the_bytes_after_three(tmp_path: Path) -> None:
+    async def work() -> None:
+        request = declaration(tmp_path / "update", random_bytes(1000))
+        coordinator = FakeCoordinator(fault=lambda rpc, _: WrongBase("other base") if rpc == "BeginUpdate" else None)
+        async with serving(coordinator) as port, linked(port) as link:
+            with pytest.raises(WrongBase, match="other base"):
+                await link.upload(request, tmp_path / "update")
+        coordinator = FakeCoordinator(objection=lambda _: BadPayload("not what was declared"))
+        async with serving(coordinator) as port, linked(port) as link:
+            with pytest.raises(BadPayload, match="not what was declared"):
+                await link.upload(request, tmp_path / "update")
+        assert len(coordinator.uploads) == 3
+    run(work())
+
+
+def test_an_offset_outside_of_the_update_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        request = declaration(tmp_path / "update", random_bytes(1000))
+        coordinator = FakeCoordinator(spool={request.update_id: bytearray(1001)})
+        async with serving(coordinator) as port, linked(port) as link:
+            with pytest.raises(BadPayload, match="1001"):
+                await link.upload(request, tmp_path / "update")
+    run(work())
+
+
+# Patience -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [CertificateRevoked("revoked"), CertificateExpired("expired"), UnknownSilo("unknown"),
+                                   WrongAuthority("wrong")])
+def test_what_no_repetition_can_mend_is_raised_at_the_first_time(error: SemisiloError) -> None:
+    async def work() -> None:
+        asked: list[str] = []
+
+        def fault(rpc: str, request: Any) -> SemisiloError:
+            asked.append(rpc)
+            return error
+        async with serving(FakeCoordinator(fault=fault)) as port, linked(port) as link:
+            with pytest.raises(type(error), match=error.text):
+                await link.await_task(hello)
+        assert asked == ["AwaitTask"]
+    run(work())
+
+
+def test_the_silo_comes_back_when_the_coordinator_does() -> None:
+    async def work() -> None:
+        troubles: list[int] = []
+        coordinator = FakeCoordinator()
+        async with serving(coordinator) as port:
+            pass
+        async with linked(port, on_trouble=lambda error, failures: troubles.append(failures)) as link:
+            waiting = asyncio.ensure_future(link.await_task(hello))
+            await asyncio.sleep(0.5)
+            assert not waiting.done()
+            async with serving(coordinator, port=port):
+                answer = await waiting
+        assert answer.standby.study == "first"
+        assert troubles == list(range(1, len(troubles) + 1))
+        assert len(troubles) >= 2
+    run(work())
+
+
+def test_an_unforeseen_failure_of_the_coordinator_is_repeated_with_growing_pauses() -> None:
+    async def work() -> None:
+        times: list[float] = []
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            times.append(asyncio.get_running_loop().time())
+            return SemisiloError("a fault") if len(times) < 7 else None
+        backoff = Backoff(first_seconds=0.02, largest_seconds=10.0, jitter=0.0)
+        async with serving(FakeCoordinator(fault=fault)) as port, linked(
+                port, settings=LinkSettings(backoff=backoff)) as link:
+            await link.await_task(hello)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert all(pause >= 0.02 * 2**number for number, pause in enumerate(pauses))
+    run(work())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def test_the_cause_is_looked_for_at_the_third_failure_and_then_now_and_then() -> None:
+    async def work() -> None:
+        told: list[tuple[int, str]] = []
+        looked: list[int] = []
+
+        def diagnose() -> SemisiloError:
+            looked.append(len(told) + 1)
+            return Unreachable("the cable is out")
+        settings = LinkSettings(backoff=Backoff(first_seconds=0.01, largest_seconds=0.02), diagnose_every_seconds=0.3)
+        async with linked(free_port(), settings=settings, diagnose=diagnose,
+                          on_trouble=lambda error, failures: told.append((failures, error.text))) as link:
+            waiting = asyncio.ensure_future(link.await_task(hello))
+            await asyncio.sleep(1.0)
+            waiting.cancel()
+        assert looked[0] == 3
+        assert 2 <= len(looked) <= 4
+        assert told[2] == (3, "the cable is out")
+        assert told[0][1] != "the cable is out"
+    run(work())
+
+
+def test_a_cause_that_no_repetition_can_mend_ends_the_attempts() -> None:
+    async def work() -> None:
+        async with linked(free_port(), diagnose=lambda: CertificateExpired("ended on Tuesday")) as link:
+            with pytest.raises(CertificateExpired, match="Tuesday"):
+                await link.await_task(hello)
+    run(work())
+
+
+def test_pauses_double_up_to_the_largest_and_differ_from_silo_to_silo() -> None:
+    backoff = Backoff(first_seconds=0.2, largest_seconds=30.0, jitter=0.5)
+    drawn = list(itertools.islice(waits(backoff, silo="a"), 20))
+    for number, pause in enumerate(drawn):
+        nominal = min(30.0, 0.2 * 2**number)
+        assert nominal / 2 <= pause <= nominal
+    assert drawn == list(itertools.islice(waits(backoff, silo="a"), 20))
+    assert drawn != list(itertools.islice(waits(backoff, silo="b"), 20))
+    assert drawn != list(itertools.islice(waits(backoff, silo="a", seed=1), 20))

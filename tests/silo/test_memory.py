@@ -1,0 +1,297 @@
+"""Silo memory: the rule of committed and pending, loss and damage, and a kill between any two writes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import StorageDamaged
+from common.exchange import PayloadRef
+from common.state_files import STATE_ENDING
+from silo.memory import SiloMemory
+
+
+def write_memory(memory: SiloMemory, content: str) -> Path:
+    """A memory file as the compute process leaves it."""
+    data = content.encode()
+    path = memory.folder / f"{hashlib.sha256(data).hexdigest()}{STATE_ENDING}"
+    path.write_bytes(data)
+    return path
+
+
+def write_payload(memory: SiloMemory, content: str) -> PayloadRef:
+    """A payload as the compute process leaves it."""
+    temporary = memory.outgoing.temporary()
+    temporary.write_bytes(content.encode())
+    return PayloadRef(digest=memory.outgoing.add_file(temporary), size_bytes=len(content), groups=("model",))
+
+
+def answer(memory: SiloMemory, round: int, *, phase: str = "train", content: str | None = "",
+           abstention: str = "") -> None:
+    """Does a task: writes the files and records them. `content` None: the trainer keeps nothing new."""
+    file = None if content is None else write_memory(memory, content or f"memory {round} {phase}")
+    payload = None if abstention else write_payload(memory, f"update {round} {phase}")
+    memory.record_pending("s", round=round, task_id=f"s/{round}/{phase}", update_id=f"u{round}{phase}", memory=file,
+                          payload=payload, abstention=abstention, num_examples=7, metrics={"loss": 0.5}, seconds=1.5)
+
+
+def seen(memory: SiloMemory) -> str | None:
+    """What a trainer would see."""
+    path = memory.committed("s")
+    return None if path is None else path.read_text()
+
+
+def test_pending_memory_is_committed_only_when_its_round_was_folded(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    assert memory.state() == ("", 0)
+    memory.resolve("s", 0, round=1, task_id="s/1/train")
+    assert seen(memory) is None
+    answer(memory, 1)
+    assert seen(memory) is None, "trainers see committed memory only"
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    assert seen(memory) == "memory 1 train"
+    answer(memory, 2)
+    memory.resolve("s", 1, round=3, task_id="s/3/train")  # round 2 failed, or the update came too late
+    assert seen(memory) == "memory 1 train"
+    answer(memory, 3)
+    memory.resolve("s", 3, round=9, task_id="s/9/train")
+    assert seen(memory) == "memory 3 train"
+    assert SiloMemory(tmp_path).state() == ("s", 3)
+
+
+def test_the_same_task_asked_again_is_sent_again_and_not_trained_again(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory = SiloMemory(tmp_path)
+    memory.resolve("s", 0, round=1, task_id="s/1/train")
+    pending = memory.pending_for("s/1/train")
+    assert pending is not None
+    assert (pending.update_id, pending.num_examples) == ("u1train", 7)
+    assert (pending.metrics, pending.seconds) == ({"loss": 0.5}, 1.5)
+    assert pending.payload is not None
+    assert memory.outgoing.path(pending.payload.digest).read_text() == "update 1 train"
+    assert memory.pending_for("s/2/train") is None
+    memory.resolve("s", 0)
+    assert memory.pending_for("s/1/train") is None
+
+
+def test_an_abstention_that_is_not_folded_leaves_the_memory_as_it_was(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    answer(memory, 2, content=None, abstention="no_confident_example")
+    pending = memory.pending_for("s/2/train")
+    assert pending is not None
+    assert (pending.abstention, pending.payload) == ("no_confident_example", None)
+    assert memory.state() == ("s", 1)
+    memory.resolve("s", 1, round=3, task_id="s/3/train")
+    assert seen(memory) == "memory 1 train"
+
+
+@pytest.mark.parametrize("handed_back", [None, "memory 1 train"])
+def test_a_later_phase_of_a_round_keeps_the_memory_of_the_earlier_one(tmp_path: Path, handed_back: str | None) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    answer(memory, 2)
+    memory.resolve("s", 1, round=2, task_id="s/2/statistics")
+    assert seen(memory) == "memory 1 train", "the round is not committed yet"
+    answer(memory, 2, phase="statistics", content=handed_back)
+    memory.resolve("s", 2, round=3, task_id="s/3/train")
+    assert seen(memory) == "memory 2 train"
+
+
+def test_a_folded_round_without_new_memory_keeps_the_old_one_and_counts(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/statistics")
+    answer(memory, 2, phase="statistics", content=None)
+    assert memory.state() == ("s", 2)
+    memory.resolve("s", 2, round=3, task_id="s/3/train")
+    assert seen(memory) == "memory 1 train"
+    memory.resolve("s", 2, round=4, task_id="s/4/train")
+    assert seen(memory) == "memory 1 train"
+
+
+@pytest.mark.parametrize("folded", [0, 1, 7])
+def test_memory_of_another_round_than_the_last_folded_one_is_not_used(tmp_path: Path, folded: int) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 2)
+    memory.resolve("s", 2, round=3, task_id="s/3/train")
+    assert seen(memory) == "memory 2 train"
+    memory.resolve("s", folded, round=8, task_id="s/8/train")
+    assert seen(memory) is None
+    assert memory.state() == ("s", 0)
+
+
+def test_studies_do_not_share_memory_and_can_be_forgotten(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory.resolve("s", 1)
+    memory.resolve("other", 0)
+    assert memory.committed("other") is None
+    assert memory.state() == ("other", 0)
+    assert seen(memory) == "memory 1 train"
+    memory.forget("s")
+    assert seen(memory) is None
+    assert list(tmp_path.glob(f"*{STATE_ENDING}")) == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"memory 1 trai?")])
+def test_damaged_or_missing_memory_counts_as_lost_and_is_said_so(
+        tmp_path: Path, damage: Callable[[Path], Any], caplog: pytest.LogCaptureFixture) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    path = memory.committed("s")
+    assert path is not None
+    assert memory.state() == ("s", 1)
+    damage(path)
+    assert memory.state() == ("s", 0)
+    assert memory.committed("s") is None
+    assert "missing or damaged" in caplog.text
+
+
+def test_a_pending_answer_whose_payload_is_damaged_is_done_again(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    pending = memory.pending_for("s/1/train")
+    assert pending is not None
+    assert pending.payload is not None
+    memory.outgoing.path(pending.payload.digest).write_bytes(b"other bytes")
+    assert memory.pending_for("s/1/train") is None
+    assert "done again" in caplog.text
+    memory = SiloMemory(tmp_path)
+    assert memory.pending_for("s/1/train") is None
+    memory.resolve("s", 0, round=1, task_id="s/1/statistics")
+    answer(memory, 1, phase="statistics", content=None)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    assert seen(memory) == "memory 1 train", "its memory was whole"
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b"\xff\xfe", b'{"x": 1}', b'{"studies": {"s": {"committed": 3}}}'])
+def test_a_damaged_index_counts_as_lost_memory_and_is_put_aside(
+        tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    answer(SiloMemory(tmp_path), 1)
+    (tmp_path / "memory.json").write_bytes(content)
+    memory = SiloMemory(tmp_path)
+    assert memory.state() == ("", 0)
+    assert "goes on without memory" in caplog.text
+    assert (tmp_path / "memory.damaged").read_bytes() == content
+    answer(memory, 2)
+    assert SiloMemory(tmp_path).state() == ("s", 2)
+
+
+def test_an_index_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "memory.json").write_text('{"format": 2}')
+    with pytest.raises(StorageDamaged, match="newer version"):
+        SiloMemory(tmp_path)
+    assert (tmp_path / "memory.json").read_text() == '{"format": 2}'
+
+
+def test_an_answer_whose_files_are_not_there_is_never_recorded(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    with pytest.raises(StorageDamaged):
+        memory.record_pending("s", round=1, task_id="t", update_id="u", memory=tmp_path / f"{'0' * 64}{STATE_ENDING}")
+    with pytest.raises(StorageDamaged):
+        memory.record_pending("s", round=1, task_id="t", update_id="u",
+                              payload=PayloadRef(digest="0" * 64, size_bytes=3, groups=("model",)))
+    assert memory.pending_for("t") is None
+
+
+def test_files_that_nothing_names_any_more_are_removed(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path, outgoing=tmp_path / "out")
+    for round in range(1, 6):
+        answer(memory, round)
+        memory.resolve("s", round, round=round + 1, task_id=f"s/{round + 1}/train")
+        assert len(list(tmp_path.glob(f"*{STATE_ENDING}"))) == 1
+        assert memory.outgoing.digests() == set(), "what was folded is not sent again"
+    (tmp_path / ".memory.json.aa.tmp").write_bytes(b"left by a crash")
+    answer(memory, 6)
+    assert len(list(tmp_path.glob(f"*{STATE_ENDING}"))) == 2
+    assert list(tmp_path.glob(".*.tmp")) == []
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of this process runs any more."""
+
+
+class KillAt:
+    """Kills at the n-th operation on the disk, before it is done; every later one fails too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+        self.count = 0
+        self.at = at
+        for name in ("replace", "fsync", "unlink", "open"):
+            monkeypatch.setattr(os, name, self._guard(getattr(os, name)))
+
+    def _guard(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **keywords: Any) -> Any:
+            self.count += 1
+            if self.count >= self.at:
+                raise Killed
+            return real(*arguments, **keywords)
+        return guarded
+
+
+STEPS: dict[str, Callable[[SiloMemory], None]] = {
+    "first answer": lambda memory: answer(memory, 1),
+    "folded": lambda memory: memory.resolve("s", 1, round=2, task_id="s/2/train"),
+    "second answer": lambda memory: answer(memory, 2),
+    "second phase": lambda memory: answer(memory, 2, phase="statistics", content=None),
+    "dropped": lambda memory: memory.resolve("s", 1, round=3, task_id="s/3/train"),
+    "abstention": lambda memory: answer(memory, 3, content=None, abstention="no_data"),
+    "lost": lambda memory: memory.resolve("s", 0, round=4, task_id="s/4/train"),
+}
+
+
+def facts(folder: Path) -> tuple[Any, ...]:
+    """All that an agent would act on, from a fresh look at the disk."""
+    memory = SiloMemory(folder)
+    tasks = [f"s/{round}/{phase}" for round in (1, 2, 3) for phase in ("train", "statistics")]
+    return memory.state(), seen(memory), tuple(memory.pending_for(task) for task in tasks)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_between_any_two_writes_leaves_the_state_before_or_after_and_the_step_can_be_repeated(
+        tmp_path: Path, step: str) -> None:
+    before_folder, after_folder = tmp_path / "before", tmp_path / "after"
+    memory = SiloMemory(before_folder)
+    names = list(STEPS)
+    for name in names[:names.index(step)]:
+        STEPS[name](memory)
+    shutil.copytree(before_folder, after_folder)
+    STEPS[step](SiloMemory(after_folder))
+    before, after = facts(before_folder), facts(after_folder)
+    assert before != after, "the step must change something, or this test proves nothing"
+    outcomes = set()
+    for at in range(1, 100):
+        folder = tmp_path / f"killed{at}"
+        shutil.copytree(before_folder, folder)
+        memory = SiloMemory(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            killer = KillAt(patch, at)
+            try:
+                STEPS[step](memory)
+                killed = False
+            except Killed:
+                killed = True
+        now = facts(folder)
+        assert now in (before, after)
+        outcomes.add(now == after)
+        if not killed:
+            assert killer.count >= 4, "the index was written: a file and its folder were opened and synchronised"
+            break
+        STEPS[step](SiloMemory(folder))
+        assert facts(folder) == after
+    else:
+        pytest.fail("the step never ended")
+    assert outcomes == {False, True}

@@ -1,0 +1,127 @@
+"""What the hospital does not permit is refused before anything is fetched, and nothing else leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.config import to_dict
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted, UnknownName
+from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
+from common.methods import METHODS, SemiFLSettings
+from silo.policy import Limits, Permit, Policy, check_task, check_update, load_policy, policy_text
+
+TASK = TaskSpec(
+    task_id="first/1/train/a", study="first", round=1, rounds=3, phase="train", silo="a", method="semifl",
+    settings=to_dict(SemiFLSettings()), model=ModelSettings(classes=("x", "y")),
+    image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), augmentation=AugmentationSettings(),
+    numerics=Numerics(), payloads=(PayloadRef("ab" * 32, 1000, ("model", "batch_norm")),), last_folded_round=0, seed=1)
+
+
+def test_the_written_file_means_the_same_as_no_file(tmp_path: Path) -> None:
+    (tmp_path / "silo.toml").write_text(policy_text(), encoding="utf-8")
+    assert load_policy(tmp_path / "silo.toml") == load_policy(tmp_path / "missing.toml") == Policy()
+
+
+def test_the_default_permits_every_built_in_method_and_no_factory() -> None:
+    assert Policy().methods == tuple(sorted(METHODS))
+    assert Policy().permit.factories == ()
+    assert check_task(Policy(), TASK).name == "semifl"
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("[permit]\nmethod = []\n", ("unknown key 'method'", "methods")),
+    ("[limit]\n", ("unknown key 'limit'", "limits")),
+    ("[permit]\nmethods = ['semifi']\n", ("semifi", "semifl")),
+    ("[permit]\ngroups = ['model', 'batchnorm']\n", ("batchnorm", "batch_norm")),
+    ("[permit]\nmetrics = ['los']\n", ("los", "loss")),
+    ("[permit]\nfactories = ['my.module']\n", ("my.module", "package.module:name")),
+    ("[limits]\nmax_download_bytes = 0\n", ("max_download_bytes", "at least 1")),
+    ("[limits]\nmax_download_bytes = '1 GB'\n", ("max_download_bytes", "whole number")),
+    ("[data]\non_error = 'ignore'\n", ("ignore", "stop")),
+    ("[permit\n", ("not valid TOML",)),
+])
+def test_a_slip_in_the_file_is_named_with_what_is_right(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    path = tmp_path / "silo.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadConfiguration) as caught:
+        load_policy(path)
+    for word in (str(path), *words):
+        assert word in caught.value.line()
+
+
+def test_a_method_that_is_not_listed_is_refused_by_name() -> None:
+    with pytest.raises(MethodNotPermitted, match="semifl"):
+        check_task(Policy(permit=Permit(methods=())), TASK)
+
+
+def test_a_method_that_this_version_does_not_have_is_refused_even_when_permitted() -> None:
+    with pytest.raises(UnknownName, match="newer"):
+        check_task(Policy(permit=Permit(methods=("newer",))), replace(TASK, method="newer"))
+
+
+@pytest.mark.parametrize("group", ["model", "batch_norm"])
+def test_a_task_that_needs_a_group_that_is_not_permitted_is_refused_by_its_name(group: str) -> None:
+    groups = tuple({"model", "batch_norm"} - {group})
+    with pytest.raises(NotPermitted, match=group):
+        check_task(Policy(permit=Permit(groups=groups)), TASK)
+
+
+def test_a_task_that_needs_a_metric_that_is_not_permitted_is_refused_by_its_name() -> None:
+    with pytest.raises(NotPermitted, match="label_ratio"):
+        check_task(Policy(permit=Permit(metrics=("loss",))), TASK)
+
+
+def test_a_model_factory_is_refused_unless_this_very_name_is_listed() -> None:
+    task = replace(TASK, model=replace(TASK.model, name="os:system"))
+    for factories in ((), ("os:popen",), ("os.path:join",)):
+        with pytest.raises(NotPermitted, match="os:system"):
+            check_task(Policy(permit=Permit(factories=factories)), task)
+    check_task(Policy(permit=Permit(factories=("os:system",))), task)
+
+
+def test_a_payload_with_a_group_that_the_method_does_not_declare_is_refused() -> None:
+    with pytest.raises(NotPermitted, match="helper_psi/0"):
+        check_task(Policy(), replace(TASK, payloads=(PayloadRef("ab" * 32, 10, ("helper_psi/0",)),)))
+
+
+def test_payloads_are_limited_by_their_sum() -> None:
+    policy = Policy(limits=Limits(max_download_bytes=1500))
+    check_task(policy, TASK)
+    with pytest.raises(NotPermitted, match="2000"):
+        check_task(policy, replace(TASK, payloads=TASK.payloads * 2))
+
+
+@pytest.mark.parametrize(("settings", "word"), [
+    ({"lrr": 0.1}, "lrr"), ({"lr": "fast"}, "lr"), ({"lr": -1.0}, "lr"),
+    ({"scenario": "labels-at-silo"}, "labels-at-silo"),
+])
+def test_settings_that_do_not_fit_the_method_are_refused(settings: dict[str, object], word: str) -> None:
+    with pytest.raises(BadConfiguration, match=word):
+        check_task(Policy(), replace(TASK, settings=settings))
+
+
+def test_only_declared_and_permitted_groups_and_metrics_leave() -> None:
+    spec, policy = METHODS["semifl"], Policy()
+    check_update(policy, spec, groups=("model", "batch_norm"), metrics={"loss": 1.0}, size_bytes=10)
+    with pytest.raises(NotPermitted, match="images"):
+        check_update(policy, spec, groups=("model", "images"), metrics={}, size_bytes=10)
+    with pytest.raises(NotPermitted, match="patients"):
+        check_update(policy, spec, groups=(), metrics={"patients": 3.0}, size_bytes=0)
+    with pytest.raises(NotPermitted, match="batch_norm"):
+        check_update(Policy(permit=Permit(groups=("model",))), spec, groups=("batch_norm",), metrics={}, size_bytes=1)
+    with pytest.raises(NotPermitted) as caught:
+        check_update(Policy(limits=Limits(max_upload_bytes=9)), spec, groups=("model",), metrics={}, size_bytes=10)
+    assert "max_upload_bytes" in caught.value.line()
+
+
+def test_numbered_groups_are_covered_by_their_pattern_and_nothing_else_is() -> None:
+    spec = replace(METHODS["semifl"], up={"helper_psi/*": next(iter(METHODS["semifl"].up.values()))})
+    policy = Policy(permit=Permit(groups=("helper_psi/*",)))
+    check_update(policy, spec, groups=("helper_psi/0", "helper_psi/12"), metrics={}, size_bytes=1)
+    for name in ("helper_psi", "helper_psi/", "helper_psi/x", "helper_psi/1/images", "helper_psis/1"):
+        with pytest.raises(NotPermitted):
+            check_update(policy, spec, groups=(name,), metrics={}, size_bytes=1)

@@ -1,0 +1,264 @@
+"""A silo's operations with the real trainer of SemiFL on digits: what goes in, what comes out, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from common import batch_norm, tensors
+from common.compute import ProcessCompute
+from common.config import from_dict, to_dict
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import BadData, BadPayload, ComputeFailed, NotPermitted
+from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup, Update
+from common.models import initial_model, model_builder
+from common.seeds import torch_generator
+from common.state_files import StateFiles
+from common.store import PayloadStore
+from common.torch_payload import decode_groups, encode_groups
+from silo import work
+from silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
+from silo.work import Operations
+
+NUM_IMAGES = 60
+CLASSES = tuple(str(digit) for digit in range(10))
+FORM = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.35,))
+MODEL = ModelSettings(name="small_cnn", classes=CLASSES)
+SETTINGS = {"local_epochs": 1, "unlabelled_batch": 20, "confidence_threshold": 0.1, "round_lr": 0.05}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An .npz of 60 digits without labels."""
+    path = tmp_path_factory.mktemp("scans") / "scans.npz"
+    np.savez(path, train_images=(load_digits().images[:NUM_IMAGES] * 15).astype(np.uint8))
+    return str(path)
+
+
+class Site:
+    """The folders of a silo and the task that it was given."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self.source = source
+        self.cache = PayloadStore(folder / "cache")
+        self.outgoing = PayloadStore(folder / "outgoing")
+        self.memory = folder / "memory"
+        self.model = initial_model(model_builder(MODEL, FORM), 1)
+        self.given: dict[str, TensorGroup] = {"model": TensorGroup(self.model),
+                                              "batch_norm": TensorGroup(self._statistics())}
+        self.spec = TaskSpec(
+            task_id="s/1/0-train/a", study="s", round=1, rounds=4, phase="train", silo="a", method="semifl",
+            settings=SETTINGS, model=MODEL, image=FORM, augmentation=AugmentationSettings(policy="none"),
+            numerics=Numerics(), payloads=(), last_folded_round=0, seed=1)
+
+    def _statistics(self) -> dict[str, torch.Tensor]:
+        network = model_builder(MODEL, FORM)()
+        tensors.load_into(network, self.model)
+        images_NCHW = torch.from_numpy((load_digits().images[:100] * 15).astype(np.uint8))[:, None]
+        return batch_norm.to_tensors(batch_norm.measure(network, images_NCHW, form=FORM,
+                                                        generator=torch_generator(1, "test")))
+
+    def arguments(self, **changes: Any) -> dict[str, Any]:
+        """The arguments of `train`, as they arrive in the other process; `changes` by name of an argument."""
+        payloads = [encode_groups(self.cache, {name: group}) for name, group in self.given.items()]
+        task = to_dict(replace(self.spec, payloads=tuple(payloads)))
+        arguments = {"task": task, "payloads": {ref.digest: str(self.cache.path(ref.digest)) for ref in payloads},
+                     "source": self.source, "on_error": "stop", "factories": [], "memory": None,
+                     "outgoing_folder": str(self.outgoing.folder), "memory_folder": str(self.memory)}
+        loaded: dict[str, Any] = json.loads(json.dumps({**arguments, **changes}))
+        return loaded
+
+
+@pytest.fixture
+def site(tmp_path: Path, digits: str) -> Site:
+    return Site(tmp_path, digits)
+
+
+def operations() -> Operations:
+    return Operations(lambda fraction, text: None)
+
+
+def test_the_update_is_a_difference_to_what_was_received_and_lies_in_the_outgoing_store(site: Site) -> None:
+    result = operations().train(**site.arguments())
+    json.dumps(result, allow_nan=False)
+    assert result["abstention"] == ""
+    assert result["num_examples"] == NUM_IMAGES
+    assert result["metrics"]["label_ratio"] == 1.0, "no probability of ten classes has its maximum below 0.1"
+    assert result["skipped"] == 0
+    assert result["seconds"] > 0
+    assert result["numerics"]["threads"] == 1
+    ref = from_dict(PayloadRef, result["payload"])
+    assert ref.groups == ("model",)
+    groups = decode_groups(site.outgoing.verify(ref.digest), require_finite=True)
+    assert (groups["model"].meaning, groups["model"].base) == (Meaning.DIFFERENCE, tensors.digest(site.model))
+    assert tensors.specs(groups["model"].tensors) == tensors.specs(site.model)
+    assert tensors.norm(groups["model"].tensors) > 0
+
+
+def test_the_memory_is_a_file_called_by_its_digest_and_holds_the_momentum(site: Site) -> None:
+    result = operations().train(**site.arguments())
+    path = Path(result["memory"])
+    assert path.parent == site.memory
+    memory = StateFiles(path.parent).load(path.stem, SemiFLMemory)
+    assert memory.round == 1
+    assert tensors.specs(memory.momentum) == tensors.specs(site.model)
+
+
+def test_the_same_task_again_gives_the_same_bytes_and_other_memory_gives_others(site: Site) -> None:
+    first = operations().train(**site.arguments())
+    again = operations().train(**site.arguments())
+    assert (again["payload"], again["memory"]) == (first["payload"], first["memory"])
+    with_memory = operations().train(**site.arguments(memory=first["memory"]))
+    assert with_memory["payload"] != first["payload"]
+
+
+def test_memory_that_is_damaged_counts_as_none_and_is_said_so(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    first = operations().train(**site.arguments())
+    path = Path(first["memory"])
+    path.write_bytes(path.read_bytes()[:-4] + b"\1\2\3\4")
+    with caplog.at_level(logging.WARNING):
+        without = operations().train(**site.arguments(memory=first["memory"]))
+    assert without["payload"] == first["payload"]
+    assert "goes on without memory" in caplog.text
+
+
+def test_an_abstention_has_a_reason_and_no_payload(site: Site) -> None:
+    site.spec = replace(site.spec, settings={**SETTINGS, "confidence_threshold": 1.0})
+    result = operations().train(**site.arguments())
+    assert result["abstention"] == "no_confident_example"
+    assert result["payload"] is None
+    assert result["memory"] is None
+    assert result["metrics"] == {"label_ratio": 0.0}
+    assert site.outgoing.digests() == set()
+
+
+def test_images_are_read_once_for_the_same_form(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = work.read_images
+
+    def counting(source: str, **keywords: Any) -> Any:
+        sizes.append(keywords["size"])
+        return real(source, **keywords)
+
+    monkeypatch.setattr(work, "read_images", counting)
+    same = operations()
+    for _ in range(2):
+        same.train(**site.arguments())
+    site.spec = replace(site.spec, image=replace(FORM, mean=(0.5,)))
+    same.train(**site.arguments())
+    assert sizes == [8], "mean and deviation are applied to batches, not to what is in memory"
+    site.spec = replace(site.spec, image=replace(FORM, size=9))
+    same.train(**site.arguments())
+    assert sizes == [8, 9]
+
+
+def test_labels_at_a_silo_are_never_seen_by_the_trainer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.source = "digits"
+    seen: list[Any] = []
+
+    def look(self: SemiFLTrainer, task: Any, data: Any, memory: Any) -> tuple[Update, None]:
+        seen.append(data)
+        return Update(abstention="no_data"), None
+
+    monkeypatch.setattr(SemiFLTrainer, "train", look)
+    operations().train(**site.arguments())
+    assert seen[0].labelled is None
+    assert seen[0].unlabelled.labels_N is None
+    assert len(seen[0].unlabelled) == 1797
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ({"sigma": TensorGroup({"w": torch.zeros(2)})}, "sigma"),
+    ({"model": TensorGroup({"w": torch.zeros(2)}, Meaning.DIFFERENCE, "0" * 64)}, "difference"),
+    ({"model": TensorGroup({"w": torch.tensor([float("nan")])})}, "NaN")])
+def test_groups_that_the_method_does_not_declare_and_numbers_that_are_not_finite_are_refused(
+        site: Site, given: dict[str, TensorGroup], text: str) -> None:
+    site.given |= given
+    with pytest.raises(BadPayload, match=text):
+        operations().train(**site.arguments())
+
+
+def test_a_group_that_comes_twice_or_was_not_fetched_is_refused(site: Site) -> None:
+    arguments = site.arguments()
+    again = encode_groups(site.cache, {"model": TensorGroup(tensors.scale(site.model, 2.0))})
+    arguments["task"]["payloads"].append(to_dict(again))
+    with pytest.raises(BadPayload, match="not fetched"):
+        operations().train(**arguments)
+    arguments["payloads"][again.digest] = str(site.cache.path(again.digest))
+    with pytest.raises(BadPayload, match="twice"):
+        operations().train(**arguments)
+
+
+def test_a_model_factory_is_imported_only_if_this_silo_permits_it(
+        site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sent_networks.py").write_text(
+        "from torch import nn\n\n\ndef linear(*, num_classes, channels, size):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes))\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = ModelSettings(name="sent_networks:linear", classes=CLASSES)
+    weights = initial_model(model_builder(model, FORM, ("sent_networks:linear",)), 1)
+    site.spec, site.given = replace(site.spec, model=model), {"model": TensorGroup(weights)}
+    with pytest.raises(NotPermitted):
+        operations().train(**site.arguments())
+    assert operations().train(**site.arguments(factories=["sent_networks:linear"]))["payload"] is not None
+
+
+def test_a_metric_that_is_not_finite_means_that_training_diverged(
+        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = Update(groups={"model": TensorGroup(site.model, Meaning.DIFFERENCE, "0" * 64)},
+                    metrics={"loss": float("nan")})
+    monkeypatch.setattr(SemiFLTrainer, "train", lambda *arguments: (update, None))
+    with pytest.raises(ComputeFailed, match="diverged: loss is nan"):
+        operations().train(**site.arguments())
+    assert site.outgoing.digests() == set()
+
+
+@pytest.mark.parametrize("update", [
+    Update(groups={"patients": TensorGroup({"x": torch.zeros(1)})}),
+    Update(groups={"model": TensorGroup({"x": torch.zeros(1)})}),
+    Update(groups={"model": TensorGroup({"x": torch.zeros(1)}, Meaning.DIFFERENCE, "0" * 64)}, metrics={"age": 1.0}),
+    Update()], ids=["undeclared group", "undeclared meaning", "undeclared metric", "nothing at all"])
+def test_what_the_method_does_not_declare_is_never_written_out(
+        site: Site, monkeypatch: pytest.MonkeyPatch, update: Update) -> None:
+    monkeypatch.setattr(SemiFLTrainer, "train", lambda *arguments: (update, None))
+    with pytest.raises(AssertionError, match="trainer semifl"):
+        operations().train(**site.arguments())
+    assert site.outgoing.digests() == set()
+
+
+def test_a_survey_counts_with_and_without_class(site: Site, tmp_path: Path) -> None:
+    assert operations().survey(site.source).items() >= {"labelled": 0, "unlabelled": NUM_IMAGES, "kind": "npz"}.items()
+    found = operations().survey("digits")
+    assert (found["labelled"], found["unlabelled"], found["classes"]) == (1797, 0, list(CLASSES))
+    json.dumps(found)
+    with pytest.raises(BadData):
+        operations().survey(str(tmp_path / "nothing"))
+
+
+def test_a_process_gives_the_same_bits_as_this_one(site: Site, tmp_path: Path) -> None:
+    here = operations().train(**site.arguments())
+    heard: list[float] = []
+
+    async def scenario() -> dict[str, Any]:
+        compute = ProcessCompute("silo.work:Operations")
+        try:
+            arguments = site.arguments(outgoing_folder=str(tmp_path / "other"), memory_folder=str(tmp_path / "kept"))
+            return await compute.call("train", arguments, on_progress=lambda fraction, text: heard.append(fraction))
+        finally:
+            await compute.close()
+
+    there = asyncio.run(scenario())
+    assert there["payload"] == here["payload"]
+    assert Path(there["memory"]).name == Path(here["memory"]).name
+    assert there["metrics"] == here["metrics"]
+    assert there["numerics"] == here["numerics"]
+    assert heard[-1] == 1.0

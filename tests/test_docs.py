@@ -1,0 +1,286 @@
+"""The documentation says what is there: commands, settings with their defaults, error codes, links."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import to_dict
+from common.data.form import AugmentationSettings
+from common.errors import SemisiloError, by_code
+from common.exchange import ModelSettings, Numerics
+from common.methods import METHODS
+from coordinator.federation import AddressSettings, FederationConfig, FederationSettings, LimitSettings
+from coordinator.study import (
+    DataSettings,
+    ImageSettings,
+    ParticipationSettings,
+    StudyConfig,
+    StudySettings,
+    WireSettings,
+)
+from silo.policy import DataPolicy, Limits, Permit, Policy
+from tests.command_lines import SCRIPTS, commands_of, problem_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+STUDY, FEDERATION, ERRORS = (ROOT / "docs" / name for name in ("study.md", "federation.md", "errors.md"))
+_SCRIPT = re.compile(rf"(?:{'|'.join(SCRIPTS)})(?= )")
+
+SECTIONS: list[tuple[Path, str, str, type]] = [
+    (STUDY, "", "[study]", StudySettings),
+    (STUDY, "", "[model]", ModelSettings),
+    (STUDY, "", "[data]", DataSettings),
+    (STUDY, "", "[data] image", ImageSettings),
+    (STUDY, "", "[augmentation]", AugmentationSettings),
+    (STUDY, "", "[participation]", ParticipationSettings),
+    (STUDY, "", "[wire]", WireSettings),
+    (STUDY, "", "[numerics]", Numerics),
+    *((STUDY, "[method]", spec.name, spec.settings) for spec in METHODS.values()),
+    (FEDERATION, "federation.toml", "[federation]", FederationSettings),
+    (FEDERATION, "federation.toml", "[address]", AddressSettings),
+    (FEDERATION, "federation.toml", "[limits]", LimitSettings),
+    (FEDERATION, "silo.toml", "[permit]", Permit),
+    (FEDERATION, "silo.toml", "[data]", DataPolicy),
+    (FEDERATION, "silo.toml", "[limits]", Limits),
+]
+"""(page, heading above, heading, dataclass): each field is a row of the table under that heading."""
+
+ELSEWHERE = {(ModelSettings, "classes"): "Class names (`classes`) belong in `[data]`."}
+"""Fields that are no keys of that table for a person, and the sentence of the page that says so."""
+
+IN_WORDS = {(AddressSettings, "enrollment"), (Permit, "methods"), (Permit, "groups"), (Permit, "metrics"),
+            (Permit, "factories")}
+"""Fields whose default cannot be written as one value."""
+
+
+def rows_under(text: str, parent: str, heading: str) -> dict[str, list[str]]:
+    """Rows of the tables between a heading and the next one, first cell without backticks -> the other cells."""
+    found: dict[str, list[str]] = {}
+    above = current = ""
+    for line in text.splitlines():
+        if match := re.match(r"(#+) (.*)", line):
+            above = match[2] if len(match[1]) <= 2 else above
+            current = match[2]
+        elif current == heading and parent in ("", above) and line.startswith("| `"):
+            first, *rest = (cell.strip() for cell in line.strip("| ").split(" | "))
+            found[first.strip("`")] = rest
+    return found
+
+
+def _commands_in(text: str) -> Iterator[str]:
+    """Every command line of ours in code: inline, or in a block for a shell."""
+    outside = []
+    for number, part in enumerate(re.split(r"^```", text, flags=re.MULTILINE)):
+        if number % 2 == 0:
+            outside.append(part)
+            continue
+        language, _, body = part.partition("\n")
+        if language.strip() in ("sh", "bash", "console"):
+            for line in body.splitlines():
+                for piece in re.split(r"&&|\||;", re.sub(r"\s+#.*", "", line)):
+                    if _SCRIPT.match(command := piece.strip().removeprefix("$ ")):
+                        yield command
+    for code in re.findall(r"`([^`\n]+)`", "".join(outside)):
+        if _SCRIPT.match(code):
+            yield code
+
+
+def _pages() -> str:
+    return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def _error_codes() -> dict[str, str]:
+    """Code -> file, of every class of the catalogue and of every one that a side defines for itself."""
+    codes = {}
+    for package in ("common", "coordinator", "silo", "semisilo"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and node.bases:
+                    for name in _class_codes(node):
+                        codes[name] = str(path.relative_to(ROOT))
+    return codes
+
+
+def _class_codes(node: ast.ClassDef) -> Iterator[str]:
+    for statement in node.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                names = target.elts if isinstance(target, ast.Tuple) else [target]
+                values = statement.value.elts if isinstance(statement.value, ast.Tuple) else [statement.value]
+                for name, value in zip(names, values, strict=False):
+                    if isinstance(name, ast.Name) and name.id == "code" and isinstance(value, ast.Constant):
+                        yield str(value.value)
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_command_is_documented(script: str) -> None:
+    mentioned = {tuple(shlex.split(command)[:2]) for page in PAGES
+                 for command in _commands_in(page.read_text(encoding="utf-8"))}
+    commands = commands_of(script)
+    assert commands
+    assert [name for name in commands if (script, name) not in mentioned] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_documented_command_is_accepted_by_the_real_parser(page: Path) -> None:
+    problems = {}
+    for command in set(_commands_in(page.read_text(encoding="utf-8"))):
+        words = shlex.split(command)
+        # A mention of two words names a command, without what it needs to run.
+        exists = len(words) == 2 and words[1] in commands_of(words[0])
+        if not exists and (problem := problem_of(words)):
+            problems[command] = problem
+    assert problems == {}
+
+
+def test_the_readme_has_the_first_commands_of_both_sides() -> None:
+    commands = set(_commands_in((ROOT / "README.md").read_text(encoding="utf-8")))
+    words = {tuple(shlex.split(command)[:2]) for command in commands}
+    assert words >= {("coordinator", "init"), ("coordinator", "serve"), ("coordinator", "invite"), ("silo", "enroll"),
+                     ("silo", "join"), ("coordinator", "status"), ("coordinator", "report"), ("semisilo", "demo")}
+
+
+def test_every_make_target_in_the_pages_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"help", "setup", "demo", "test", "test-all", "lint", "protos"} <= targets
+    mentioned = set(re.findall(r"(?:^|`)make ([a-z-]+)", _pages(), re.MULTILINE))
+    assert {"demo", "test"} <= mentioned <= targets
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "parent", "heading", "settings"), SECTIONS,
+                         ids=lambda value: getattr(value, "__name__", None))
+def test_every_setting_is_documented_with_its_default(page: Path, parent: str, heading: str, settings: Any) -> None:
+    text = page.read_text(encoding="utf-8")
+    rows = rows_under(text, parent, heading)
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    elsewhere = {name for name in fields if (settings, name) in ELSEWHERE}
+    assert set(rows) == set(fields) - elsewhere
+    assert all(ELSEWHERE[settings, name] in text for name in elsewhere)
+    for name, (default, meaning, *_) in rows.items():
+        field = fields[name]
+        assert len(meaning) > 10, name
+        if (settings, name) in IN_WORDS:
+            continue
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required:
+            assert default == "required", name
+            continue
+        real = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        written = re.match(r"`([^`]+)`", default)
+        assert written is not None, f"{name}: the default must be a value in backticks"
+        assert tomllib.loads(f"value = {written[1]}")["value"] == to_dict(real), name
+
+
+def test_every_table_of_the_configuration_files_has_its_section() -> None:
+    covered = {settings for *_, settings in SECTIONS}
+    for config in (StudyConfig, FederationConfig, Policy):
+        hints = {field.name: field.type for field in dataclasses.fields(config)}
+        module = importlib.import_module(config.__module__)
+        for name, hint in hints.items():
+            if name != "method":  # its settings are the methods' own, listed one by one
+                assert getattr(module, str(hint)) in covered, f"{config.__name__}.{name}"
+
+
+def test_the_control_a_missing_row_and_a_wrong_default_are_noticed() -> None:
+    text = "## [study]\n\n| key | default | meaning |\n|---|---|---|\n| `seed` | `2` | Every random number. |\n"
+    rows = rows_under(text, "", "[study]")
+    assert set(rows) == {"seed"} != {field.name for field in dataclasses.fields(StudySettings)}
+    assert tomllib.loads(f"value = {rows['seed'][0].strip('`')}")["value"] != StudySettings().seed
+
+
+def test_the_example_study_of_the_page_is_accepted() -> None:
+    from coordinator.study import config_from_dict
+
+    (example,) = re.findall(r"^```toml\n(.*?)^```", STUDY.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert config_from_dict(tomllib.loads(example), where="docs/study.md").study.start_with == 3
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_error_code_is_documented_with_a_remedy() -> None:
+    documented = {code: cells for line in ERRORS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+                  for code, *cells in [[cell.strip(" `") for cell in line.strip("| ").split(" | ")]]}
+    codes = _error_codes()
+    assert len(codes) > 20
+    assert set(documented) == set(codes)
+    assert all(len(cells) == 2 and all(len(cell) > 10 for cell in cells) for cells in documented.values())
+
+
+def test_every_documented_error_code_that_travels_is_known_to_the_receiver() -> None:
+    crossing = ERRORS.read_text(encoding="utf-8").partition("Two errors never cross the network")[0]
+    for code in re.findall(r"^\| `([A-Z_]+)`", crossing, re.MULTILINE):
+        assert by_code(code).code == code
+    assert by_code("NO_SUCH_CODE") is SemisiloError
+
+
+# Links ----------------------------------------------------------------------------------------------------------------
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_within_the_repository_resolve(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
+    for target in targets:
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {_anchor(heading) for heading in headings}, target
+
+
+def test_the_pages_that_a_newcomer_looks_for_are_there_and_say_something() -> None:
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "docs/architecture.md",
+                 "docs/study.md", "docs/federation.md", "docs/errors.md", "docs/decisions/README.md"):
+        assert (ROOT / name).stat().st_size > 300, name
+
+
+def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evidence() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
+    assert [page.name[:4] for page in pages] == [f"{number:04d}" for number in range(1, len(pages) + 1)]
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for page in pages:
+        assert f"]({page.name})" in index
+        headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert {"Context", "Choice", "Rejected", "Evidence"} <= set(headings), page.name
+
+
+def test_architecture_names_every_module_and_no_other() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    missing, named = [], set()
+    for heading, body in re.findall(r"^### `(\w+)/`\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE):
+        names = set(re.findall(r"^\| `([\w/]+\.py|[\w/]+/)`", body, re.MULTILINE))
+        named.add(heading)
+        missing += [f"{heading}/{name}" for name in names if not (ROOT / heading / name).exists()]
+        for path in (ROOT / heading).rglob("*.py"):
+            name = str(path.relative_to(ROOT / heading))
+            parents = {f"{parent}/" for parent in Path(name).parents}
+            if path.name != "__init__.py" and name not in names and not parents & names:
+                missing.append(f"{heading}/{name} is not in the page")
+    assert named == {"common", "coordinator", "silo", "semisilo"}
+    assert missing == []
