@@ -1,7 +1,8 @@
 """Bytes per silo and direction: serialised messages per RPC, and what the kernel counted on each connection.
 
 Wire bytes are TLS and HTTP/2 included, TCP and IP headers not, bytes sent twice counted once (and told apart), so that
-both ends report the same number. The objects here belong to one thread, the event loop's.
+both ends report the same number. (Where one end closes while the other still sends, those last bytes are counted where
+they were sent only.) The objects here belong to one thread, the event loop's.
 """
 
 from __future__ import annotations

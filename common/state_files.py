@@ -32,6 +32,11 @@ class StateFiles:
         """Where the file of a digest lies, or would lie."""
         return self.folder / f"{digest}{STATE_ENDING}"
 
+    def clean(self) -> None:
+        """Removes what a crash has left half-written. To be called before anyone writes."""
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
     def save(self, state: Any) -> str:
         """Writes a state durably; returns the SHA-256 of its file, hex."""
         from common.checkpoint import save

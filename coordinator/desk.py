@@ -21,7 +21,7 @@ from common.errors import BadPayload, PayloadNotServed, SemisiloError, TaskClose
 from common.exchange import GroupLayout, TaskSpec
 from common.logs import printable
 from common.methods import find_method
-from common.payload import GroupManifest, check_manifest
+from common.manifest import GroupManifest, check_manifest
 from common.store import PartialFile, PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs

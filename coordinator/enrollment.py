@@ -22,19 +22,17 @@ from common.errors import (
 from common.identity import (
     SILO_RENEW_SECONDS,
     SILO_SECONDS,
-    InvitationLine,
     certificate_der,
     check_clocks,
     check_name,
-    encode_invitation,
     fingerprint,
     issue_silo_certificate,
     load_certificate,
     not_after_unix,
     read_request,
-    token_hash,
     utc_text,
 )
+from common.invitation import InvitationLine, encode_invitation, token_hash
 from coordinator.authority import AuthorityKeys
 
 __all__ = ["Authority", "EnrollmentSettings", "Invitation", "Issued", "Roster", "SiloStatus"]

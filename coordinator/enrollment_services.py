@@ -41,7 +41,7 @@ class EnrollService(pb_grpc.EnrollmentServiceServicer):
         self._authority = authority
         self._clock = clock
 
-    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:  # noqa: N802
+    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:
         """Exchanges a token for a certificate."""
         async with answering_errors(context):
             if not request.HasField("silo_time"):
@@ -56,7 +56,7 @@ class EnrollService(pb_grpc.EnrollmentServiceServicer):
             return response
         raise AssertionError("answering_errors swallowed an error")
 
-    async def RenewCertificate(self, request: pb.RenewCertificateRequest,  # noqa: N802
+    async def RenewCertificate(self, request: pb.RenewCertificateRequest,
                                context: _Context) -> pb.RenewCertificateResponse:
         """Not served without a certificate."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Certificates are renewed at the work port.")
@@ -71,7 +71,7 @@ class RenewalService(pb_grpc.EnrollmentServiceServicer):
         self._roster = roster
         self._clock = clock
 
-    async def RenewCertificate(self, request: pb.RenewCertificateRequest,  # noqa: N802
+    async def RenewCertificate(self, request: pb.RenewCertificateRequest,
                                context: _Context) -> pb.RenewCertificateResponse:
         """Issues the caller's next certificate."""
         async with answering_errors(context):
@@ -84,7 +84,7 @@ class RenewalService(pb_grpc.EnrollmentServiceServicer):
             return response
         raise AssertionError("answering_errors swallowed an error")
 
-    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:  # noqa: N802
+    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:
         """Served at the enrolment port only."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Silos enrol at the enrolment port.")
         raise AssertionError("abort returned")

@@ -74,7 +74,7 @@ def _headline(study: StudySummary) -> str:
     tiles = [
         ("Federated accuracy", _accuracy(study.accuracy), _accuracy_note(study)),
         ("Labels alone", _accuracy(study.labelled_only), "same network, no silos"),
-        ("Gain", _DASH if study.gain is None else f"{100 * study.gain:+.1f}", "points above labels alone"),
+        ("Gain", _DASH if study.gain is None else f"{100 * study.gain:+.1f}", "points against labels alone"),
         ("On the wire", describe_bytes(traffic.wire) if traffic.wire else _DASH,
          f"{describe_share(traffic.share)} of dense{estimated}" if traffic.share is not None else "nothing yet"),
         ("Silos", str(len(study.silos)), "asked at least once"),
@@ -260,8 +260,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, caption: st
     def lines(content: Sequence[Sequence[str]]) -> str:
         return "".join(f"<tr>{''.join(cell(place, text) for place, text in enumerate(row))}</tr>" for row in content)
 
-    head = "".join(f'<th scope="col"{chr(32) + "class=" + chr(34) + "number" + chr(34) if place >= words else ""}>'
-                   f"{escape(name)}</th>" for place, name in enumerate(columns))
+    def heading(place: int, name: str) -> str:
+        style = ' class="number"' if place >= words else ""
+        return f'<th scope="col"{style}>{escape(name)}</th>'
+
+    head = "".join(heading(place, name) for place, name in enumerate(columns))
     foot = f"<tfoot>{lines(totals)}</tfoot>" if totals else ""
     return (f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0"><table>'
             f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{lines(rows)}</tbody>{foot}"

@@ -19,7 +19,7 @@ from common.chunks import receive_into, stream_chunks
 from common.convert import check_metrics, reference_from_proto, task_to_proto
 from common.errors import BadPayload, TaskClosed
 from common.exchange import TaskSpec
-from common.payload import parse_manifest
+from common.manifest import parse_manifest
 from common.status import answering_errors
 from common.wire import round_service_pb2 as pb
 from common.wire import round_service_pb2_grpc as pb_grpc

@@ -91,10 +91,12 @@ class Operations:
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation, device=device,
             progress=self._progress)
         strategy = load_strategy(settings.method.name)
+        states = StateFiles(folder / "states")
+        states.clean()
         self._study = _Opened(
             name=name, config=settings, spec=find_method(settings.method.name), data=data, environment=environment,
             strategy=strategy(settings.method.settings, environment), state_type=strategy.State,
-            kept_type=getattr(strategy, "SiloState", type(None)), states=StateFiles(folder / "states"),
+            kept_type=getattr(strategy, "SiloState", type(None)), states=states,
             payloads=PayloadStore(Path(payloads_folder)))
         return {"frozen": to_dict(data.frozen), "numerics": to_dict(record)}
 

@@ -1,22 +1,16 @@
 """What a refused connection means. gRPC hides why a handshake failed, so the silo looks for itself.
 
 In this order: its own certificate (issuer, dates), the way to the address (name, proxy, port), the coordinator's
-certificate against the pinned authority, and what the coordinator does with the silo's certificate. gRPC servers send no
-TLS alert: they just close when they do not like a certificate, so that case is told by what is left.
+certificate against the pinned authority, and what the coordinator does with the silo's certificate. gRPC servers send
+no TLS alert: they just close when they do not like a certificate, so that case is told by what is left.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
-import threading
 import time
-import urllib.parse
-import urllib.request
-from base64 import b64encode
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -40,17 +34,14 @@ from common.identity import (
     utc_text,
 )
 from common.logs import printable
-from common.tls import split_address
+from silo.dialling import Way, connect, seconds_left, way_to
 from silo.identity_store import Identity, load_identity
 
 __all__ = ["BUDGET_SECONDS", "diagnose", "diagnose_connection"]
 
 BUDGET_SECONDS = 8.0
 """A diagnosis takes no longer than this, whatever the other side does."""
-_RESOLVE_SECONDS = 2.5
-_CONNECT_SECONDS = 3.0
 _LISTEN_SECONDS = 1.5
-_PROXY_ANSWER_LIMIT_BYTES = 8192
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # RFC 9113, 3.4; empty SETTINGS
 _HTTP2_SETTINGS = 4
 
@@ -89,13 +80,13 @@ def diagnose_connection(address: str, *, authority_pem: bytes, federation: str, 
     """
     deadline = time.monotonic() + budget_seconds
     try:
-        way = _Way(address, *split_address(address), proxy=_proxy_for(address) if use_http_proxy else None)
+        way = way_to(address, use_http_proxy=use_http_proxy)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.set_alpn_protocols(["h2"])
         context.load_verify_locations(cadata=authority_pem.decode("ascii"))
         if own_files is not None:
             context.load_cert_chain(own_files[0], own_files[1])
-        with _connect(way, deadline) as plain:
+        with connect(way, deadline) as plain:
             try:
                 _greet(plain, context, coordinator_name(federation), deadline)
             except ssl.SSLCertVerificationError as error:
@@ -129,14 +120,6 @@ class _NotGrpcError(Exception):
     """TLS works, but what answers speaks no HTTP/2."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    address: str
-    host: str
-    port: int
-    proxy: urllib.parse.SplitResult | None = None
-
-
 def _own_certificate(identity: Identity, now: float) -> SemisiloError | None:
     try:
         check_silo_certificate(
@@ -158,129 +141,6 @@ def _own_certificate(identity: Identity, now: float) -> SemisiloError | None:
     return None
 
 
-# The way to the address
-
-
-def _proxy_for(address: str) -> urllib.parse.SplitResult | None:
-    """The proxy that gRPC would use: lower-case names only, as gRPC reads them."""
-    host, _ = split_address(address)
-    skipped = next((os.environ[name] for name in ("no_grpc_proxy", "no_proxy") if os.environ.get(name)), "")
-    if skipped and urllib.request.proxy_bypass_environment(host, {"no": skipped}):  # type: ignore[attr-defined]
-        return None
-    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        text = os.environ.get(name, "")
-        if text:
-            parts = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
-            return parts if parts.hostname else None
-    return None
-
-
-def _connect(way: _Way, deadline: float) -> socket.socket:
-    """A TCP connection to the address, through the proxy where there is one.
-
-    Raises: Unreachable, saying whether the name, the host or the port is the trouble.
-    """
-    if way.proxy is None:
-        return _dial(way.host, way.port, "the coordinator", deadline)
-    host, port = way.proxy.hostname or "", way.proxy.port or 80
-    connection = _dial(host, port, "the HTTP proxy", deadline)
-    try:
-        _ask_proxy(connection, way, f"{host}:{port}", deadline)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _dial(host: str, port: int, what: str, deadline: float) -> socket.socket:
-    problem: OSError | None = None
-    for family, kind, protocol, _, name in _resolve(host, port, what, deadline):
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(min(_CONNECT_SECONDS, _left(deadline)))
-            connection.connect(name)
-            return connection
-        except OSError as error:
-            connection.close()
-            problem = error
-    if isinstance(problem, ConnectionRefusedError):
-        raise Unreachable(f"{host} refuses connections to port {port} ({what}): nothing listens there.",
-                          remedy="Check the port, and that 'coordinator serve' is running." if what != "the HTTP proxy"
-                          else "Check https_proxy.")
-    if isinstance(problem, TimeoutError):
-        raise Unreachable(f"No answer from {host} port {port} ({what}).",
-                          remedy=f"A firewall may drop the connection: allow outgoing connections to {host} port "
-                                 f"{port}, or set https_proxy to the proxy of this site.")
-    raise Unreachable(f"{host} port {port} ({what}) cannot be reached: "
-                      f"{(problem.strerror or str(problem)) if problem else 'no address'}.",
-                      remedy="Check this machine's network.")
-
-
-_Resolved = list[tuple[int, int, int, str, tuple[object, ...]]]
-
-
-def _resolve(host: str, port: int, what: str, deadline: float) -> _Resolved:
-    """Addresses of a name. In a thread of its own, because the system's resolver knows no time limit."""
-    answers: list[_Resolved | OSError] = []
-
-    def ask() -> None:
-        try:
-            answers.append(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
-        except (OSError, UnicodeError) as error:
-            answers.append(error if isinstance(error, OSError) else OSError(str(error)))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(min(_RESOLVE_SECONDS, _left(deadline)))
-    if not answers:
-        raise Unreachable(f"The name {host!r} ({what}) is not resolved in time.", remedy="Check this machine's DNS.")
-    if isinstance(answers[0], OSError):
-        raise Unreachable(f"The name {host!r} ({what}) is not known: {answers[0].strerror or answers[0]}.",
-                          remedy="Check the spelling of the address, and this machine's DNS.")
-    return answers[0][:4]
-
-
-def _ask_proxy(connection: socket.socket, way: _Way, proxy: str, deadline: float) -> None:
-    host = f"[{way.host}]" if ":" in way.host else way.host
-    lines = [f"CONNECT {host}:{way.port} HTTP/1.1", f"Host: {host}:{way.port}"]
-    if way.proxy is not None and way.proxy.username is not None:
-        user, password = (urllib.parse.unquote(part or "") for part in (way.proxy.username, way.proxy.password))
-        lines.append(f"Proxy-Authorization: Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
-    answer = b""
-    try:
-        connection.settimeout(_left(deadline))
-        connection.sendall("\r\n".join([*lines, "", ""]).encode())
-        while b"\r\n\r\n" not in answer and len(answer) < _PROXY_ANSWER_LIMIT_BYTES:
-            connection.settimeout(_left(deadline))
-            piece = connection.recv(1024)
-            if not piece:
-                break
-            answer += piece
-    except OSError as error:
-        raise Unreachable(f"The HTTP proxy {proxy} does not answer: {error.strerror or error}.",
-                          remedy="Check https_proxy.") from None
-    words = answer.split(b"\r\n", 1)[0].split()
-    status = words[1].decode("ascii", "replace")[:3] if len(words) > 1 and words[0].startswith(b"HTTP/") else ""
-    if status.startswith("2"):
-        return
-    if status == "407":
-        raise Unreachable(f"The HTTP proxy {proxy} wants a user name and password.",
-                          remedy="Set https_proxy=http://user:password@host:port.")
-    said = printable(answer.split(b"\r\n", 1)[0].decode("ascii", "replace"), limit=80) or "nothing"
-    raise Unreachable(f"The HTTP proxy {proxy} does not connect to {way.address}; it said: {said}.",
-                      remedy="Ask for the address to be allowed there, or name it in no_proxy.")
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("out of time")
-    return left
-
-
-# The handshake
-
-
 def _greet(plain: socket.socket, context: ssl.SSLContext, name: str, deadline: float) -> None:
     """Handshake, then the first frame of HTTP/2: in TLS 1.3 a server judges our certificate only after the handshake
     has ended for us, so its refusal comes where the first answer should.
@@ -289,17 +149,17 @@ def _greet(plain: socket.socket, context: ssl.SSLContext, name: str, deadline: f
     connection, and the reset overtakes the alert that says why.
     Raises: ssl.SSLError, OSError, _NotGrpcError.
     """
-    plain.settimeout(_left(deadline))
+    plain.settimeout(seconds_left(deadline))
     with context.wrap_socket(plain, server_hostname=name) as secured:
         frame = b""
         with contextlib.suppress(TimeoutError):
-            secured.settimeout(min(_LISTEN_SECONDS, _left(deadline) / 2))
+            secured.settimeout(min(_LISTEN_SECONDS, seconds_left(deadline) / 2))
             frame = _piece(secured, 9)
         if not frame:
-            secured.settimeout(_left(deadline))
+            secured.settimeout(seconds_left(deadline))
             secured.sendall(_HTTP2_HELLO)
         while len(frame) < 9:
-            secured.settimeout(_left(deadline))
+            secured.settimeout(seconds_left(deadline))
             frame += _piece(secured, 9 - len(frame))
         if frame[3] != _HTTP2_SETTINGS:
             raise _NotGrpcError
@@ -315,7 +175,7 @@ def _piece(secured: ssl.SSLSocket, size_bytes: int) -> bytes:
     return piece
 
 
-def _coordinator_not_trusted(error: ssl.SSLCertVerificationError, way: _Way, federation: str, *, now: float,
+def _coordinator_not_trusted(error: ssl.SSLCertVerificationError, way: Way, federation: str, *, now: float,
                              deadline: float) -> SemisiloError:
     shown = _peek(way, deadline)
     expected = coordinator_name(federation)
@@ -364,18 +224,19 @@ def _refused(error: ssl.SSLError, address: str, *, shows_certificate: bool) -> S
 def _certificate_refused(address: str, own_files: tuple[Path, Path] | None, *, now: float) -> SemisiloError:
     """The coordinator is the right one and closed when it had seen what we showed; our own checks have passed."""
     if own_files is None:
-        return ConnectionRefusedByPeer(f"The coordinator at {address} closed the connection because this machine shows no "
-                                       "certificate.", remedy="Check the port: this one is not for enrolment.")
+        return ConnectionRefusedByPeer(f"The coordinator at {address} closed the connection because this machine shows "
+                                       "no certificate.", remedy="Check the port: this one is not for enrolment.")
     try:
         own = load_certificate(own_files[0].read_bytes())
     except (OSError, SemisiloError):
         valid = ""
     else:
-        valid = (f" It is valid from {utc_text(not_before_unix(own))} to {utc_text(not_after_unix(own))}; this machine's "
-                 f"clock says {utc_text(now)}.")
+        valid = (f" It is valid from {utc_text(not_before_unix(own))} to {utc_text(not_after_unix(own))}; this "
+                 f"machine's clock says {utc_text(now)}.")
     return ConnectionRefusedByPeer(
         f"The coordinator at {address} does not accept this silo's certificate and gives no reason.{valid}",
-        remedy="Compare the clocks of both machines; if they agree, ask the coordinator's operator for a new invitation.")
+        remedy="Compare the clocks of both machines; if they agree, ask the coordinator's operator for a new "
+               "invitation.")
 
 
 def _refused_without_reason(error: Exception, address: str) -> SemisiloError:
@@ -387,14 +248,14 @@ def _refused_without_reason(error: Exception, address: str) -> SemisiloError:
                                           "serve' is running there, and whether a proxy or firewall is between.")
 
 
-def _peek(way: _Way, deadline: float) -> x509.Certificate | None:
+def _peek(way: Way, deadline: float) -> x509.Certificate | None:
     """The certificate that the other side shows, trusted for nothing but the text of an error."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    with contextlib.suppress(SemisiloError, OSError, ValueError), _connect(way, deadline) as plain:
-        plain.settimeout(_left(deadline))
+    with contextlib.suppress(SemisiloError, OSError, ValueError), connect(way, deadline) as plain:
+        plain.settimeout(seconds_left(deadline))
         with context.wrap_socket(plain) as secured:
             return x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
     return None

@@ -21,17 +21,15 @@ from common.errors import (
     WrongAuthority,
 )
 from common.identity import (
-    InvitationLine,
     certificate_pem,
     check_silo_certificate,
-    decode_invitation,
     load_certificate,
     make_request,
     not_after_unix,
     not_before_unix,
-    token_hash,
     utc_text,
 )
+from common.invitation import InvitationLine, decode_invitation, token_hash
 from common.status import from_rpc_error
 from common.tls import channel_credentials, channel_options
 from common.wire import enrollment_service_pb2 as pb

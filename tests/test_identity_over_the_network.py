@@ -31,7 +31,6 @@ from common.errors import (
 )
 from common.identity import (
     certificate_pem,
-    decode_invitation,
     issue_coordinator_certificate,
     key_to_pem,
     load_certificate,
@@ -39,6 +38,7 @@ from common.identity import (
     make_request,
     silo_uri_of,
 )
+from common.invitation import decode_invitation
 from common.status import CODE_KEY, REMEDY_KEY, answering_errors, from_rpc_error
 from common.tls import (
     Credentials,
@@ -197,6 +197,17 @@ def test_an_expired_line_is_refused_whether_or_not_the_port_is_still_open(tmp_pa
         with pytest.raises(Unreachable, match="refuses connections") as unreachable:
             await _enroll(federation.invite(), tmp_path / "home")
         assert "The port is open only while an invitation is" in unreachable.value.remedy
+
+    asyncio.run(run())
+
+
+def test_an_enrolment_at_the_work_port_says_that_the_port_is_wrong(tmp_path, federation):
+    async def run() -> None:
+        async with serving(federation):
+            federation.enrollment_address = federation.address
+            with pytest.raises(ConnectionRefusedByPeer, match="shows no certificate") as caught:
+                await _enroll(federation.invite(), tmp_path / "home")
+            assert "not for enrolment" in caught.value.remedy
 
     asyncio.run(run())
 

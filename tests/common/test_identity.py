@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common import identity
 from common.errors import BadPayload, ClockSkew, InvitationInvalid, StorageDamaged, UsageError, WrongAuthority
-from common.identity import InvitationLine, decode_invitation, encode_invitation
+from common.invitation import InvitationLine, decode_invitation, encode_invitation
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC
 DAY = 86400.0

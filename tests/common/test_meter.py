@@ -117,7 +117,11 @@ def meters(port: int, proxy_port: int) -> tuple[WireMeter, WireMeter]:
 @linux
 @pytest.mark.parametrize("who_closes", ["silo", "coordinator"])
 def test_wire_bytes_of_both_ends_equal_the_counting_proxy_to_the_byte(who_closes: str) -> None:
-    """While the connection lives, over two phases, and after either side has closed it."""
+    """While the connection lives, over two phases, and after either side has closed it.
+
+    At the very end, only what an end has sent must agree: the last frames of the other may reach the proxy but find a
+    closed socket behind it, whose kernel refuses them. Those are some tens of bytes.
+    """
     async def work() -> None:
         bound: list[WireMeter] = []
         echo = Echo(lambda peer, silo: bound[0].bind(peer, silo))
@@ -144,10 +148,15 @@ def test_wire_bytes_of_both_ends_equal_the_counting_proxy_to_the_byte(who_closes
                 await channel.close()
             else:
                 await echo.server.stop(0)
-                await channel.close()
             await asyncio.to_thread(proxy.wait_until_closed)
             take()
-            assert totals == [(proxy.total_up, proxy.total_down)] * 2
+            assert totals[0][1] == proxy.total_down
+            assert totals[1][0] == proxy.total_up
+            assert proxy.total_up - 200 <= totals[0][0] <= proxy.total_up
+            assert proxy.total_down - 200 <= totals[1][1] <= proxy.total_down
+            if who_closes == "silo":  # the coordinator's end stays open until it has read everything
+                assert totals[0][0] == proxy.total_up
+            await channel.close()
         await echo.server.stop(0)
 
     run(work())
@@ -195,7 +204,7 @@ def test_each_silo_gets_its_own_bytes_and_strangers_are_overhead() -> None:
             channels = [channel_to(first.port), channel_to(second.port)]
             await asyncio.gather(exchange(channels[0], "a", pieces=3), exchange(channels[1], "b", pieces=1))
             with socket.create_connection(("127.0.0.1", echo.port)) as stranger:
-                stranger.sendall(b"hello?")
+                stranger.sendall(b"\x16\x03\x01")  # the start of a handshake that never goes on
                 totals = {name: (0, 0) for name in ("a", "b", "")}
                 expected = {"a": first, "b": second}
 
@@ -207,7 +216,7 @@ def test_each_silo_gets_its_own_bytes_and_strangers_are_overhead() -> None:
                     return all(totals[name] == (proxy.total_up, proxy.total_down) for name, proxy in expected.items())
 
                 await until(lambda: settled() and totals[""][0] > 0)
-                assert totals[""][0] == 6
+                assert totals[""] == (3, 0)
             for channel in channels:
                 await channel.close()
         await echo.server.stop(0)

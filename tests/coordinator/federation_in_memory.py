@@ -15,7 +15,7 @@ from common.config import from_dict, to_dict
 from common.data.form import ImageForm
 from common.errors import BadPayload
 from common.exchange import GroupLayout, Meaning, TaskSpec, TensorSpec
-from common.payload import GroupManifest
+from common.manifest import GroupManifest
 from common.store import PayloadStore
 from coordinator.bulletin import Bulletin
 from coordinator.desk import Announcement, BeginAnswer, Desk, Hello, Standby

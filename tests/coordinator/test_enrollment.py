@@ -26,7 +26,6 @@ from common.errors import (
 from common.identity import (
     certificate_der,
     certificate_pem,
-    decode_invitation,
     issue_silo_certificate,
     load_certificate,
     make_authority,
@@ -34,8 +33,8 @@ from common.identity import (
     make_request,
     not_after_unix,
     silo_uri_of,
-    token_hash,
 )
+from common.invitation import decode_invitation, token_hash
 from common.tls import server_credentials
 from coordinator.authority import (
     CoordinatorCertificate,

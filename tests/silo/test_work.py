@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from common import batch_norm, tensors
 from common.compute import ProcessCompute
 from common.config import from_dict, to_dict
+from common.data import readers
 from common.data.form import AugmentationSettings, ImageForm
 from common.errors import BadData, BadPayload, ComputeFailed, NotPermitted
 from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup, Update
@@ -143,7 +144,7 @@ def test_an_abstention_has_a_reason_and_no_payload(site: Site) -> None:
 
 def test_images_are_read_once_for_the_same_form(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = work.read_images
+    real = readers.read_images
 
     def counting(source: str, **keywords: Any) -> Any:
         sizes.append(keywords["size"])

@@ -181,6 +181,17 @@ def test_dirichlet_follows_from_the_seed_and_grows_even_with_beta():
     assert non_iidness(class_distributions(CIFAR, limit, num_classes=10)) < 0.006
 
 
+def test_dirichlet_gives_nothing_more_to_a_silo_that_holds_its_fair_share():
+    """But for the last silo, which gets what rounding down leaves of a class: at most one image."""
+    split = dirichlet_semifl(SMALL, 10, beta=0.3, num_classes=10, seed=3)
+    counts_KC = np.stack([np.bincount(SMALL[part], minlength=10) for part in split.silos])
+    before_KC = counts_KC.cumsum(1) - counts_KC
+    closed_KC = before_KC >= 100  # N / K
+    assert closed_KC.sum() > 5, "the rule was needed"
+    assert not counts_KC[:-1][closed_KC[:-1]].any()
+    assert (counts_KC[-1][closed_KC[-1]] <= 1).all()
+
+
 def test_dirichlet_gives_up_with_a_clear_error():
     with pytest.raises(BadConfiguration, match="cannot give each of 101 silos 10"):
         dirichlet_semifl(SMALL, 101, beta=0.1, num_classes=10, seed=0)

@@ -1,0 +1,161 @@
+"""The way to an address, as gRPC would take it: name, HTTP proxy of the site, TCP; in bounded time, with reasons."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import urllib.parse
+import urllib.request
+from base64 import b64encode
+from dataclasses import dataclass
+
+from common.errors import Unreachable
+from common.logs import printable
+from common.tls import split_address
+
+__all__ = ["Way", "connect", "seconds_left", "way_to"]
+
+_RESOLVE_SECONDS = 2.5
+_CONNECT_SECONDS = 3.0
+_PROXY_ANSWER_LIMIT_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where to connect, and through what."""
+
+    address: str
+    host: str
+    port: int
+    proxy: urllib.parse.SplitResult | None = None
+
+
+def way_to(address: str, *, use_http_proxy: bool = True) -> Way:
+    """The way to "host:port" under this process's proxy settings.
+
+    Raises: BadConfiguration when it is no address.
+    """
+    host, port = split_address(address)
+    return Way(address, host, port, proxy=_proxy_for(host) if use_http_proxy else None)
+
+
+def _proxy_for(host: str) -> urllib.parse.SplitResult | None:
+    """The proxy that gRPC would use: lower-case names only, as gRPC reads them."""
+    skipped = next((os.environ[name] for name in ("no_grpc_proxy", "no_proxy") if os.environ.get(name)), "")
+    if skipped and urllib.request.proxy_bypass_environment(host, {"no": skipped}):  # type: ignore[attr-defined]
+        return None
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        text = os.environ.get(name, "")
+        if text:
+            parts = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
+            return parts if parts.hostname else None
+    return None
+
+
+def connect(way: Way, deadline: float) -> socket.socket:
+    """A TCP connection to the address, through the proxy where there is one.
+
+    Raises: Unreachable, saying whether the name, the host or the port is the trouble.
+    """
+    if way.proxy is None:
+        return _dial(way.host, way.port, "the coordinator", deadline)
+    host, port = way.proxy.hostname or "", way.proxy.port or 80
+    connection = _dial(host, port, "the HTTP proxy", deadline)
+    try:
+        _ask_proxy(connection, way, f"{host}:{port}", deadline)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _dial(host: str, port: int, what: str, deadline: float) -> socket.socket:
+    problem: OSError | None = None
+    for family, kind, protocol, _, name in _resolve(host, port, what, deadline):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(min(_CONNECT_SECONDS, seconds_left(deadline)))
+            connection.connect(name)
+            return connection
+        except OSError as error:
+            connection.close()
+            problem = error
+    if isinstance(problem, ConnectionRefusedError):
+        raise Unreachable(f"{host} refuses connections to port {port} ({what}): nothing listens there.",
+                          remedy="Check the port, and that 'coordinator serve' is running." if what != "the HTTP proxy"
+                          else "Check https_proxy.")
+    if isinstance(problem, TimeoutError):
+        raise Unreachable(f"No answer from {host} port {port} ({what}).",
+                          remedy=f"A firewall may drop the connection: allow outgoing connections to {host} port "
+                                 f"{port}, or set https_proxy to the proxy of this site.")
+    raise Unreachable(f"{host} port {port} ({what}) cannot be reached: "
+                      f"{(problem.strerror or str(problem)) if problem else 'no address'}.",
+                      remedy="Check this machine's network.")
+
+
+_Resolved = list[tuple[int, int, int, str, tuple[object, ...]]]
+
+
+def _resolve(host: str, port: int, what: str, deadline: float) -> _Resolved:
+    """Addresses of a name. In a thread of its own, because the system's resolver knows no time limit."""
+    answers: list[_Resolved | OSError] = []
+
+    def ask() -> None:
+        try:
+            answers.append(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+        except (OSError, UnicodeError) as error:
+            answers.append(error if isinstance(error, OSError) else OSError(str(error)))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(min(_RESOLVE_SECONDS, seconds_left(deadline)))
+    if not answers:
+        raise Unreachable(f"The name {host!r} ({what}) is not resolved in time.", remedy="Check this machine's DNS.")
+    if isinstance(answers[0], OSError):
+        raise Unreachable(f"The name {host!r} ({what}) is not known: {answers[0].strerror or answers[0]}.",
+                          remedy="Check the spelling of the address, and this machine's DNS.")
+    return answers[0][:4]
+
+
+def _ask_proxy(connection: socket.socket, way: Way, proxy: str, deadline: float) -> None:
+    host = f"[{way.host}]" if ":" in way.host else way.host
+    lines = [f"CONNECT {host}:{way.port} HTTP/1.1", f"Host: {host}:{way.port}"]
+    if way.proxy is not None and way.proxy.username is not None:
+        user, password = (urllib.parse.unquote(part or "") for part in (way.proxy.username, way.proxy.password))
+        lines.append(f"Proxy-Authorization: Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
+    answer = b""
+    try:
+        connection.settimeout(seconds_left(deadline))
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        while b"\r\n\r\n" not in answer and len(answer) < _PROXY_ANSWER_LIMIT_BYTES:
+            connection.settimeout(seconds_left(deadline))
+            piece = connection.recv(1024)
+            if not piece:
+                break
+            answer += piece
+    except OSError as error:
+        raise Unreachable(f"The HTTP proxy {proxy} does not answer: {error.strerror or error}.",
+                          remedy="Check https_proxy.") from None
+    words = answer.split(b"\r\n", 1)[0].split()
+    status = words[1].decode("ascii", "replace")[:3] if len(words) > 1 and words[0].startswith(b"HTTP/") else ""
+    if status.startswith("2"):
+        return
+    if status == "407":
+        raise Unreachable(f"The HTTP proxy {proxy} wants a user name and password.",
+                          remedy="Set https_proxy=http://user:password@host:port.")
+    said = printable(answer.split(b"\r\n", 1)[0].decode("ascii", "replace"), limit=80) or "nothing"
+    raise Unreachable(f"The HTTP proxy {proxy} does not connect to {way.address}; it said: {said}.",
+                      remedy="Ask for the address to be allowed there, or name it in no_proxy.")
+
+
+def seconds_left(deadline: float) -> float:
+    """Seconds until a `time.monotonic` deadline, > 0.
+
+    Raises: TimeoutError when there are none.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("out of time")
+    return left

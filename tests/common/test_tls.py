@@ -1,0 +1,76 @@
+"""Promises of common/tls.py: addresses, and keepalive options that really do something."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from common.errors import BadConfiguration
+from common.tls import channel_credentials, channel_options, listen, server_credentials, server_options, split_address
+from common.wire import enrollment_service_pb2 as pb
+from common.wire import enrollment_service_pb2_grpc as pb_grpc
+from coordinator.authority import ensure_coordinator_certificate
+from tests.identity_kit import make_federation
+
+
+@pytest.mark.parametrize(("address", "parts"), [
+    ("hub.example:8443", ("hub.example", 8443)), ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65535))])
+def test_addresses_are_split(address, parts):
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "hub", ":1", "hub:", "hub:x", "hub:65536", "hub:-1", "::1:8443", "[]:1",
+                                     "hub:" + "9" * 5000, "hub:²"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(BadConfiguration, match="not an address"):
+        split_address(address)
+
+
+class _Slow(pb_grpc.EnrollmentServiceServicer):
+    async def RenewCertificate(self, request, context):
+        await asyncio.sleep(5.0)
+        return pb.RenewCertificateResponse()
+
+
+def _faster(options: list[tuple[str, Any]], factor: int) -> list[tuple[str, Any]]:
+    """The same options with every time divided."""
+    return [(name, value // factor if name.endswith("_ms") and "backoff" not in name else value)
+            for name, value in options]
+
+
+def test_a_waiting_rpc_survives_the_pings_that_the_silo_sends_and_would_not_without_our_options(tmp_path):
+    """At 1/120 of the real times: a ping each half second against a server that allows four a second. A server that
+    keeps gRPC's default (one in five minutes without data) ends the waiting RPC after the third, too_many_pings; so
+    both the names and the values of the options are at work. gRPC ignores unknown names silently."""
+    federation = make_federation(tmp_path)
+    own = federation.silo_credentials("hospital-a", now=time.time())
+    shown = ensure_coordinator_certificate(tmp_path, time.time())
+
+    async def wait(options: list[tuple[str, Any]]) -> None:
+        server = grpc.aio.server(options=options)
+        pb_grpc.add_EnrollmentServiceServicer_to_server(_Slow(), server)
+        port = listen(server, "127.0.0.1:0", server_credentials(lambda: shown, silo_authority_pem=federation.keys.pem))
+        await server.start()
+        try:
+            async with grpc.aio.secure_channel(
+                    f"127.0.0.1:{port}", channel_credentials(authority_pem=federation.keys.pem, own=own),
+                    options=_faster(channel_options("lung", use_http_proxy=False), 120)) as channel:
+                stub: Any = pb_grpc.EnrollmentServiceStub(channel)
+                await stub.RenewCertificate(pb.RenewCertificateRequest(), timeout=20)
+        finally:
+            await server.stop(0)
+
+    async def run() -> None:
+        bare = [option for option in server_options() if "ping" not in option[0] and "keepalive" not in option[0]]
+        ours, control = await asyncio.gather(wait(_faster(server_options(), 120)), wait(bare), return_exceptions=True)
+        assert ours is None
+        assert isinstance(control, grpc.aio.AioRpcError)
+        assert control.code() is grpc.StatusCode.UNAVAILABLE
+        assert "too_many_pings" in str(control.details()).lower() or "too many pings" in str(control.details()).lower()
+
+    asyncio.run(run())
