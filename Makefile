@@ -17,7 +17,7 @@ TEST_PROCESSES ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all lint protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all lint docs protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -41,12 +41,16 @@ test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 mi
 
 test-all: test test-slow  ## run all tests
 
-lint: setup  ## check style, types, protos, and that the generated code is current
-	@echo "==> ruff, mypy, buf, generated code" >&2
+lint: setup  ## check style, types, protos, and that what is generated is current
+	@echo "==> ruff, mypy, buf, generated code and lists" >&2
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -P docs/list_modules.py --check
+
+docs: setup  ## write the list of modules in docs/architecture.md anew
+	$(BIN)/python -P docs/list_modules.py
 
 protos: setup  ## write common/wire/ anew from protos/
 	$(BIN)/python protos/generate.py

@@ -64,7 +64,7 @@ def _usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     if context is not None:
         hint = f" Try '{context.command_path} --help'."
-    text = " ".join(str(error.format_message()).split())
+    text = " ".join(str(error.format_message()).split()).replace("Value error, ", "")
     _say(f"{text}{'' if text.endswith(('.', '?', '!')) else '.'}{hint}")
     return int(error.exit_code)
 

@@ -1,8 +1,4 @@
-"""One SGD step and one pass over labelled images; used by trainers, by fine-tuning and by the baselines.
-
-Optimiser formulas are PyTorch's: g = grad + wd * w; buf = momentum * buf + g (first step: buf = g); plain
-w -= lr * buf, Nesterov w -= lr * (g + momentum * buf). Clipping scales the raw gradient, before weight decay.
-"""
+"""Passes over labelled images and what goes with them; used by trainers, by fine-tuning and by the baselines."""
 
 from __future__ import annotations
 
@@ -23,27 +19,16 @@ from common.errors import BadData, ComputeFailed
 from common.evaluation import Evaluation, evaluate
 from common.losses import cross_entropy
 from common.seeds import derive_seed, torch_generator
-from common.tensors import all_finite, check_same_layout
+from common.sgd import SGDSettings, make_optimiser, momentum_of, step
+from common.tensors import all_finite
 
 __all__ = [
-    "Evaluation", "LabelledTraining", "SGDSettings", "check_finite", "clip_gradients", "cosine_lr", "evaluate",
-    "make_optimiser", "momentum_of", "named_randomness", "step", "train_labelled", "view_block_images",
+    "Evaluation", "LabelledTraining", "SGDSettings", "check_finite", "cosine_lr", "evaluate", "make_optimiser",
+    "momentum_of", "named_randomness", "step", "train_labelled", "view_block_images",
 ]
 
 _LOG = logging.getLogger("semisilo.training")
 _VIEW_BLOCK_BYTES = 32 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SGDSettings:
-    """Stochastic gradient descent, README convention 7."""
-
-    lr: float
-    momentum: float = 0.9
-    nesterov: bool = True
-    weight_decay: float = 5e-4
-    clip_norm: float = 1.0
-    """Largest global norm of the raw gradient; 0 turns clipping off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,46 +47,6 @@ class LabelledTraining:
 def cosine_lr(lr: float, *, round: int, rounds: int) -> float:
     """lr_t = lr / 2 * (1 + cos(pi * (t - 1) / rounds)) for round t = 1..rounds; oracle S6. Round 0 counts as 1."""
     return 0.5 * lr * (1.0 + math.cos(math.pi * (max(round, 1) - 1) / rounds))
-
-
-def make_optimiser(model: nn.Module, sgd: SGDSettings, momentum: Mapping[str, Tensor] | None = None) -> torch.optim.SGD:
-    """SGD over the trainable parameters, going on from momentum buffers; None starts from nothing.
-
-    Raises: LayoutMismatch when the buffers are not the parameters' in name, shape and type.
-    """
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimiser = torch.optim.SGD(parameters.values(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay,
-                                nesterov=sgd.nesterov)
-    if momentum is not None and sgd.momentum > 0:
-        check_same_layout(parameters, momentum)
-        for name, parameter in parameters.items():
-            optimiser.state[parameter]["momentum_buffer"] = momentum[name].to(parameter.device, copy=True)
-    return optimiser
-
-
-def momentum_of(model: nn.Module, optimiser: torch.optim.SGD) -> dict[str, Tensor]:
-    """Copies of the momentum buffers on the CPU, in the order of the parameters; zeros where there is none yet."""
-    buffers: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            buffer = optimiser.state.get(parameter, {}).get("momentum_buffer")
-            buffers[name] = torch.zeros_like(parameter, device="cpu", requires_grad=False) if buffer is None else \
-                buffer.detach().to("cpu", copy=True)
-    return buffers
-
-
-def clip_gradients(model: nn.Module, max_norm: float) -> None:
-    """Scales all gradients by min(1, max_norm / (norm + 1e-6)), norm over all of them; 0 leaves them as they are."""
-    if max_norm > 0:
-        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], max_norm)
-
-
-def step(model: nn.Module, optimiser: torch.optim.SGD, loss: Tensor, *, clip_norm: float) -> None:
-    """Gradient of the scalar `loss`, clipping, one update of the parameters."""
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    clip_gradients(model, clip_norm)
-    optimiser.step()
 
 
 @contextmanager
@@ -170,8 +115,7 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
     with named_randomness(seed, f"{purpose}_model", round=round, device=str(device)):
         for epoch in range(1, epochs + 1):
             model.train()
-            for group in optimiser.param_groups:
-                group["lr"] = sgd.lr if lr_of_epoch is None else lr_of_epoch(epoch)
+            optimiser.lr = sgd.lr if lr_of_epoch is None else lr_of_epoch(epoch)
             loss_sum, entered = 0.0, 0
             for chosen in torch.split(torch.randperm(len(labelled), generator=order), block):
                 weak_NCHW = augment.weak(images_NCHW[chosen].to(device), augmentation, views)
@@ -180,7 +124,7 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
                     done += len(index)
                     try:
                         loss = cross_entropy(model(augment.to_input(weak_BCHW, form)), labels_N[index].to(device))
-                        step(model, optimiser, loss, clip_norm=sgd.clip_norm)
+                        step(optimiser, loss)
                         loss_sum += float(loss.detach()) * len(index)
                         entered += len(index)
                         steps += 1
@@ -194,4 +138,4 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
     if skipped:
         _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
                      skipped, skipped + steps)
-    return LabelledTraining(momentum=momentum_of(model, optimiser), loss=loss_mean, steps=steps, skipped=skipped)
+    return LabelledTraining(momentum=momentum_of(optimiser), loss=loss_mean, steps=steps, skipped=skipped)

@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc.aio
 from rich.console import Console
@@ -79,7 +80,7 @@ class _Server:
         self._roster = LedgerRoster(ledger)
         self._bulletin = Bulletin()
         self._compute = ProcessCompute("coordinator.work:Operations")
-        self._meter = RoundMeter(ledger, port=federation.config.address.port)
+        self._meter = RoundMeter(ledger, port=federation.config.address.listen_port)
         payloads = PayloadStore(federation.payloads)
         spool = PayloadStore(federation.spool, limit_bytes=federation.config.limits.spool_bytes)
         payloads.clean()
@@ -99,20 +100,20 @@ class _Server:
         authority = authority_of(self._federation, self._roster)
         keys = load_authority(self._federation.authority)
         server = grpc.aio.server(options=server_options())
-        round_service_pb2_grpc.add_RoundServiceServicer_to_server(RoundServicer(
+        round_service_pb2_grpc.add_RoundServiceServicer_to_server(RoundServicer(  # type: ignore[no-untyped-call]
             desk=self._desk, roster=self._roster, bulletin=self._bulletin, meter=self._meter,
             federation=self._federation.name, max_uploads=self._federation.config.limits.uploads), server)
-        enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(
+        enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
             RenewalService(authority, self._roster), server)
-        listen(server, f"{address.listen}:{address.port}",
+        listen(server, address.listen_address,
                server_credentials(certificate.current, silo_authority_pem=keys.pem))
-        port = EnrollmentPort(address=f"{address.listen}:{address.enrollment_port}",
+        port = EnrollmentPort(address=address.listen_enrollment_address,
                               credentials=server_credentials(certificate.current), authority=authority,
                               roster=self._roster)
         await port.look()
         await self._compute.start()
         await server.start()
-        _LOG.info("federation %s: serving silos on %s:%d", self._federation.name, address.listen, address.port)
+        _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
         try:
             return await self._until_stopped([
                 self._watch(), self._write_live(), self._settle(), self._display.run(), port.run(),
@@ -130,7 +131,7 @@ class _Server:
             loop.add_signal_handler(number, stop.set)
         studies = asyncio.ensure_future(self._run_studies(exit_when_finished=exit_when_finished))
         waiting = asyncio.ensure_future(stop.wait())
-        tasks: set[asyncio.Future[object]] = {studies, waiting, *(asyncio.ensure_future(each) for each in background)}
+        tasks: set[asyncio.Future[Any]] = {studies, waiting, *(asyncio.ensure_future(each) for each in background)}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if studies in done:

@@ -1,4 +1,4 @@
-"""The authority's files in a federation folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`."""
+"""The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`."""
 
 from __future__ import annotations
 
@@ -49,34 +49,32 @@ class AuthorityKeys:
 
 
 def create_authority(folder: Path, federation: str, *, now: float) -> AuthorityKeys:
-    """Makes a federation's authority in `folder/authority`, once. An attempt that was cut short is begun again.
+    """Makes a federation's authority in `folder`, once. An attempt that was cut short is begun again.
 
     Raises: UsageError when the folder has one already, or the federation's name is not allowed.
     """
-    place = folder / "authority"
-    if (place / "ca.pem").exists():
-        raise UsageError(f"{place} holds an authority already.",
+    if (folder / "ca.pem").exists():
+        raise UsageError(f"{folder} holds an authority already.",
                          remedy="Choose another folder; a new authority would lock out every silo of this one.")
     key, certificate = make_authority(federation, now=now)
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # The certificate last: while it is missing, no line has been sent out that pins this key.
-    write_secret(place / "ca.key", key_to_pem(key))
-    write_durably(place / "ca.pem", certificate_pem(certificate))
-    sync_folder(folder)
+    write_secret(folder / "ca.key", key_to_pem(key))
+    write_durably(folder / "ca.pem", certificate_pem(certificate))
+    sync_folder(folder.parent)
     return AuthorityKeys(federation=federation, key=key, certificate=certificate)
 
 
 def load_authority(folder: Path) -> AuthorityKeys:
-    """The authority of a federation folder.
+    """The authority in a folder.
 
     Raises: StorageDamaged when a file is missing or the two do not belong together; BadConfiguration when others than
         the owner may read the key.
     """
-    place = folder / "authority"
-    certificate = load_certificate(_read(place / "ca.pem"), where=str(place / "ca.pem"))
-    key = key_from_pem(_read_secret(place / "ca.key"), where=str(place / "ca.key"))
+    certificate = load_certificate(_read(folder / "ca.pem"), where=str(folder / "ca.pem"))
+    key = key_from_pem(_read_secret(folder / "ca.key"), where=str(folder / "ca.key"))
     if not _belong_together(key, certificate):
-        raise StorageDamaged(f"{place}: ca.key is not the key of ca.pem.", remedy="Restore both from one backup.")
+        raise StorageDamaged(f"{folder}: ca.key is not the key of ca.pem.", remedy="Restore both from one backup.")
     return AuthorityKeys(federation=federation_of_authority(certificate), key=key, certificate=certificate)
 
 
@@ -87,7 +85,7 @@ def ensure_coordinator_certificate(folder: Path, now: float) -> Credentials:
     Raises: what `load_authority` raises; UsageError when the authority itself has ended.
     """
     authority = load_authority(folder)
-    key_path, certificate_path = folder / "authority" / "coordinator.key", folder / "authority" / "coordinator.pem"
+    key_path, certificate_path = folder / "coordinator.key", folder / "coordinator.pem"
     kept = _usable(authority, key_path, certificate_path, now=now)
     if kept is not None:
         return kept

@@ -20,8 +20,8 @@ from common.config import from_dict
 from common.errors import BadPayload, PayloadNotServed, SemisiloError, TaskClosed, UpdateConflict, WrongBase
 from common.exchange import GroupLayout, TaskSpec
 from common.logs import printable
-from common.methods import find_method
 from common.manifest import GroupManifest, check_manifest
+from common.methods import find_method
 from common.store import PartialFile, PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs

@@ -146,7 +146,7 @@ class Display:
         line = Table.grid(padding=(0, 1))
         left = None if study.ended_unix else seconds_left(self._facts.rounds, planned=planned, now_unix=time.time())
         line.add_row(Text(f"round {number}/{planned}"),
-                     ProgressBar(total=max(planned, 1), completed=over, width=32, complete_style="cyan"),
+                     _bar(over / max(planned, 1), width=32),
                      Text("" if left is None else f"about {describe_seconds(left)} left", "dim"))
         yield line
 
@@ -205,7 +205,7 @@ class Display:
         if progress is None or self._facts.answers.get(silo) is not TaskState.OPEN:
             return ""
         line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_row(ProgressBar(total=1.0, completed=progress.fraction, width=8, complete_style="cyan"),
+        line.add_row(_bar(progress.fraction, width=8),
                      Text(f"{100 * progress.fraction:3.0f} %"))
         return line
 
@@ -242,7 +242,7 @@ class Display:
     # The ledger -------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Reads the ledger again after a second, or after 20 times what reading took: it must never slow rounds down."""
+        """Reads the ledger again after a second, or after 20 times what reading took: rounds come first."""
         start = time.monotonic()
         if start < self._read_again:
             return
@@ -252,7 +252,7 @@ class Display:
 
     def _read(self) -> _Facts:
         studies = self._ledger.studies()
-        study = next((row for row in studies if row.name == self._bulletin.study), studies[0] if studies else None)
+        study = next((row for row in studies if row.name == self._bulletin.study), studies[-1] if studies else None)
         silos = tuple(self._roster.silos())
         if study is None:
             return _Facts(silos=silos)
@@ -288,6 +288,10 @@ class Display:
                 down, up = silo_bytes.get(cost.silo, (0, 0))
                 silo_bytes[cost.silo] = (down + cost.bytes, up) if cost.direction == "down" else (down, up + cost.bytes)
         return silo_bytes, traffic_of(costs, dense_bytes=int((study.frozen or {}).get("dense_bytes", 0)))
+
+
+def _bar(fraction: float, *, width: int) -> ProgressBar:
+    return ProgressBar(total=1.0, completed=fraction, width=width, complete_style="cyan", finished_style="cyan")
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -331,27 +331,19 @@ class Engine:
     # Shared -----------------------------------------------------------------------------------------------------------
 
     async def _call(self, operation: str, arguments: dict[str, Any], *, activity: str) -> dict[str, Any]:
-        """One step of the compute process; a step that died is tried again, since it gives the same bits."""
+        """One step of the compute process; a step that died is tried again, since it gives the same bits.
+
+        The fresh process opens the study again by itself (`common.compute`).
+        """
         self._bulletin.set(activity=activity)
         for attempt in range(1, _COMPUTE_ATTEMPTS + 1):
             try:
-                if attempt > 1 and operation != "open_study":
-                    await self._reopen()
                 return await self._compute.call(operation, arguments, on_progress=self._bulletin.progress)
             except ComputeFailed as error:
                 if attempt == _COMPUTE_ATTEMPTS:
                     raise
                 _LOG.warning("%s: %s; trying again", operation, error.line())
         raise AssertionError("unreachable")
-
-    async def _reopen(self) -> None:
-        """A fresh compute process knows no study yet."""
-        row = self._ledger.study(self._bulletin.study)
-        config = config_from_dict(row.config, where=f"study {row.name}")
-        await self._compute.call("open_study", {
-            "name": row.name, "config": row.config, "study_folder": str(self._folders.studies / row.name),
-            "payloads_folder": str(self._folders.payloads), "num_silos": config.study.start_with,
-            "frozen": row.frozen})
 
     async def _stopped(self, study: RunningStudy) -> bool:
         """Waits while the study is paused; True when the operator has stopped it."""

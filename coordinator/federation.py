@@ -43,28 +43,40 @@ class AddressSettings:
     enrollment: str = ""
     """host:port for enrollment; empty: the host of `public` with the next port."""
     listen: str = "[::]"
-    """Interface to listen on: "[::]" for all, "127.0.0.1" for this machine only."""
+    """Interface to listen on, "[::]" for all, "127.0.0.1" for this machine only; with a port ("[::]:9443") where a
+    router forwards another one. Enrollment then listens on the next port."""
 
     def __post_init__(self) -> None:
         for name in ("public", "enrollment"):
             value = getattr(self, name)
             if (name == "public" or value) and not _valid_address(value):
                 raise ValueError(f'{name} = "{value}": write host:port, for example "hub.example:8443".')
-
-    @property
-    def port(self) -> int:
-        """The port of `public`."""
-        return int(self.public.rpartition(":")[2])
+        if not (_valid_address(self.listen) or _valid_address(f"{self.listen}:1")):
+            raise ValueError(f'listen = "{self.listen}": write an interface, for example "[::]" or "127.0.0.1:8443".')
+        if _port(self.public) == _port(self.enrollment_address):
+            raise ValueError("public and enrollment need different ports.")
 
     @property
     def enrollment_address(self) -> str:
-        """host:port of the enrollment service."""
-        return self.enrollment or f"{self.public.rpartition(':')[0]}:{self.port + 1}"
+        """host:port that silos reach for enrollment."""
+        return self.enrollment or f"{self.public.rpartition(':')[0]}:{_port(self.public) + 1}"
 
     @property
-    def enrollment_port(self) -> int:
-        """The port of `enrollment_address`."""
-        return int(self.enrollment_address.rpartition(":")[2])
+    def listen_address(self) -> str:
+        """interface:port of the work port."""
+        return self.listen if _valid_address(self.listen) else f"{self.listen}:{_port(self.public)}"
+
+    @property
+    def listen_port(self) -> int:
+        """The port of `listen_address`."""
+        return _port(self.listen_address)
+
+    @property
+    def listen_enrollment_address(self) -> str:
+        """interface:port of the enrollment port."""
+        if _valid_address(self.listen):
+            return f"{self.listen.rpartition(':')[0]}:{self.listen_port + 1}"
+        return f"{self.listen}:{_port(self.enrollment_address)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +204,7 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
     (folder / "federation.toml").write_text(
         f'[federation]\nname = "{name}"\n\n[address]\n# What silos connect to; goes into every invitation.\n'
         f'public = "{address}"\n# enrollment = "{address.rpartition(":")[0]}:'
-        f'{int(address.rpartition(":")[2]) + 1}"\n# Use "127.0.0.1" to listen on this machine only.\n'
+        f'{int(address.rpartition(":")[2]) + 1}"\n# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
         f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n',
         encoding="utf-8")
     return open_federation(folder)
@@ -236,6 +248,10 @@ round_limit = "2d"
 [wire]
 uplink = "raw"
 '''
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _valid_address(text: str) -> bool:

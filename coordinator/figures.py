@@ -1,11 +1,11 @@
-"""The plots of a report, each drawn for a light and a dark page. matplotlib is imported where it is needed: it is slow."""
+"""The plots of a report, each drawn for a light and a dark page. matplotlib is imported late: it is slow."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.describe import describe_bytes
 from coordinator.states import RoundState, TaskState
@@ -66,12 +66,14 @@ def _draw(draw: Callable[[Axes, StudySummary, _Theme], bool], study: StudySummar
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style = {"font.size": 10, "font.family": "DejaVu Sans", "text.color": theme.text, "axes.labelcolor": theme.faint,
-             "axes.edgecolor": theme.grid, "xtick.color": theme.faint, "ytick.color": theme.faint,
-             "axes.grid": True, "grid.color": theme.grid, "axes.axisbelow": True, "axes.spines.top": False,
-             "axes.spines.right": False, "figure.facecolor": theme.paper, "axes.facecolor": theme.paper,
-             "legend.frameon": False, "lines.linewidth": 2.0, "axes.formatter.useoffset": False,
-             "text.parse_math": False}  # a silo's name may hold a dollar sign
+    style: Any = {
+        "font.size": 10, "font.family": "DejaVu Sans", "text.color": theme.text, "axes.labelcolor": theme.faint,
+        "axes.edgecolor": theme.grid, "xtick.color": theme.faint, "ytick.color": theme.faint,
+        "axes.grid": True, "grid.color": theme.grid, "axes.axisbelow": True, "axes.spines.top": False,
+        "axes.spines.right": False, "figure.facecolor": theme.paper, "axes.facecolor": theme.paper,
+        "legend.frameon": False, "lines.linewidth": 2.0, "axes.formatter.useoffset": False,
+        "text.parse_math": False,  # a silo's name may hold a dollar sign
+    }
     with rc_context(style):
         figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
@@ -242,7 +244,7 @@ def _unit(largest: float) -> tuple[float, str]:
 
 def _legend(axes: Axes) -> None:
     """Above the axes, where it covers no line."""
-    axes.figure.legend(loc="outside upper center", ncols=4, fontsize=9)  # type: ignore[call-arg]
+    axes.figure.legend(loc="outside upper center", ncols=4, fontsize=9)
 
 
 def _whole_numbers(axes: Axes) -> None:

@@ -436,9 +436,16 @@ class Ledger:
                            (study, silo, round, digest))
 
     def commit_round(self, study: str, round: int, *, metrics: Mapping[str, float]) -> None:
-        """Commits a round: its state counts, and what was folded in it becomes what silos and strategy remember."""
+        """Commits a round: its state counts, and what was folded in it becomes what silos and strategy remember.
+
+        A silo that missed one phase of the round is left as it was: it must not commit the memory of an update that
+        was not folded because another answer of the same round was.
+        """
         with self.transaction() as db:
             self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics)
+            db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND silo"
+                       " IN (SELECT silo FROM task WHERE study = ? AND round = ? AND state IN (?, ?, ?))",
+                       (study, study, round, TaskState.EXPIRED, TaskState.REFUSED, TaskState.CANCELLED))
             db.execute("UPDATE silo_state SET last_folded_round = ?,"
                        " kept_digest = coalesce(pending_kept_digest, kept_digest),"
                        " pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round = ?",

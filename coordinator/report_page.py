@@ -139,7 +139,8 @@ def _round_notes(entry: RoundSummary) -> list[str]:
     words = {**dict(_ANSWERS), TaskState.CANCELLED: "cancelled", TaskState.OPEN: "still at work"}
     for silo, state in sorted(entry.outcomes.items(), key=lambda item: item[0].encode()):
         if state is not TaskState.UPDATED:
-            reason = entry.reasons.get(silo, "")
+            reason = entry.reasons.get(silo, "").replace("_", " ") if state is TaskState.ABSTAINED \
+                else entry.reasons.get(silo, "")
             notes.append(f"Round {entry.number}, {silo}: {words[state]}{f' ({reason})' if reason else ''}")
     return notes
 
@@ -156,7 +157,8 @@ def _costs(study: StudySummary) -> str:
     words = {"payload": "Payload", "message": "Messages", "wire": "Wire"}
     rows = []
     for kind in ("payload", "message", "wire"):
-        items = sorted({item for each, item, _ in sizes if each == kind}, key=lambda item: (item == "overhead", item))
+        found = {item for each, item, _ in sizes if each == kind} | ({"overhead"} if kind == "wire" else set())
+        items = sorted(found, key=lambda item: (item == "overhead", item))
         for item in items:
             down, up = sizes[kind, item, "down"], sizes[kind, item, "up"]
             label = {"silos": "connections of silos", "overhead": "overhead, no silo’s"}.get(item, item) \
@@ -176,8 +178,8 @@ def _costs(study: StudySummary) -> str:
                describe_share(traffic.share), ""]]
     estimated = (" Wire bytes are estimated from the messages, because the kernel’s counters could not be read."
                  if traffic.estimated else " Wire bytes are the kernel’s counters of the connections.")
-    return (f"<section><h2>Cost</h2>"
-            f"{_table(('What', 'Down', 'Up', 'Both', 'Count'), rows, totals=totals, caption='What crossed the network')}"
+    table = _table(("What", "Down", "Up", "Both", "Count"), rows, totals=totals, caption="What crossed the network")
+    return (f"<section><h2>Cost</h2>{table}"
             f'<p class="note">Payload: encoded tensors, by group. Messages: serialised, by call; they contain the'
             f" payload. Wire: they contain both.{estimated} Dense: one model for each download and accepted update,"
             f" {describe_bytes(traffic.dense_bytes)} each.</p></section>")
@@ -197,15 +199,16 @@ def _silos(study: StudySummary, silos: Sequence[SiloRow]) -> str:
         if cost.kind == "wire":
             wire[cost.silo, cost.direction] += cost.bytes
     rows = []
-    for silo in silos:
-        counts = answers.get(silo.name, Counter[TaskState]())
-        state = "revoked" if silo.revoked_unix else "joined" if silo.joined_unix else "enrolled"
-        rows.append([silo.name, state, str(silo.labelled_count + silo.unlabelled_count) if silo.joined_unix else _DASH,
-                     *(str(counts[answer]) for answer, _ in _ANSWERS), describe_share(ratio.get(silo.name)),
-                     _bytes(wire[silo.name, "down"]), _bytes(wire[silo.name, "up"]), silo.version or _DASH])
+    for row in silos:
+        counts = answers.get(row.name, Counter[TaskState]())
+        membership = "revoked" if row.revoked_unix else "joined" if row.joined_unix else "enrolled"
+        rows.append([row.name, membership,
+                     str(row.labelled_count + row.unlabelled_count) if row.joined_unix else _DASH,
+                     *(str(counts[answer]) for answer, _ in _ANSWERS), describe_share(ratio.get(row.name)),
+                     _bytes(wire[row.name, "down"]), _bytes(wire[row.name, "up"]), row.version or _DASH])
     columns = ("Silo", "State", "Images", *(word.capitalize() for _, word in _ANSWERS), "Last label ratio",
                "Wire down", "Wire up", "Version")
-    return f"<section><h2>Silos</h2>{_table(columns, rows, caption='Who took part')}</section>"
+    return f"<section><h2>Silos</h2>{_table(columns, rows, caption='Who took part', words=2)}</section>"
 
 
 def _settings(config: Mapping[str, Any]) -> str:
@@ -322,7 +325,8 @@ header p { margin: 0; color: var(--faint); }
 .tiles div, figure, .scroll, details { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; }
 .tiles div { padding: .8rem 1rem; }
 .tiles dt, .tiles p { color: var(--faint); font-size: .85rem; margin: 0; }
-.tiles dd { font-size: 1.45rem; font-weight: 650; white-space: nowrap; margin: .1rem 0; font-variant-numeric: tabular-nums; }
+.tiles dd { font-size: 1.45rem; font-weight: 650; white-space: nowrap; margin: .1rem 0;
+  font-variant-numeric: tabular-nums; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 0; padding: .8rem; }
 figcaption { font-weight: 600; margin: 0 0 .5rem .2rem; }

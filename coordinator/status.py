@@ -16,9 +16,16 @@ from coordinator.costs import costs_of
 from coordinator.federation import Federation
 from coordinator.ledger import Ledger, RoundRow, StudyRow
 from coordinator.live import LiveStatus
-from coordinator.roster import LedgerRoster
+from coordinator.roster import LedgerRoster, SiloRow
 from coordinator.states import RoundState, TaskState
-from coordinator.summary import accuracy_in, labelled_only_accuracy, outcomes_of, planned_rounds, seconds_left, traffic_of
+from coordinator.summary import (
+    accuracy_in,
+    labelled_only_accuracy,
+    outcomes_of,
+    planned_rounds,
+    seconds_left,
+    traffic_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +58,7 @@ class SiloFacts:
 
     name: str
     state: str
-    """"revoked", "enrolled" (never joined), "connected" (now) or "away"."""
+    """"revoked", "enrolled" (never joined), "connected" or "away"; "joined" while `serve` is not running."""
     seen_unix: float | None
     certificate_days_left: float
     labelled_count: int
@@ -137,9 +144,14 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     return StatusFacts(
         federation=federation.name, address=federation.config.address.public, folder=str(federation.folder), unix=now,
         running=live is not None, live=live, studies=tuple(studies), silos=_silo_facts(ledger, live, now),
-        invitations=tuple(InvitationFacts(silo=row["silo"], expires_unix=row["expires_unix"]) for row in ledger.query(
-            "SELECT silo, expires_unix FROM invitation WHERE used_unix IS NULL AND expires_unix > ? ORDER BY silo", now)),
+        invitations=_open_invitations(ledger, now),
         current_round=current, costs=tuple(costs))
+
+
+def _open_invitations(ledger: Ledger, now: float) -> tuple[InvitationFacts, ...]:
+    rows = ledger.query("SELECT silo, expires_unix FROM invitation WHERE used_unix IS NULL AND expires_unix > ?"
+                        " ORDER BY silo", now)
+    return tuple(InvitationFacts(silo=row["silo"], expires_unix=row["expires_unix"]) for row in rows)
 
 
 def _study_facts(row: StudyRow, rounds: list[RoundRow], now: float) -> StudyFacts:
@@ -162,11 +174,11 @@ def _round_facts(ledger: Ledger, study: StudyRow, row: RoundRow) -> RoundFacts:
         answers = outcomes_of((task["silo"], TaskState(task["state"])) for task in ledger.query(
             "SELECT silo, state FROM task WHERE study = ? AND round = ? AND phase = ?",
             study.name, row.number, phase["number"]))
-    collecting = phase is not None and row.state is RoundState.COLLECTING
     return RoundFacts(
         study=study.name, number=row.number, rounds=planned_rounds(study), state=str(row.state),
         phase=phase["name"] if phase is not None else "", opened_unix=row.opened_unix,
-        deadline_unix=phase["deadline_unix"] if collecting else None,
+        deadline_unix=phase["deadline_unix"] if phase is not None and row.state is RoundState.COLLECTING
+        else None,
         quorum=phase["quorum"] if phase is not None else 0,
         tasks={str(state): count for state, count in sorted(Counter(answers.values()).items())},
         waiting_for=tuple(sorted((silo for silo, state in answers.items() if state is TaskState.OPEN), key=str.encode)))
@@ -182,11 +194,18 @@ def _cost_facts(ledger: Ledger, study: StudyRow) -> CostFacts:
 
 def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[SiloFacts, ...]:
     connected = frozenset(live.connected) if live is not None else frozenset()
+
+    def state(row: SiloRow) -> str:
+        if row.revoked_unix is not None:
+            return "revoked"
+        if row.joined_unix is None:
+            return "enrolled"
+        return "joined" if live is None else "connected" if row.name in connected else "away"
+
     return tuple(SiloFacts(
-        name=row.name, seen_unix=row.seen_unix, version=row.version, labelled_count=row.labelled_count,
-        unlabelled_count=row.unlabelled_count, certificate_days_left=(row.certificate_not_after_unix - now) / _DAY,
-        state="revoked" if row.revoked_unix is not None else "connected" if row.name in connected
-        else "enrolled" if row.joined_unix is None else "away") for row in LedgerRoster(ledger).silos())
+        name=row.name, state=state(row), seen_unix=row.seen_unix, version=row.version,
+        labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count,
+        certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in LedgerRoster(ledger).silos())
 
 
 # For people -----------------------------------------------------------------------------------------------------------
@@ -222,7 +241,8 @@ def _serve_line(facts: StatusFacts) -> Text:
     live = facts.live
     if live is None:
         return Text("serve is not running. Start it: coordinator serve", "yellow")
-    line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {len(live.connected)} silo(s) connected")
+    line = Text.assemble(("serve is running", "green"),
+                         f" (process {live.pid}), {len(live.connected)} silo(s) connected")
     doing = live.activity or live.text
     if doing:
         progress = f" {100 * live.fraction:.0f} %" if live.activity and live.fraction > 0 else ""

@@ -37,7 +37,7 @@ _QUICK_SECONDS = 1.0
 """An answer "nothing to do" that comes sooner, twice for the same reason, is not a long poll: pause before the next."""
 _REASONS = {
     pb.Standby.REASON_WAITING_FOR_SILOS: "waiting for other silos to join",
-    pb.Standby.REASON_COORDINATOR_WORKING: "waiting for the coordinator (it prepares, aggregates or evaluates)",
+    pb.Standby.REASON_COORDINATOR_WORKING: "waiting for the coordinator",
     pb.Standby.REASON_NOT_SAMPLED: "not needed at the moment: waiting for the next task",
     pb.Standby.REASON_PAUSED: "the study is paused by the coordinator's operator",
     pb.Standby.REASON_NO_STUDY: "connected: the coordinator has no study at the moment",

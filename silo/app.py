@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from common.compute import Compute, ProcessCompute
 from common.errors import SemisiloError, UsageError
+from common.tls import split_address
 from common.wire import enrollment_service_pb2_grpc as enrollment_grpc
 from silo.agent import Agent, Renewal
 from silo.diagnosis import diagnose
@@ -79,7 +80,8 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
                poll_seconds: float = 25.0) -> int:
     """Runs the agent on the current event loop until it ends or a signal comes; returns the exit status."""
     present = identity
-    traffic = Traffic(identity.silo)
+    proxied = any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
+    traffic = Traffic(identity.silo, remote_port=0 if proxied else split_address(identity.address)[1])
     agent: Agent
 
     async def renew() -> bool:

@@ -51,11 +51,11 @@ def _silo(version: Annotated[bool, typer.Option("--version", callback=_show_vers
 @app.command()
 def enroll(
     line: Annotated[list[str], typer.Argument(
-        metavar="LINE", help="The invitation line from the coordinator's operator, or - to read it from standard input, "
-                             "so that it stays out of the shell's history.")],
+        metavar="LINE", help="The invitation line from the coordinator's operator, or - to read it from standard "
+                             "input, so that it stays out of the shell's history.")],
     home: HomeOption = None,
     force: Annotated[bool, typer.Option("--force",
-                                        help="Replace the identity of another silo in this home.")] = False,
+                                        help="Replace the identity of another silo here.")] = False,
 ) -> None:
     """Makes this silo's key and gets its certificate.
 

@@ -24,13 +24,18 @@ class Carried:
 
 
 class Traffic:
-    """Totals since the agent started. All TCP connections of the agent's process count: it has no others than to the
-    coordinator, perhaps through a proxy at another address and port."""
+    """Totals since the agent started."""
 
-    def __init__(self, silo: str) -> None:
+    def __init__(self, silo: str, *, remote_port: int = 0) -> None:
+        """
+        Args:
+            silo: this silo's name.
+            remote_port: only connections to this port count: the coordinator's. 0 for all of this process, right where
+                a proxy at another port is between, since the agent has no others.
+        """
         self.messages = MessageMeter()
         """Where the link adds up its messages."""
-        self._connections = ConnectionMeter()
+        self._connections = ConnectionMeter(remote_port=remote_port)
         self._meter = WireMeter(self._connections, side="silo", silo=silo, messages=self.messages)
         self._total = Carried()
 

@@ -58,6 +58,8 @@ class Proxy:
         """The same, down."""
         self.delay_seconds = 0.0
         """How long each byte is under way, in each direction; does not limit the rate."""
+        self.bytes_per_second = 0.0
+        """How fast each direction of each connection goes; 0 for as fast as it can. Read all the time."""
         self.flip_up_at: int | None = None
         """Invert the byte at this position of each new connection's way up."""
         self.flip_down_at: int | None = None
@@ -174,6 +176,8 @@ class Proxy:
                     data = data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1:]
                 position += len(data)
                 await pieces.put((self._loop.time() + self.delay_seconds, data))
+                if self.bytes_per_second:
+                    await asyncio.sleep(len(data) / self.bytes_per_second)
                 if cut_after is not None and position >= cut_after:
                     await pieces.join()
                     _reset(connection)

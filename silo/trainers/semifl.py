@@ -23,15 +23,8 @@ from common.evaluation import inference_batches
 from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
 from common.losses import PseudoLabels, cross_entropy, mix, mix_loss, pseudo_labels
 from common.seeds import numpy_generator, torch_generator
-from common.training import (
-    SGDSettings,
-    check_finite,
-    make_optimiser,
-    momentum_of,
-    named_randomness,
-    step,
-    view_block_images,
-)
+from common.sgd import SGD, SGDSettings, make_optimiser, momentum_of, step
+from common.training import check_finite, named_randomness, view_block_images
 
 if TYPE_CHECKING:
     from common.methods import SemiFLSettings
@@ -102,7 +95,7 @@ class SemiFLTrainer:
         metrics |= {"loss": sums.loss / sums.steps, "fix_loss": sums.fix / sums.steps,
                     "mix_loss": sums.mix / sums.steps, "steps": float(sums.steps)}
         return (Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics),
-                SemiFLMemory(momentum=momentum_of(model, optimiser), round=task.round))
+                SemiFLMemory(momentum=momentum_of(optimiser), round=task.round))
 
     def _measure(self, task: SiloTask, images_NCHW: Tensor) -> Update:
         model = _loaded(task, task.groups["model"].tensors)
@@ -172,7 +165,7 @@ def _momentum(task: SiloTask, memory: SemiFLMemory | None, received: Mapping[str
     return memory.momentum
 
 
-def _train(task: SiloTask, model: nn.Module, optimiser: torch.optim.SGD, images_NCHW: Tensor, kept_F: Tensor,
+def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor, kept_F: Tensor,
            hard_label_N: Tensor) -> _Sums:
     """Step 2.4 and 2.5."""
     settings: SemiFLSettings = task.settings
@@ -198,7 +191,7 @@ def _train(task: SiloTask, model: nn.Module, optimiser: torch.optim.SGD, images_
                     mixed = mix_loss(model(mix(weak_BCHW, other_BCHW, lam)), y_fix_B, y_mix_B, lam)
                     loss = loss + settings.mix_weight * mixed
                 if loss.requires_grad:
-                    step(model, optimiser, loss, clip_norm=settings.clip_norm)
+                    step(optimiser, loss)
                 steps += 1
                 loss_sum += float(loss.detach())
                 fix_sum += float(fix.detach())

@@ -31,7 +31,8 @@ from common.errors import BadPayload
 FLOAT32 = ELEMENT_TYPES["float32"]
 
 
-def header(index: int = 2, value: int = 1, n: int = 4, nnz: int = 4, index_bytes: int = 0, value_bytes: int = 16) -> bytes:
+def header(index: int = 2, value: int = 1, n: int = 4, nnz: int = 4, index_bytes: int = 0,
+           value_bytes: int = 16) -> bytes:
     return struct.pack("<BBIIII", index, value, n, nnz, index_bytes, value_bytes)
 
 
@@ -61,7 +62,8 @@ def test_every_encoding_has_its_entry_and_zero_is_never_a_tag() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(dtype=st.sampled_from(sorted(ELEMENT_TYPES)), shape=st.lists(st.integers(0, 5), max_size=4), data=st.data())
-def test_any_bits_of_any_type_and_shape_come_back_as_they_were(dtype: str, shape: list[int], data: st.DataObject) -> None:
+def test_any_bits_of_any_type_and_shape_come_back_as_they_were(dtype: str, shape: list[int],
+                                                               data: st.DataObject) -> None:
     kind = ELEMENT_TYPES[dtype]
     size = int(np.prod(shape, dtype=np.int64))
     raw = data.draw(st.one_of(st.binary(min_size=size * kind.size_bytes, max_size=size * kind.size_bytes),
@@ -70,7 +72,8 @@ def test_any_bits_of_any_type_and_shape_come_back_as_they_were(dtype: str, shape
     assert round_trip(bits, dtype).tobytes() == raw
 
 
-@pytest.mark.parametrize("elements", [1, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 1, 2 * BLOCK_ELEMENTS + 7])
+@pytest.mark.parametrize("elements", [1, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 1,
+                                      2 * BLOCK_ELEMENTS + 7])
 def test_tensors_around_the_block_size_come_back(elements: int) -> None:
     bits = np.arange(1, elements + 1, dtype="<u4")
     assert np.array_equal(round_trip(bits, "float32"), bits)

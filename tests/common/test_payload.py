@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,10 +284,8 @@ def test_every_shortened_or_altered_file_is_refused_or_read_without_another_erro
     for place in range(len(GOOD)):
         altered = bytearray(GOOD)
         altered[place] ^= 0x81
-        try:
+        with contextlib.suppress(BadPayload):
             read_all(written(tmp_path, bytes(altered)))
-        except BadPayload:
-            pass
 
 
 # Hostile manifests
@@ -384,8 +384,11 @@ def test_another_layout_is_refused(layout: tuple[TensorSpec, ...]) -> None:
 def test_a_reference_survives_the_wire_and_is_checked() -> None:
     reference = PayloadRef(BASE, 1234, ("model", "batch_norm"))
     assert parse_reference(reference_to_proto(reference)) == reference
+    changes: dict[str, Any]
     for changes in ({"digest": b"x"}, {"size_bytes": 0}, {"size_bytes": -5}, {"size_bytes": 2**60},
                     {"groups": ["a", "a"]}, {"groups": [""]}, {"groups": [str(n) for n in range(1025)]}):
-        message = pb.PayloadReference(**{"digest": bytes(32), "size_bytes": 100, "groups": ["a"], **changes})
+        good: dict[str, Any] = {"digest": bytes(32), "size_bytes": 100, "groups": ["a"]}
+        parse_reference(pb.PayloadReference(**good))
+        message = pb.PayloadReference(**{**good, **changes})
         with pytest.raises(BadPayload):
             parse_reference(message)

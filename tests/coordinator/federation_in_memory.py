@@ -84,7 +84,8 @@ class ArithmeticCompute:
             raise BadPayload("Tensor 'weight' has a value that is not finite.")
         return {}
 
-    def _aggregate(self, state: str, round: int, phase: dict[str, str], updates: list[dict[str, Any]]) -> dict[str, Any]:
+    def _aggregate(self, state: str, round: int, phase: dict[str, str],
+                   updates: list[dict[str, Any]]) -> dict[str, Any]:
         assert [u["silo"] for u in updates] == sorted(u["silo"] for u in updates)
         parts = [f"{u['silo']}:{u['num_examples']}:{Path(u['path']).read_text()}" for u in updates]
         text = hashlib.sha256("|".join([self._read(state), phase["name"], *parts]).encode()).hexdigest()
@@ -166,8 +167,8 @@ class Coordinator:
         from dataclasses import replace
 
         announcement = Announcement(
-            digest=hashlib.sha256(content).hexdigest(), size_bytes=len(content), example_count=10, metrics={"loss": 1.0},
-            groups=(GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34),), training_seconds=0.1)
+            digest=hashlib.sha256(content).hexdigest(), size_bytes=len(content), example_count=10,
+            metrics={"loss": 1.0}, groups=(GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34),), training_seconds=0.1)
         return await self.desk.begin_update(task.silo, task.task_id, update_id or id_of(task, content),
                                             replace(announcement, **changes))
 

@@ -21,8 +21,8 @@ from coordinator.roster import LedgerRoster
 from coordinator.states import RoundState, StudyState, TaskState
 
 __all__ = ["DENSE_BYTES", "LABELLED_ONLY", "OVERHEAD", "PAYLOAD_DOWN", "PAYLOAD_UP", "SECONDS_PER_ROUND", "SILOS",
-           "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "fill_study", "open_federation_with_silos",
-           "study_config"]
+           "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "answer", "fill_study", "open_collecting_round",
+           "open_federation_with_silos", "study_config"]
 
 SILOS = ("clinic-north", "hospital-a", "hospital-b")
 NUM_PARAMETERS = 23_258
@@ -70,6 +70,7 @@ def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS) 
     """A federation whose silos have enrolled and joined; nothing is queued."""
     federation = create_federation(folder, name="lung-federation", address="hub.example:8443")
     ledger = Ledger(federation.ledger)
+    ledger.query("PRAGMA synchronous = OFF")  # no test here pulls the plug, and a disk flush is slow
     roster = LedgerRoster(ledger)
     for number, silo in enumerate(silos):
         token = hashlib.sha256(f"token {silo}".encode()).digest()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator.states import RoundState, StudyState, TaskState
-from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
 
 from common.errors import BadPayload
 from common.exchange import TaskSpec
+from coordinator.states import RoundState, StudyState, TaskState
+from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
 
 SILOS = ("alpha", "beta")
 

@@ -167,8 +167,8 @@ def test_settings_that_contradict_themselves_are_refused():
 def test_keys_are_readable_by_their_owner_only_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
-        create_authority(tmp_path, "lung", now=NOW)
-        ensure_coordinator_certificate(tmp_path, NOW)
+        create_authority(tmp_path / "authority", "lung", now=NOW)
+        ensure_coordinator_certificate(tmp_path / "authority", NOW)
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "authority").iterdir()}
@@ -177,61 +177,61 @@ def test_keys_are_readable_by_their_owner_only_whatever_the_umask(tmp_path):
 
 
 def test_an_authority_is_made_once_and_loads_again(tmp_path):
-    made = create_authority(tmp_path, "lung", now=NOW)
-    loaded = load_authority(tmp_path)
+    made = create_authority(tmp_path / "authority", "lung", now=NOW)
+    loaded = load_authority(tmp_path / "authority")
     assert (loaded.federation, loaded.certificate) == ("lung", made.certificate)
     with pytest.raises(UsageError, match="holds an authority already"):
-        create_authority(tmp_path, "lung", now=NOW)
+        create_authority(tmp_path / "authority", "lung", now=NOW)
 
 
 def test_an_authority_that_was_cut_short_is_begun_again(tmp_path):
     (tmp_path / "authority").mkdir()
     (tmp_path / "authority" / "ca.key").write_bytes(b"half a key")
-    create_authority(tmp_path, "lung", now=NOW)
-    assert load_authority(tmp_path).federation == "lung"
+    create_authority(tmp_path / "authority", "lung", now=NOW)
+    assert load_authority(tmp_path / "authority").federation == "lung"
 
 
 def test_damaged_foreign_or_open_authority_files_are_refused(tmp_path):
-    create_authority(tmp_path, "lung", now=NOW)
+    create_authority(tmp_path / "authority", "lung", now=NOW)
     place = tmp_path / "authority"
     (place / "ca.key").chmod(0o644)
     with pytest.raises(BadConfiguration, match=r"every user") as caught:
-        load_authority(tmp_path)
+        load_authority(tmp_path / "authority")
     assert "chmod 600" in caught.value.remedy
     (place / "ca.key").chmod(0o600)
     (place / "ca.pem").write_bytes(certificate_pem(make_authority("lung", now=NOW)[1]))
     with pytest.raises(StorageDamaged, match=r"not the key of"):
-        load_authority(tmp_path)
+        load_authority(tmp_path / "authority")
     (place / "ca.pem").unlink()
     with pytest.raises(StorageDamaged, match="no such file"):
-        load_authority(tmp_path)
+        load_authority(tmp_path / "authority")
 
 
 def test_the_coordinators_certificate_is_kept_until_it_is_two_thirds_old(tmp_path):
-    create_authority(tmp_path, "lung", now=NOW)
-    first = ensure_coordinator_certificate(tmp_path, NOW)
-    assert ensure_coordinator_certificate(tmp_path, NOW + 60 * DAY - 1) == first
-    second = ensure_coordinator_certificate(tmp_path, NOW + 60 * DAY)
+    create_authority(tmp_path / "authority", "lung", now=NOW)
+    first = ensure_coordinator_certificate(tmp_path / "authority", NOW)
+    assert ensure_coordinator_certificate(tmp_path / "authority", NOW + 60 * DAY - 1) == first
+    second = ensure_coordinator_certificate(tmp_path / "authority", NOW + 60 * DAY)
     assert second != first
     assert not_after_unix(load_certificate(second.certificate_pem)) == NOW + 150 * DAY
 
 
 def test_a_kill_between_the_coordinators_key_and_certificate_is_mended(tmp_path):
-    create_authority(tmp_path, "lung", now=NOW)
-    ensure_coordinator_certificate(tmp_path, NOW)
+    create_authority(tmp_path / "authority", "lung", now=NOW)
+    ensure_coordinator_certificate(tmp_path / "authority", NOW)
     old_key = (tmp_path / "authority" / "coordinator.key").read_bytes()
-    ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY)
+    ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY)
     (tmp_path / "authority" / "coordinator.key").write_bytes(old_key)
-    mended = ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY)
-    assert ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY) == mended
+    mended = ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY)
+    assert ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY) == mended
     for damage in (b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
         (tmp_path / "authority" / "coordinator.pem").write_bytes(damage)
-        assert ensure_coordinator_certificate(tmp_path, NOW + 70 * DAY) != mended
+        assert ensure_coordinator_certificate(tmp_path / "authority", NOW + 70 * DAY) != mended
 
 
 def test_a_refreshed_coordinator_certificate_is_the_one_shown_next(tmp_path):
-    create_authority(tmp_path, "lung", now=NOW)
-    shown = CoordinatorCertificate(tmp_path, now=NOW)
+    create_authority(tmp_path / "authority", "lung", now=NOW)
+    shown = CoordinatorCertificate(tmp_path / "authority", now=NOW)
     first = shown.current()
     assert not shown.refresh(NOW + DAY)
     assert shown.current() is first

@@ -20,7 +20,7 @@ from common.compute import ComputeAborted, OnProgress
 from common.config import canonical_json, to_dict
 from common.convert import task_to_proto
 from common.data.form import AugmentationSettings, ImageForm
-from common.errors import SemisiloError, TaskClosed
+from common.errors import SemisiloError, TaskClosed, Unreachable
 from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
 from common.methods import SemiFLSettings
 from common.payload import EncodedInput, TensorInput, write_payload
@@ -114,7 +114,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
         self.downloads.append((digest, request.offset))
         for offset in range(request.offset, len(data), self.chunk_bytes):
             piece = data[offset:offset + self.chunk_bytes]
-            yield pb.DownloadPayloadResponse(chunk=tensors_pb2.Chunk(offset=offset, crc32=zlib.crc32(piece), data=piece))
+            chunk = tensors_pb2.Chunk(offset=offset, crc32=zlib.crc32(piece), data=piece)
+            yield pb.DownloadPayloadResponse(chunk=chunk)
             if self.hang_downloads:
                 self.hang_downloads -= 1
                 await asyncio.sleep(60)
@@ -153,6 +154,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
                 have += message.chunk.data
         declared = next(begin for begin in reversed(self.begins) if begin.update_id == update_id)
         data = bytes(self.spool[update_id])
+        if len(data) < declared.update.payload.size_bytes:  # a cut looks like the end of the stream here
+            await abort_with(context, Unreachable("The stream broke off."))
         objection = self.objection(update_id)
         if objection is not None:
             await abort_with(context, objection)

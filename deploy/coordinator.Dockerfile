@@ -1,0 +1,39 @@
+# The hub. Build it in the root of the repository:
+#   docker build -f deploy/coordinator.Dockerfile -t semisilo-coordinator .
+#
+# TORCH_INDEX: a package index to take torch and torchvision from. Empty: the default one, whose builds for Linux bring
+#   CUDA along: they run with and without a GPU, and the image has several GB. With an index of builds for the CPU, as
+#   PyTorch's installation page names it, the image is far smaller.
+
+ARG PYTHON=3.12
+
+FROM python:${PYTHON}-slim AS build
+ARG TORCH_INDEX=""
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
+RUN python -m venv /opt/semisilo
+RUN /opt/semisilo/bin/pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch>=2.6" "torchvision>=0.21"
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
+COPY common common
+COPY coordinator coordinator
+COPY silo silo
+COPY semisilo semisilo
+RUN /opt/semisilo/bin/pip install .
+
+FROM python:${PYTHON}-slim
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp semisilo \
+    && install -d -o semisilo -g semisilo -m 0700 /federation
+COPY --from=build /opt/semisilo /opt/semisilo
+# The root file system may be read-only: all that is written goes to /federation and /tmp.
+ENV PATH=/opt/semisilo/bin:$PATH HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib \
+    PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 SEMISILO_FEDERATION=/federation
+USER semisilo
+WORKDIR /federation
+VOLUME /federation
+# Work and enrollment.
+EXPOSE 8443 8444
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
+    CMD coordinator status --folder /federation --json | grep -q '"running": true'
+ENTRYPOINT ["coordinator"]
+CMD ["serve", "--folder", "/federation"]

@@ -1,0 +1,57 @@
+"""Writes the list of modules in `docs/architecture.md` from their docstrings; `--check` says whether it is current."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PAGE = DOCS / "architecture.md"
+HEADING = "## Modules\n"
+PACKAGES = ("common", "coordinator", "silo", "semisilo")
+
+
+def module_list() -> str:
+    """The section from its heading to the end of the page: one table per package, `common/wire/` as one row."""
+    parts = [HEADING, "\nThe first line of each module, collected by `make docs`.\n"]
+    for package in PACKAGES:
+        parts.append(f"\n### `{package}/`\n\n| module | what |\n|---|---|\n")
+        rows = {}
+        for path in (ROOT / package).rglob("*.py"):
+            name = path.relative_to(ROOT / package)
+            if name.parts[0] == "wire":
+                rows["wire/"] = "Generated from `protos/` by `make protos`; never edited."
+            elif path.name != "__init__.py":
+                rows[name.as_posix()] = first_line(path)
+        parts.extend(f"| `{name}` | {text} |\n" for name, text in sorted(rows.items()))
+    return "".join(parts)
+
+
+def first_line(path: Path) -> str:
+    """First line of a module's docstring, fit for a table's cell.
+
+    Raises: SystemExit, naming the file, when there is none.
+    """
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    if not docstring:
+        sys.exit(f"{path.relative_to(ROOT)} has no docstring: begin it with one line that says what it is for.")
+    return docstring.splitlines()[0].replace("|", "\\|").strip()
+
+
+def main() -> None:
+    """Writes or checks."""
+    text = PAGE.read_text(encoding="utf-8")
+    begin = text.index(HEADING)
+    fresh = text[:begin] + module_list()
+    if sys.argv[1:] == ["--check"]:
+        if fresh != text:
+            sys.exit("docs/architecture.md does not list the modules as they are. Run: make docs")
+        print("docs/architecture.md is current")
+        return
+    PAGE.write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

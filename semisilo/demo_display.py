@@ -1,0 +1,87 @@
+"""What `semisilo demo` shows: its steps, a live line while it trains, and the result."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from common.describe import describe_bytes, describe_seconds, describe_share
+from coordinator.states import RoundState, StudyState
+from coordinator.summary import StudySummary
+from semisilo.demo import DemoResult, DemoWatcher
+
+__all__ = ["ConsoleWatcher", "show_result"]
+
+_WAITING = {StudyState.QUEUED: "starting", StudyState.PREPARING: "training on labels only",
+            StudyState.WAITING: "waiting for silos"}
+
+
+class ConsoleWatcher(DemoWatcher):
+    """Steps as lines; the rounds as a bar on a terminal, as a line each elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._told = -1
+        self._told_baseline = False
+
+    def step(self, text: str) -> None:
+        style = "dim" if text.startswith("$ ") else ""
+        self._console.print(Text(text, style), soft_wrap=True)
+
+    def progress(self, study: StudySummary) -> None:
+        if study.labelled_only is not None and not self._told_baseline:
+            self._told_baseline = True
+            self.step(f"labels alone reach an accuracy of {study.labelled_only:.3f}")
+        if self._console.is_terminal:
+            self._move_bar(study)
+            return
+        for entry in study.rounds:
+            if entry.number > self._told and entry.state in (RoundState.COMPLETED, RoundState.FAILED):
+                self._told = entry.number
+                spent = sum(each.traffic.wire for each in study.rounds if each.number <= entry.number)
+                outcome = str(entry.state) if entry.accuracy is None else f"accuracy {entry.accuracy:.3f}"
+                self.step(f"round {entry.number}/{study.planned_rounds}: {outcome}, "
+                          f"{describe_bytes(spent)} on the wire so far")
+
+    def done(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _move_bar(self, study: StudySummary) -> None:
+        if self._bar is None:
+            # Not refreshed by a thread of its own: processes are forked from this one.
+            self._bar = Progress(SpinnerColumn(), TextColumn("{task.description}"),
+                                 BarColumn(bar_width=24, complete_style="cyan", finished_style="green"),
+                                 TextColumn("{task.fields[facts]}"), TimeElapsedColumn(), console=self._console,
+                                 transient=True, auto_refresh=False)
+            self._bar.add_task("starting", total=study.planned_rounds, facts="")
+            self._bar.start()
+        number = study.rounds[-1].number if study.rounds else 0
+        words = _WAITING.get(study.row.state, f"round {number}/{study.planned_rounds}")
+        facts = f"accuracy {study.accuracy:.3f}  " if study.accuracy is not None else ""
+        self._bar.update(self._bar.task_ids[0], description=words, completed=study.completed_rounds,
+                         facts=f"{facts}{describe_bytes(study.traffic.wire)}", refresh=True)
+
+
+def show_result(console: Console, result: DemoResult) -> None:
+    """The outcome as a small table, and where the report is."""
+    share = result.wire_bytes / result.dense_bytes if result.dense_bytes else None
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, value in (
+            ("labels alone", f"{100 * result.labelled_only_accuracy:.1f} %"),
+            (f"federated ({result.method})", f"{100 * result.accuracy:.1f} %"),
+            ("gain", f"{100 * result.gain:+.1f} points"),
+            ("rounds", str(result.rounds)), ("silos", str(result.silos)),
+            ("on the wire", describe_bytes(result.wire_bytes)), ("of dense", describe_share(share)),
+            ("time", describe_seconds(result.seconds))):
+        table.add_row(name, Text(value, "bold" if name.startswith("federated") else ""))
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(Text(f"Report: {result.report}"), soft_wrap=True)

@@ -1,0 +1,152 @@
+"""Frozen dataclasses and tensors survive the disk bit for bit, or are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from common import checkpoint
+from common.errors import StorageDamaged
+
+
+@dataclass(frozen=True)
+class _State:
+    w: dict[str, Tensor]
+    buffer: dict[str, Tensor] | None
+    empty: dict[str, Tensor]
+    number: int
+    lr: float
+    name: str
+    flag: bool
+    nothing: str | None
+    pair: tuple[int, ...]
+    table: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Other:
+    w: dict[str, Tensor]
+
+
+def _state() -> _State:
+    w = {"z/weight": torch.tensor([[1.5, -0.0], [float("nan"), float("inf")]]),
+         "a": torch.tensor(2**53 + 1), "half": torch.tensor([1.1, -3e-5], dtype=torch.bfloat16),
+         "none": torch.empty(0, 4), "turned": torch.arange(6.0).reshape(2, 3).t(), "mask": torch.tensor([True, False])}
+    return _State(w=w, buffer=None, empty={}, number=7, lr=0.1 + 0.2, name="è/\n", flag=True, nothing=None,
+                  pair=(1, 2), table={"list": [1, None, {"x": 0.1}]})
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return (a.shape == b.shape and a.dtype == b.dtype and
+            torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)))
+
+
+def test_a_state_comes_back_bit_for_bit_with_its_order(tmp_path: Path) -> None:
+    state = _state()
+    checkpoint.save(tmp_path / "state", state)
+    found = checkpoint.load(tmp_path / "state", _State)
+    assert list(found.w) == list(state.w)
+    assert all(_same_bits(found.w[name], state.w[name]) for name in state.w)
+    for field in ("buffer", "empty", "number", "lr", "name", "flag", "nothing", "pair", "table"):
+        assert getattr(found, field) == getattr(state, field), field
+
+
+def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "one", _state())
+    checkpoint.save(tmp_path / "two", checkpoint.load(_saved(tmp_path), _State))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_tensors_that_share_memory_are_both_written_whole(tmp_path: Path) -> None:
+    whole = torch.arange(10.0)
+    checkpoint.save_tensors(tmp_path / "t", {"whole": whole, "same": whole, "part": whole[2:4]})
+    found = checkpoint.load_tensors(tmp_path / "t")
+    assert torch.equal(found["same"], whole)
+    assert found["part"].tolist() == [2.0, 3.0]
+
+
+def test_loaded_tensors_do_not_hang_on_the_file(tmp_path: Path) -> None:
+    path = _saved(tmp_path)
+    found = checkpoint.load(path, _State)
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert math.isnan(found.w["z/weight"][1, 0].item())
+    assert found.w["z/weight"][0, 0].item() == 1.5
+
+
+def test_nothing_but_the_file_is_left_and_an_old_one_is_replaced(tmp_path: Path) -> None:
+    _saved(tmp_path)
+    _saved(tmp_path)
+    assert [item.name for item in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _saved(tmp_path).read_bytes()
+
+    def fails(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("common.checkpoint.os.replace", fails)
+    with pytest.raises(OSError, match="the disk is gone"):
+        checkpoint.save(tmp_path / "state", _state())
+    assert (tmp_path / "state").read_bytes() == before
+    assert [item.name for item in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_file_cut_anywhere_is_refused_as_damaged(tmp_path: Path) -> None:
+    content = _saved(tmp_path).read_bytes()
+    for length in (0, 4, 8, 50, len(content) // 2, len(content) - 1):
+        (tmp_path / "state").write_bytes(content[:length])
+        with pytest.raises(StorageDamaged):
+            checkpoint.load(tmp_path / "state", _State)
+
+
+def test_a_missing_file_another_class_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageDamaged, match="cannot be read"):
+        checkpoint.load(tmp_path / "absent", _State)
+    with pytest.raises(StorageDamaged, match="holds _State, expected _Other"):
+        checkpoint.load(_saved(tmp_path), _Other)
+    save_file({"w": torch.ones(1)}, str(tmp_path / "foreign"))
+    with pytest.raises(StorageDamaged, match="not one of ours"):
+        checkpoint.load(tmp_path / "foreign", _Other)
+
+
+@pytest.mark.parametrize("header", [
+    "not json", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "class": "_Other", "fields": {}, "groups": []}',
+    '{"format": 1, "class": "_Other", "fields": {}, "groups": {"w": ["missing"]}}',
+    '{"format": 1, "class": "_Other", "fields": {"extra": 1}, "groups": {"w": ["a"]}}',
+    '{"format": 1, "class": "_Other", "fields": {}, "groups": {}}',
+    '{"format": 1, "class": "_Other", "fields": {"w": 1}, "groups": {}}',
+])
+def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, header: str) -> None:
+    save_file({"w/a": torch.ones(1)}, str(tmp_path / "state"), metadata={"semisilo": header})
+    with pytest.raises(StorageDamaged):
+        checkpoint.load(tmp_path / "state", _Other)
+
+
+def test_named_tensors_keep_their_order_and_facts(tmp_path: Path) -> None:
+    checkpoint.save_tensors(tmp_path / "t", {"b": torch.ones(2), "a": torch.zeros(1)}, facts={"classes": ["x", "y"]})
+    assert list(checkpoint.load_tensors(tmp_path / "t")) == ["b", "a"]
+    assert checkpoint.load_facts(tmp_path / "t") == {"classes": ["x", "y"]}
+    save_file({"b": torch.ones(2), "a": torch.zeros(1)}, str(tmp_path / "foreign"))
+    assert list(checkpoint.load_tensors(tmp_path / "foreign")) == ["a", "b"]
+    assert checkpoint.load_facts(tmp_path / "foreign") == {}
+
+
+def test_an_order_that_names_other_tensors_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, str(tmp_path / "t"),
+              metadata={"semisilo": json.dumps({"format": 1, "order": ["a", "b"]})})
+    with pytest.raises(StorageDamaged, match="order"):
+        checkpoint.load_tensors(tmp_path / "t")
+
+
+def _saved(folder: Path) -> Path:
+    checkpoint.save(folder / "state", _state())
+    return folder / "state"

@@ -1,0 +1,47 @@
+"""Whatever a command raises becomes one line and the right exit status."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from common.cli_errors import run_cli
+from common.errors import BadConfiguration, BadData
+
+
+def app_that(raises: BaseException | None) -> typer.Typer:
+    app = typer.Typer(rich_markup_mode=None)
+
+    @app.command()
+    def act(count: int = 1) -> None:
+        if raises is not None:
+            raise raises
+    return app
+
+
+@pytest.mark.parametrize(("raises", "status", "line"), [
+    (None, 0, ""),
+    (typer.Exit(3), 3, ""),
+    (BadData("No images.", remedy="Add some."), 1, "error: No images. Add some.\n"),
+    (BadConfiguration("Bad key.\nerror: fake"), 2, "error: Bad key. error: fake\n"),
+    (KeyboardInterrupt(), 130, ""),
+    (FileNotFoundError(2, "No such file or directory", "/scans"), 1, "error: /scans: No such file or directory.\n"),
+    (typer.BadParameter("not so"), 2, "error: Invalid value: not so."),
+])
+def test_each_kind_of_end_has_its_status_and_line(
+        raises: BaseException | None, status: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(app_that(raises), [], name="test") == status
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(line)
+    assert said.err.count("\n") == (1 if line else 0)
+
+
+def test_a_wrong_value_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(app_that(None), ["--count", "many"], name="test") == 2
+    assert "--count" in capsys.readouterr().err
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_persons() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_cli(app_that(ZeroDivisionError()), [], name="test")

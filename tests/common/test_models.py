@@ -1,0 +1,217 @@
+"""Networks against the specification's counts and initialisation, and every way a name can be wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from common import batch_norm
+from common.batch_norm import StaticBatchNorm
+from common.data.form import ImageForm
+from common.errors import BadConfiguration, NotPermitted, UnknownName
+from common.exchange import ModelSettings
+from common.models import WideResNet28, build_model, check_model, initial_model, model_builder
+
+CLASSES = tuple(f"class {index}" for index in range(10))
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("widen", "classes", "parameters"), [
+    (2, 10, 1_467_610), (2, 100, 1_479_220), (8, 100, 23_401_012), (8, 10, 23_354_842)])
+def test_wide_resnet_has_the_published_number_of_parameters(widen: int, classes: int, parameters: int) -> None:
+    with torch.device("meta"):
+        assert _count(WideResNet28(widen=widen, num_classes=classes)) == parameters
+
+
+def test_wide_resnet_28_2_has_the_published_blocks_layers_and_tensors() -> None:
+    model = WideResNet28(widen=2, num_classes=10)
+    blocks = [_count(block) for block in model.blocks]
+    assert blocks == [14_432, 18_560, 18_560, 18_560, 57_536, *[73_984] * 3, 229_760, *[295_424] * 3]
+    assert (_count(model.stem), _count(model.norm), _count(model.classifier)) == (432, 256, 1_290)
+    assert sum(isinstance(module, nn.Conv2d) for module in model.modules()) == 28
+    layers = [module for module in model.modules() if isinstance(module, StaticBatchNorm)]
+    assert (len(layers), sum(layer.num_features for layer in layers)) == (25, 1_808)
+    assert len(list(model.parameters())) == 80
+
+
+def test_wide_resnet_28_8_has_the_published_batch_norm_channels() -> None:
+    with torch.device("meta"):
+        model = WideResNet28(widen=8, num_classes=100)
+        blocks = [_count(block) for block in model.blocks]
+    assert sum(m.num_features for m in model.modules() if isinstance(m, StaticBatchNorm)) == 7_184
+    assert blocks == [168_224, *[295_424] * 3, 918_272, *[1_180_672] * 3, 3_671_552, *[4_720_640] * 3]
+
+
+def test_wide_resnet_starts_with_the_specified_statistics() -> None:
+    """std sqrt(2 / (area * out)) and mean 0: for n normal values the sample std has relative error 1/sqrt(2n), so five
+    of those is a bound that a right initialisation passes and one with fan-in fails."""
+    torch.manual_seed(1)
+    model = WideResNet28(widen=2, num_classes=10)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            n = module.weight.numel()
+            std = math.sqrt(2 / (module.kernel_size[0] * module.kernel_size[1] * module.out_channels))
+            assert abs(float(module.weight.detach().std()) / std - 1) < 5 / math.sqrt(2 * n)
+            assert abs(float(module.weight.detach().mean())) < 5 * std / math.sqrt(n)
+        if isinstance(module, StaticBatchNorm):
+            assert module.weight.eq(1).all()
+            assert module.bias.eq(0).all()
+    assert model.classifier.bias.eq(0).all()
+    bound = 1 / math.sqrt(128)
+    assert float(model.classifier.weight.detach().abs().max()) <= bound
+    assert float(model.classifier.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.08)
+
+
+def test_the_shortcut_convolution_takes_the_activated_input_and_a_plain_block_the_raw_one() -> None:
+    """With the residual branch silenced, a first block gives conv1x1(relu(bn(x))), another block gives x itself."""
+    torch.manual_seed(0)
+    model = WideResNet28(widen=2, num_classes=10)
+    first, second = model.blocks[0], model.blocks[1]
+    for block in (first, second):
+        nn.init.zeros_(block.conv2.weight)
+    x = torch.randn(2, 16, 8, 8)
+    normal = (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), correction=0, keepdim=True) + 1e-5).sqrt()
+    assert torch.allclose(first(x), nn.functional.conv2d(normal.relu(), first.shortcut.weight), atol=1e-5)
+    y = torch.randn(2, 32, 8, 8)
+    assert torch.equal(second(y), y)
+
+
+@pytest.mark.parametrize(("size", "channels"), [(4, 1), (8, 1), (13, 3), (28, 1), (32, 3), (64, 3)])
+def test_small_cnn_takes_small_images_of_any_size(size: int, channels: int) -> None:
+    form = ImageForm(size=size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)  # type: ignore[arg-type]
+    parameters = check_model(model_builder(ModelSettings(classes=CLASSES), form), form, 10)
+    assert 10_000 < parameters < 500_000
+
+
+@pytest.mark.parametrize("kind", ["static_batch", "group", "layer", "none"])
+def test_every_normalisation_builds_and_trains(kind: batch_norm.Normalisation) -> None:
+    for name in ("small_cnn", "wide_resnet_28_2"):
+        model = build_model(ModelSettings(name=name, classes=CLASSES, normalisation=kind), channels=1, size=8)
+        assert bool(batch_norm.layers_of(model)) is (kind == "static_batch")
+        model.train()(torch.randn(2, 1, 8, 8)).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_torchvision_network_gets_the_studys_head_and_static_batch_norm() -> None:
+    """torchvision's ResNet-18 has 11,176,512 parameters besides its head of 513 per class."""
+    with torch.device("meta"):
+        model = build_model(ModelSettings(name="resnet18", classes=CLASSES[:7]), channels=3, size=32)
+    assert _count(model) == 11_176_512 + 513 * 7
+    assert len(batch_norm.layers_of(model)) == 20
+    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def test_a_grey_image_enters_as_the_repeated_image_would() -> None:
+    settings = ModelSettings(name="resnet18", classes=CLASSES)
+    torch.manual_seed(5)
+    colour = build_model(settings, channels=3, size=32)
+    torch.manual_seed(5)
+    grey = build_model(settings, channels=1, size=32)
+    x = torch.randn(3, 1, 32, 32)
+    assert torch.allclose(grey(x), colour(x.expand(-1, 3, -1, -1)), atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "size"), [("mobilenet_v3_small", 32), ("vit_b_16", 32), ("googlenet", 32)])
+def test_other_kinds_of_torchvision_networks_fit_the_study(name: str, size: int) -> None:
+    form = ImageForm(size=size, channels=1, mean=(0.5,), std=(0.5,))
+    assert check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form), form, 10) > 10_000
+
+
+@pytest.mark.parametrize(("name", "size"), [("alexnet", 8), ("vit_b_16", 20), ("inception_v3", 16)])
+def test_a_network_that_does_not_fit_the_images_is_refused_in_one_line(name: str, size: int) -> None:
+    form = ImageForm(size=size, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(BadConfiguration, match=f"{size}x{size}") as caught:
+        check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form), form, 10)
+    assert "\n" not in caught.value.line()
+    assert caught.value.remedy
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="no model 'wide_resnet_28_3'") as caught:
+        build_model(ModelSettings(name="wide_resnet_28_3", classes=CLASSES), channels=3, size=32)
+    assert "wide_resnet_28_" in caught.value.remedy
+    with pytest.raises(UnknownName) as caught:
+        build_model(ModelSettings(name="resnet8", classes=CLASSES), channels=3, size=32)
+    assert "Did you mean 'resnet18'?" in caught.value.remedy
+
+
+def test_fewer_than_two_classes_are_refused() -> None:
+    with pytest.raises(BadConfiguration, match="at least 2 classes"):
+        build_model(ModelSettings(classes=("only",)), channels=1, size=8)
+
+
+@pytest.fixture
+def hospital(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType("hospital_nets")
+
+    def tiny(*, num_classes: int, channels: int, size: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 12), nn.BatchNorm1d(12),
+                             nn.Linear(12, num_classes))
+
+    def wrong_size(**_: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(5, 5))
+
+    def wrong_head(*, channels: int, size: int, **_: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 99))
+
+    def not_a_module(**_: int) -> str:
+        return "a network, honestly"
+
+    def breaks(**_: int) -> nn.Module:
+        raise RuntimeError("first line\nsecond line")
+
+    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks):
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "hospital_nets", module)
+    return module
+
+
+def test_a_permitted_factory_is_called_and_its_batch_norm_replaced(hospital: types.ModuleType) -> None:
+    name = "hospital_nets:tiny"
+    model = build_model(ModelSettings(name=name, classes=CLASSES), channels=1, size=8, allow_factories=[name])
+    assert _count(model) == 64 * 12 + 12 + 24 + 12 * 10 + 10
+    assert list(batch_norm.layers_of(model)) == ["2"]
+
+
+def test_a_factory_that_is_not_listed_is_not_even_imported() -> None:
+    with pytest.raises(NotPermitted, match="'antigravity:fly' is not permitted"):
+        build_model(ModelSettings(name="antigravity:fly", classes=CLASSES), channels=1, size=8,
+                    allow_factories=["hospital_nets:tiny"])
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(("function", "says"), [
+    ("absent", "failed: AttributeError"), ("not_a_module", "returned str"), ("breaks", "RuntimeError: first line."),
+    ("wrong_size", "cannot take images of 1x8x8"), ("wrong_head", r"\(2, 99\)")])
+def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, function: str, says: str) -> None:
+    name, form = f"hospital_nets:{function}", ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    with pytest.raises(BadConfiguration, match=says) as caught:
+        check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form, [name]), form, 10)
+    assert "\n" not in caught.value.line()
+
+
+@pytest.mark.parametrize("name", ["os.system:", ":x", "a b:c", "../x:y", "a:b:c"])
+def test_a_malformed_factory_name_is_refused_before_any_import(name: str) -> None:
+    with pytest.raises(BadConfiguration, match="package.module:factory"):
+        build_model(ModelSettings(name=name, classes=CLASSES), channels=1, size=8, allow_factories=[name])
+
+
+def test_the_initial_model_follows_from_the_seed_and_disturbs_nobody() -> None:
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    builder = model_builder(ModelSettings(classes=CLASSES), form)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    one = initial_model(builder, 7)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(2)
+    two, three = initial_model(builder, 7), initial_model(builder, 8)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["classifier.weight"], three["classifier.weight"])

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.config import to_dict
+from coordinator.bulletin import Bulletin, StandbyReason
+from coordinator.live import STALE_SECONDS, LiveStatus, read, write
+
+
+def _bulletin() -> Bulletin:
+    bulletin = Bulletin(study="first", round=3, rounds=10, phase="train", reason=StandbyReason.NOT_SAMPLED,
+                        activity="aggregating", fraction=0.5, text="on time")
+    bulletin.heard("hospital-b", task_id="t", stage="training", fraction=0.25, text="epoch 1")
+    bulletin.connected = {"hospital-b": 2, "hospital-a": 1}
+    return bulletin
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    status = LiveStatus.from_bulletin(_bulletin(), deadline_unix=123.5)
+    write(tmp_path / "live.json", status)
+    again = read(tmp_path / "live.json")
+    assert again == status
+    assert again is not None
+    assert (again.pid, again.study, again.round, again.rounds) == (os.getpid(), "first", 3, 10)
+    assert again.connected == ("hospital-a", "hospital-b")
+    assert again.silos["hospital-b"].stage == "training"
+    assert again.silos["hospital-b"].fraction == 0.25
+    assert list(tmp_path.iterdir()) == [tmp_path / "live.json"], "no temporary file stays"
+
+
+def test_a_missing_damaged_or_foreign_file_is_no_status(tmp_path: Path) -> None:
+    path = tmp_path / "live.json"
+    assert read(path) is None
+    for text in ("", "{", "[]", '{"pid": "one"}', '{"pid": 1, "unix": 1, "unknown": 2}'):
+        path.write_text(text)
+        assert read(path) is None, text
+
+
+@pytest.mark.parametrize(("age", "fresh"), [(0.0, True), (STALE_SECONDS - 0.1, True), (STALE_SECONDS + 0.1, False),
+                                            (-STALE_SECONDS - 0.1, False)])
+def test_an_old_file_or_one_from_the_future_is_no_status(tmp_path: Path, age: float, fresh: bool) -> None:
+    write(tmp_path / "live.json", LiveStatus.from_bulletin(_bulletin(), now_unix=1000.0))
+    assert (read(tmp_path / "live.json", now_unix=1000.0 + age) is not None) is fresh
+
+
+def test_a_file_of_a_process_that_has_gone_is_no_status(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    write(tmp_path / "live.json", LiveStatus.from_bulletin(_bulletin(), pid=gone.pid))
+    assert read(tmp_path / "live.json") is None
+    for pid in (0, -1, 2**80):
+        write(tmp_path / "live.json", LiveStatus.from_bulletin(_bulletin(), pid=pid))
+        assert read(tmp_path / "live.json") is None
+
+
+def test_progress_that_is_no_share_does_not_break_the_file(tmp_path: Path) -> None:
+    bulletin = _bulletin()
+    bulletin.fraction = float("nan")
+    bulletin.heard("hospital-a", task_id="t", stage="training", fraction=float("inf"), text="")
+    bulletin.heard("hospital-b", task_id="t", stage="training", fraction=7.0, text="")
+    write(tmp_path / "live.json", LiveStatus.from_bulletin(bulletin))
+    status = read(tmp_path / "live.json")
+    assert status is not None
+    assert status.fraction == 0.0
+    assert to_dict({name: silo.fraction for name, silo in status.silos.items()}) == {"hospital-a": 0.0,
+                                                                                    "hospital-b": 1.0}

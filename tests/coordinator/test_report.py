@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from common.errors import UnknownName
+from coordinator.figures import FIGURES
+from coordinator.report import write_report
+from coordinator.states import StudyState, TaskState
+from tests.coordinator.ledger_fixture import (
+    LABELLED_ONLY,
+    SILOS,
+    accuracy_after,
+    answer,
+    fill_study,
+    open_collecting_round,
+    open_federation_with_silos,
+    study_config,
+)
+
+_VOID = {"meta", "img", "source", "br", "link", "input", "hr"}
+
+
+class _Page(HTMLParser):
+    """Checks nesting and collects what the tests ask for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.images: list[dict[str, str]] = []
+        self.references: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.tags: set[str] = set()
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.references += [values[name] for name in ("src", "srcset", "href", "action", "data") if name in values]
+        if tag == "img":
+            self.images.append(values)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def table(self, first_heading: str) -> list[list[str]]:
+        return next(table for table in self.tables if table[0][0] == first_heading)
+
+
+def _size(png: bytes) -> tuple[int, int]:
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+@pytest.fixture(scope="module")
+def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    filled = fill_study(tmp_path_factory.mktemp("report") / "fed", rounds=8)
+    return write_report(filled.federation, filled.ledger, "first")
+
+
+@pytest.fixture(scope="module")
+def page(page_path: Path) -> _Page:
+    return _Page(page_path.read_text(encoding="utf-8"))
+
+
+def test_the_report_lies_in_the_folder_of_the_study_with_every_plot_as_a_file(page_path: Path) -> None:
+    assert page_path.parts[-4:] == ("studies", "first", "report", "index.html")
+    assert {path.name for path in page_path.parent.iterdir()} == {"index.html", *(f"{name}.png" for name in FIGURES)}
+    assert set(FIGURES) == {"accuracy_by_round", "accuracy_by_bytes", "cost_by_round", "label_ratio"}
+    for name in FIGURES:
+        width, height = _size((page_path.parent / f"{name}.png").read_bytes())
+        assert width > 1000
+        assert height > 500
+
+
+def test_the_page_needs_nothing_but_itself(page: _Page) -> None:
+    assert page.references, "there are pictures"
+    assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
+    assert not page.tags & {"script", "link", "iframe", "object", "form", "base"}
+
+
+def test_the_page_asks_for_nothing_from_its_style(page_path: Path) -> None:
+    style = re.search(r"<style>(.*?)</style>", page_path.read_text(encoding="utf-8"), re.DOTALL)
+    assert style is not None
+    assert "url(" not in style[1]
+    assert "@import" not in style[1]
+    assert "prefers-color-scheme: dark" in style[1]
+
+
+def test_every_picture_says_in_words_what_it_shows_and_is_the_file_that_lies_beside(page: _Page,
+                                                                                  page_path: Path) -> None:
+    assert len(page.images) == len(FIGURES)
+    for image, name in zip(page.images, FIGURES, strict=True):
+        assert len(image["alt"]) > 30
+        embedded = base64.b64decode(image["src"].partition("base64,")[2])
+        assert embedded == (page_path.parent / f"{name}.png").read_bytes()
+    assert f"to {100 * accuracy_after(8):.1f} %" in page.images[0]["alt"]
+    assert f"labels alone reach {100 * LABELLED_ONLY:.1f} %" in page.images[0]["alt"]
+
+
+def test_the_headline_compares_the_federated_model_with_labels_alone(page: _Page) -> None:
+    gain = 100 * (accuracy_after(8) - LABELLED_ONLY)
+    for words in (f"Federated accuracy {100 * accuracy_after(8):.1f} %", f"Labels alone {100 * LABELLED_ONLY:.1f} %",
+                  f"Gain {gain:+.1f}", "8 of 8 rounds", "Silos 3", "of dense"):
+        assert words in page.text, words
+
+
+def test_the_table_of_rounds_counts_every_answer(page: _Page) -> None:
+    heading, *rows = page.table("Round")
+    assert heading[:6] == ["Round", "Accuracy", "Accepted", "Abstained", "Refused", "Late"]
+    assert [row[0] for row in rows] == [str(number) for number in range(9)]
+    assert rows[1][1:6] == [f"{100 * accuracy_after(1):.1f} %", "3", "0", "0", "0"]
+    assert rows[3][2:6] == ["2", "1", "0", "0"]
+    assert rows[5][2:6] == ["2", "0", "0", "1"]
+    assert rows[6][2:6] == ["2", "0", "1", "0"]
+    assert rows[1][6:] == ["280.6 kB", "101 %", "281.2 kB", "101 %", "285.1 kB", "290.5 kB", "4.0 s"]
+    assert f"Round 3, {SILOS[2]}: abstained (no confident example)" in page.text
+
+
+def test_the_cost_table_goes_from_groups_to_the_wire_with_overhead_of_its_own(page: _Page) -> None:
+    rows = {row[0]: row[1:] for row in page.table("What")}
+    assert {"Payload: model", "Payload: manifest", "Messages: SubmitUpdate", "Messages: DownloadPayload",
+            "Wire: connections of silos", "Wire: overhead, no silo’s", "Wire, all", "Dense, for comparison",
+            "Wire, % of dense"} <= rows.keys()
+    assert rows["Wire: overhead, no silo’s"][:3] == ["3.0 kB", "3.0 kB", "6.1 kB"]
+    assert rows["Payload: manifest"][:2] == ["–", "14.7 kB"], "21 updates of 700 bytes"
+
+
+def test_the_page_says_where_the_numbers_come_from(page: _Page) -> None:
+    facts = {row[0]: row[1] for row in page.table("Fact")}
+    assert facts["Seed"] == "7"
+    assert re.fullmatch(r"[0-9a-f]{64}", facts["Model state (SHA-256)"])
+    assert facts["Numerics: torch"] == "2.9.0"
+    assert facts["Parameters"] == "23,258"
+    assert re.search(r"hash chain over all \d+ events of the ledger is intact", page.text)
+
+
+def test_estimated_bytes_are_called_estimated(tmp_path: Path, page: _Page) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=2, estimated=True)
+    text = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8")).text
+    assert "Wire, all (estimated)" in text
+    assert "estimated" not in page.text
+
+
+def test_a_study_that_has_not_begun_has_a_page_too(tmp_path: Path) -> None:
+    filled = open_federation_with_silos(tmp_path / "fed", silos=())
+    filled.ledger.queue_study("empty", study_config(rounds=5))
+    path = write_report(filled.federation, filled.ledger, "empty", tmp_path / "elsewhere" / "deep")
+    assert path == tmp_path / "elsewhere" / "deep" / "index.html"
+    page = _Page(path.read_text(encoding="utf-8"))
+    assert "0 of 5 rounds" in page.text
+    assert "No round has begun." in page.text
+    assert all(image["alt"].startswith("Nothing to plot yet") for image in page.images)
+
+
+def test_a_study_without_test_images_shows_its_costs_and_no_accuracy(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=2, test=False)
+    page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
+    assert "Federated accuracy – no test images" in page.text
+    assert page.images[0]["alt"].startswith("Nothing to plot yet")
+    assert page.images[2]["alt"].startswith("Bars:")
+    assert [row[1] for row in page.table("Round")[1:]] == ["–", "–", "–"]
+
+
+def test_a_failed_study_with_a_failed_round_shows_both_reasons(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=3, done=1, collecting=True)
+    filled.ledger.fail_round(filled.ledger.round("first", 2), reason="1 of 2 answers within round_limit")
+    filled.ledger.set_study_state("first", StudyState.FAILED, reason="the compute process died")
+    page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
+    assert page.table("Round")[3][0] == "2 (failed)"
+    assert "Round 2: 1 of 2 answers within round_limit" in page.text
+    assert "the compute process died" in page.text
+
+
+def test_text_from_silos_cannot_become_markup(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\"'&"
+    filled = fill_study(tmp_path / "fed", rounds=3, done=1, complete=False)
+    filled.roster.joined(SILOS[0], version=evil, methods=(), labelled_count=0, unlabelled_count=1, memory_study="",
+                         memory_round=0)
+    open_collecting_round(filled.ledger, "first", 2, SILOS)
+    task = filled.ledger.task(f"first/2/0-train/{SILOS[0]}")
+    assert task is not None
+    filled.ledger.close_task(task, TaskState.REFUSED, reason=evil)
+    answer(filled.ledger, "first", 2, SILOS[1], TaskState.UPDATED, ratio=0.5)
+    text = write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8")
+    page = _Page(text)
+    assert "script" not in page.tags
+    assert evil in page.text, "shown as what it is"
+    assert "<script" not in text
+
+
+def test_a_broken_audit_trail_is_said_aloud(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=1)
+    with filled.ledger.transaction() as db:
+        db.execute("DROP TRIGGER event_is_append_only_1")
+        db.execute("UPDATE event SET kind = 'forged' WHERE number = 2")
+    text = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8")).text
+    assert "The audit trail is not intact." in text
+    assert "event 2 was altered" in text
+
+
+def test_an_unknown_study_is_refused_by_name(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=1)
+    with pytest.raises(UnknownName, match="no study 'second'"):
+        write_report(filled.federation, filled.ledger, "second")
+
+
+def test_many_silos_are_drawn_as_a_range(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=3, silos=tuple(f"silo-{number:02}" for number in range(12)))
+    page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
+    assert len(page.table("Silo")) == 13
+    assert "share of a silo's images" in page.images[3]["alt"]

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from common.config import to_dict
+from coordinator.bulletin import Bulletin
+from coordinator.live import LiveStatus
+from coordinator.states import StudyState
+from coordinator.status import StatusFacts, gather, render
+from tests.coordinator.ledger_fixture import (
+    DENSE_BYTES,
+    LABELLED_ONLY,
+    SILOS,
+    Filled,
+    accuracy_after,
+    fill_study,
+    open_federation_with_silos,
+    study_config,
+)
+
+
+def _text(facts: StatusFacts, *, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    render(console, facts)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _live(*connected: str) -> LiveStatus:
+    bulletin = Bulletin(study="first", round=5, rounds=9, activity="aggregating 2 updates", fraction=0.5)
+    bulletin.connected = dict.fromkeys(connected, 1)
+    return LiveStatus.from_bulletin(bulletin)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Filled:
+    return fill_study(tmp_path / "fed", rounds=9, done=4, collecting=True)
+
+
+def test_the_open_round_says_for_whom_it_waits_and_until_when(running: Filled) -> None:
+    opened = running.ledger.round("first", 5).opened_unix
+    facts = gather(running.federation, running.ledger, None, now_unix=opened + 800)
+    current = facts.current_round
+    assert current is not None
+    assert (current.number, current.rounds, current.phase, current.quorum) == (5, 9, "train", 2)
+    assert current.tasks == {"open": 2, "updated": 1}
+    assert current.waiting_for == SILOS[1:]
+    assert current.deadline_unix == opened + 1800
+    text = _text(facts, width=200)
+    assert "deadline in 16 min 40 s" in text
+    assert f"waiting for {SILOS[1]}, {SILOS[2]}" in text
+
+
+def test_a_study_shows_its_accuracy_beside_the_labelled_only_line(running: Filled) -> None:
+    study = gather(running.federation, running.ledger, None).studies[0]
+    assert (study.name, study.state, study.method, study.round, study.rounds) == ("first", "running", "semifl", 5, 9)
+    assert (study.accuracy, study.labelled_only_accuracy) == (accuracy_after(4), LABELLED_ONLY)
+    assert study.seconds_left == pytest.approx(5 * 4 - 2, abs=1.0), "five rounds of 4 s, of which 2 s have passed"
+
+
+def test_silos_are_revoked_connected_away_or_only_enrolled(running: Filled) -> None:
+    running.roster.revoke(SILOS[2])
+    running.roster.add_invitation(silo="late-one", token_hash=b"t" * 32, expires_unix=time.time() + 3600)
+    states = {silo.name: silo.state for silo in gather(running.federation, running.ledger, _live(SILOS[0])).silos}
+    assert states == {SILOS[0]: "connected", SILOS[1]: "away", SILOS[2]: "revoked"}
+    facts = gather(running.federation, running.ledger, None)
+    assert {silo.name: silo.state for silo in facts.silos}[SILOS[0]] == "joined", "nobody knows while serve is down"
+    assert [invitation.silo for invitation in facts.invitations] == ["late-one"]
+
+
+def test_costs_are_compared_with_dense_transfers(running: Filled) -> None:
+    cost, = gather(running.federation, running.ledger, None).costs
+    # Four rounds of 3 downloads with 3 + 3 + 2 + 3 updates; one of each so far in the fifth.
+    assert cost.dense_bytes == (12 + 11 + 2) * DENSE_BYTES
+    assert cost.share_of_dense == pytest.approx((cost.wire_down + cost.wire_up) / cost.dense_bytes)
+
+
+def test_whether_serve_is_running_is_the_first_thing_said(running: Filled) -> None:
+    assert "serve is not running" in _text(gather(running.federation, running.ledger, None))
+    text = _text(gather(running.federation, running.ledger, _live(SILOS[0], SILOS[1])), width=120)
+    assert "serve is running" in text
+    assert "2 silo(s) connected: aggregating 2 updates 50 %" in text
+
+
+def test_it_fits_eighty_columns_apart_from_sentences(running: Filled) -> None:
+    text = _text(gather(running.federation, running.ledger, _live(SILOS[0])))
+    tables = [line for line in text.splitlines() if line.startswith(("first", "study", *SILOS, "silo", "cost", "wire"))]
+    assert len(tables) >= 8
+    assert max(len(line.rstrip()) for line in tables) <= 80
+
+
+def test_an_empty_federation_says_what_to_do_next(tmp_path: Path) -> None:
+    filled = open_federation_with_silos(tmp_path / "fed", silos=())
+    text = _text(gather(filled.federation, filled.ledger, None))
+    assert "coordinator new NAME" in text
+    assert "coordinator invite NAME" in text
+
+
+def test_a_failed_study_shows_its_reason(tmp_path: Path) -> None:
+    filled = open_federation_with_silos(tmp_path / "fed")
+    filled.ledger.queue_study("bad", study_config(rounds=3))
+    filled.ledger.set_study_state("bad", StudyState.FAILED, reason="data/labelled: no such folder.\x1b[31m")
+    facts = gather(filled.federation, filled.ledger, None)
+    assert facts.current_round is None
+    text = _text(facts)
+    assert "bad: data/labelled: no such folder." in text
+    assert "\x1b" not in text
+
+
+def test_the_facts_are_json(running: Filled) -> None:
+    facts = gather(running.federation, running.ledger, _live(SILOS[0]))
+    again = json.loads(json.dumps(to_dict(facts)))
+    assert again["federation"] == "lung-federation"
+    assert again["running"] is True
+    assert again["live"]["connected"] == [SILOS[0]]
+    assert again["current_round"]["waiting_for"] == list(SILOS[1:])
+
+
+def test_status_needs_neither_torch_nor_matplotlib() -> None:
+    code = ("import sys, coordinator.status, coordinator.live, coordinator.display, coordinator.report\n"
+            "print([name for name in ('torch', 'matplotlib') if name in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,90 @@
+"""Loaded by every Python process with this folder on PYTHONPATH: kills the process at a chosen call, as kill -9 does.
+
+SEMISILO_TEST_CRASH = "module:qualified.name:n:when[:word]" kills around the n-th call of that function, `when` being
+"before" or "after"; with `word`, only calls count whose arguments' text contains it. A light process dies alone; a
+compute process takes the light one with it, as a loss of power would.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import inspect
+import os
+import signal
+import sys
+from types import ModuleType
+
+
+def _die() -> None:
+    if any("common.compute" in word for word in sys.orig_argv):
+        os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _patch(module: ModuleType, name: str, count: int, when: str, word: str) -> None:
+    owner: object = module
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    original = getattr(owner, last)
+    calls = 0
+
+    def hit(args: object, kwargs: object) -> bool:
+        nonlocal calls
+        if word and word not in repr((args, kwargs)):
+            return False
+        calls += 1
+        return calls == count
+
+    if inspect.iscoroutinefunction(original):
+        @functools.wraps(original)
+        async def wrapper(*args: object, **kwargs: object) -> object:
+            dies = hit(args, kwargs)
+            if dies and when == "before":
+                _die()
+            result = await original(*args, **kwargs)
+            if dies:
+                _die()
+            return result
+    else:
+        @functools.wraps(original)
+        def wrapper(*args: object, **kwargs: object) -> object:
+            dies = hit(args, kwargs)
+            if dies and when == "before":
+                _die()
+            result = original(*args, **kwargs)
+            if dies:
+                _die()
+            return result
+    setattr(owner, last, wrapper)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, *patch: object) -> None:
+        self._name = name
+        self._patch = patch
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute, patch = spec.loader.exec_module, self._patch
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _patch(module, *patch)  # type: ignore[arg-type]
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if "SEMISILO_TEST_CRASH" in os.environ:
+    import importlib.util
+
+    _module, _name, _count, _when, *_word = os.environ["SEMISILO_TEST_CRASH"].split(":")
+    sys.meta_path.insert(0, _Finder(_module, _name, int(_count), _when, _word[0] if _word else ""))

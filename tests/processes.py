@@ -1,0 +1,200 @@
+"""A federation of real processes on localhost for tests: `coordinator serve` and `silo join` over mutual TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+CRASHING = Path(__file__).parent / "crashing"
+
+STUDY = """
+[study]
+seed = 3
+rounds = 3
+start_with = 2
+labelled_only_baseline = false
+[model]
+name = "wide_network:wide"
+[data]
+labelled = "labelled.npz"
+test = "test.npz"
+image = {{ size = 8, channels = 1 }}
+[augmentation]
+policy = "small"
+without = ["Invert", "Solarize"]
+[method]
+name = "semifl"
+confidence_threshold = 0.3
+local_epochs = 1
+coordinator_epochs = 2
+unlabelled_batch = 20
+lr = 0.05
+[participation]
+round_timeout = "{timeout}"
+"""
+
+
+def free_ports() -> int:
+    """A port that is free together with the next one."""
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+    raise RuntimeError("no two free ports in a row")
+
+
+class FederationOfProcesses:
+    """Starts, kills and restarts the processes of one federation in a folder."""
+
+    def __init__(self, folder: Path, *, silos: tuple[str, ...] = ("alpha", "beta"), timeout: str = "5m",
+                 study: str = STUDY, images: int = 60, public_port: int = 0) -> None:
+        self.folder = folder
+        self.hub = folder / "hub"
+        self.silos = silos
+        self.port = free_ports()
+        self.factory = "wide_network:wide"
+        """What the silos permit."""
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._command("coordinator.cli", "init", "testing", "--address", f"127.0.0.1:{self.port}", "--folder",
+                      str(self.hub))
+        configuration = self.hub / "federation.toml"
+        text = configuration.read_text().replace('listen = "[::]"', f'listen = "127.0.0.1:{self.port}"')
+        if public_port:
+            text = text.replace(f'public = "127.0.0.1:{self.port}"', f'public = "127.0.0.1:{public_port}"'
+                                f'\nenrollment = "127.0.0.1:{self.port + 1}"')
+        configuration.write_text(text)
+        first = self.hub / "studies" / "first"
+        (first / "study.toml").write_text(study.format(timeout=timeout))
+        digits = load_digits()
+        pixels, labels = np.round(digits.images * 255 / 16).astype(np.uint8), digits.target
+        np.savez(first / "labelled.npz", train_images=pixels[:80], train_labels=labels[:80])
+        np.savez(first / "test.npz", test_images=pixels[-300:], test_labels=labels[-300:])
+        for number, silo in enumerate(silos):
+            start = 100 + images * number
+            np.savez(folder / f"{silo}.npz", train_images=pixels[start:start + images])
+
+    # Commands ---------------------------------------------------------------------------------------------------------
+
+    def _command(self, module: str, *words: str) -> str:
+        done = subprocess.run([sys.executable, "-P", "-m", module, *words], capture_output=True, text=True,
+                              env=self._environment(""), timeout=60)
+        assert done.returncode == 0, f"{module} {words}: {done.stderr}"
+        return done.stdout
+
+    def _environment(self, crash: str) -> dict[str, str]:
+        environment = dict(os.environ, PYTHONPATH=str(CRASHING), PYTHONUNBUFFERED="1", GRPC_ENABLE_FORK_SUPPORT="0")
+        environment.pop("SEMISILO_TEST_CRASH", None)
+        if crash:
+            environment["SEMISILO_TEST_CRASH"] = crash
+        return environment
+
+    def _start(self, name: str, module: str, *words: str, crash: str) -> None:
+        log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 - the process keeps it
+        self.running[name] = subprocess.Popen([sys.executable, "-P", "-m", module, *words], stdout=log, stderr=log,
+                                              stdin=subprocess.DEVNULL, env=self._environment(crash),
+                                              start_new_session=True)
+
+    def coordinator(self, *words: str) -> str:
+        """Runs a coordinator command; returns what it prints."""
+        return self._command("coordinator.cli", *words, "--folder", str(self.hub))
+
+    def serve(self, *, crash: str = "") -> None:
+        """Starts `coordinator serve`."""
+        self._start("coordinator", "coordinator.cli", "serve", "--exit-when-finished", "--folder", str(self.hub),
+                    crash=crash)
+
+    def enroll(self, silo: str) -> None:
+        """Invites and enrolls a silo, and permits the test's network there."""
+        line = self.coordinator("invite", silo).strip()
+        home = self.folder / silo
+        end = time.monotonic() + 40
+        while True:
+            done = subprocess.run([sys.executable, "-P", "-m", "silo.cli", "enroll", line, "--home", str(home)],
+                                  capture_output=True, text=True, env=self._environment(""), timeout=60)
+            if done.returncode == 0:
+                break
+            assert time.monotonic() < end, done.stderr
+            time.sleep(0.5)
+        policy = home / "silo.toml"
+        policy.write_text(policy.read_text().replace("\nfactories = []", f'\nfactories = ["{self.factory}"]'))
+        assert self.factory in policy.read_text()
+
+    def join(self, silo: str, *, crash: str = "", words: tuple[str, ...] = ("--exit-when-finished",)) -> None:
+        """Starts `silo join`."""
+        self._start(silo, "silo.cli", "join", "--data", str(self.folder / f"{silo}.npz"), "--home",
+                    str(self.folder / silo), *words, crash=crash)
+
+    # Life and death ---------------------------------------------------------------------------------------------------
+
+    def died(self, name: str, *, seconds: float = 90) -> None:
+        """Waits for a process to be killed by its own crash point."""
+        status = self.running.pop(name).wait(seconds)
+        assert status == -signal.SIGKILL, f"{name} ended with {status}:\n{self.log(name)}"
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        process = self.running.pop(name)
+        process.kill()
+        process.wait(20)
+
+    def finish(self, *, seconds: float = 120) -> str:
+        """Waits for the study to end by itself; returns the digest of the final state."""
+        for name in ("coordinator", *self.silos):
+            if name in self.running:
+                status = self.running.pop(name).wait(seconds)
+                assert status == 0, f"{name} ended with {status}:\n{self.log(name)}"
+        (state,), = self.query("SELECT state FROM study WHERE name = 'first'")
+        assert state == "completed", self.log("coordinator")
+        return str(self.query("SELECT state_digest FROM round ORDER BY number DESC LIMIT 1")[0][0])
+
+    def stop(self) -> None:
+        """Kills whatever still runs."""
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+        self.running.clear()
+
+    # Looking ----------------------------------------------------------------------------------------------------------
+
+    def query(self, sql: str) -> list[tuple[object, ...]]:
+        """Rows of the ledger, read from outside."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.hub / 'ledger.sqlite'}?mode=ro", uri=True)) as ledger:
+            return ledger.execute(sql).fetchall()
+
+    def wait_for(self, condition: Callable[[], bool], *, seconds: float = 60) -> None:
+        """Polls until something is true."""
+        end = time.monotonic() + seconds
+        while not condition():
+            logs = "\n".join(f"--- {name}\n{self.log(name)}" for name in ("coordinator", *self.silos))
+            assert time.monotonic() < end, f"the condition never came true\n{logs}"
+            time.sleep(0.05)
+
+    def log(self, name: str) -> str:
+        """The end of a process's output."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace")[-3000:] if path.exists() else ""
+
+
+@contextlib.contextmanager
+def federation(folder: Path, **options: object) -> Iterator[FederationOfProcesses]:
+    """A federation that leaves no process behind."""
+    processes = FederationOfProcesses(folder, **options)  # type: ignore[arg-type]
+    try:
+        yield processes
+    finally:
+        processes.stop()

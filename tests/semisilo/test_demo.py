@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import BadData, UnknownName, UsageError
+from coordinator.study import config_from_dict
+from coordinator.summary import StudySummary
+from semisilo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
+from semisilo.processes import console_script
+
+_RESULT = DemoResult(labelled_only_accuracy=0.75, accuracy=0.875, rounds=2, silos=3, payload_bytes=10, wire_bytes=12,
+                     dense_bytes=20, seconds=1.5, method="semifl", seed=1, report=Path("report/index.html"))
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """Command lines that name a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in words and "pytest" not in words:
+            found.append(words)
+    return found
+
+
+def test_the_study_file_holds_the_settings_and_is_accepted() -> None:
+    config = config_from_dict(tomllib.loads(study_text(DemoSettings(seed=5, rounds=7, silos=4))), where="demo")
+    assert (config.study.seed, config.study.rounds, config.study.start_with) == (5, 7, 4)
+    assert config.method.name == "semifl"
+    assert (config.data.image.size, config.data.image.channels) == (8, 1)
+    assert set(config.augmentation.without) == {"Invert", "Solarize"}
+    assert not config.augmentation.horizontal_flip
+
+
+def test_labels_stay_at_the_coordinator_and_no_image_is_in_two_places(tmp_path: Path) -> None:
+    from common.data.archive import digits
+
+    silos = [tmp_path / f"silo-{number}" / "images.npz" for number in range(3)]
+    data = make_data(DemoSettings(labels_per_class=2), coordinator=tmp_path / "hub" / "digits.npz", silos=silos)
+    assert (data.labelled, data.test, data.unlabelled) == (20, 355, (474, 474, 474))  # (1442 - 20) / 3
+    with np.load(tmp_path / "hub" / "digits.npz") as hub:
+        assert np.bincount(hub["train_labels"]).tolist() == [2] * 10
+        assert len(hub["test_images"]) == 355
+        parts = [hub["train_images"]]
+    for path in silos:
+        with np.load(path) as held:
+            assert held.files == ["train_images"], "silos get no labels"
+            parts.append(held["train_images"])
+    train = digits("train", source="digits#train").images
+    assert train is not None
+    dealt = sorted(image.tobytes() for part in parts for image in part)
+    assert dealt == sorted(image.tobytes() for image in train), "20 + 3 x 474 = 1442: each image once"
+
+
+def test_the_split_follows_from_the_seed(tmp_path: Path) -> None:
+    def held(name: str, seed: int) -> bytes:
+        make_data(DemoSettings(seed=seed), coordinator=tmp_path / name / "hub.npz", silos=[tmp_path / name / "a.npz"])
+        with np.load(tmp_path / name / "a.npz") as archive:
+            return bytes(archive["train_images"].tobytes())
+
+    assert held("one", 1) == held("again", 1)
+    assert held("one", 1) != held("other", 2)
+
+
+def test_wrong_settings_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="no method 'semifil'"):
+        DemoSettings(method="semifil")
+    with pytest.raises(UsageError, match="rounds = 0"):
+        DemoSettings(rounds=0)
+    (tmp_path / "taken").touch()
+    with pytest.raises(UsageError, match="not an empty folder"):
+        run_demo(DemoSettings(), folder=tmp_path)
+
+
+def test_a_temporary_folder_goes_when_the_settings_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(BadData, match="fewer than the 5000 to be labelled"):
+        run_demo(DemoSettings(labels_per_class=5000))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_result_as_json_has_the_promised_keys_first() -> None:
+    facts = json.loads(_RESULT.to_json())
+    assert list(facts) == ["labelled_only_accuracy", "accuracy", "rounds", "silos", "payload_bytes", "wire_bytes",
+                           "dense_bytes", "seconds", "method", "seed", "gain"]
+    assert facts["gain"] == 0.125
+    assert json.loads(replace(_RESULT, accuracy=0.5).to_json())["gain"] == -0.25
+
+
+def test_an_unknown_method_is_one_line_and_status_2() -> None:
+    done = subprocess.run([*console_script("semisilo"), "demo", "--method", "semifil"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "no method 'semifil'" in done.stderr
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    code = ("import sys, semisilo.cli\n"
+            "print([name for name in ('torch', 'numpy', 'grpc', 'matplotlib') if name in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class _Listener(DemoWatcher):
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.seen: set[str] = set()
+
+    def step(self, text: str) -> None:
+        self.steps.append(text)
+
+    def progress(self, study: StudySummary) -> None:
+        self.seen.add(str(study.row.state))
+
+
+def test_a_whole_federation_runs_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    listener = _Listener()
+    folder = tmp_path / "demo"
+    settings = DemoSettings(silos=2, rounds=2, baseline_epochs=5)
+    result = run_demo(settings, folder=folder, watcher=listener)
+    assert _processes_of(folder) == []
+    assert (result.rounds, result.silos, result.method) == (2, 2, "semifl")
+    assert 0 < result.labelled_only_accuracy <= 1
+    assert 0 < result.accuracy <= 1
+    # At least the model goes down to both silos in both rounds; wire bytes contain the payload.
+    assert result.dense_bytes >= 4 * 4 * 50_000
+    assert result.wire_bytes > result.payload_bytes > 0
+    assert result.payload_bytes == pytest.approx(result.dense_bytes, rel=0.05), "dense payloads, and statistics"
+    assert result.report == folder / "report" / "index.html"
+    assert result.report.is_file()
+    assert [step.split()[:3] for step in listener.steps if step.startswith("$")] == [
+        ["$", "coordinator", "init"], ["$", "coordinator", "invite"], ["$", "coordinator", "invite"],
+        ["$", "coordinator", "serve"], ["$", "silo", "enroll"], ["$", "silo", "join"], ["$", "silo", "enroll"],
+        ["$", "silo", "join"], ["$", "coordinator", "report"]]
+    assert "completed" in listener.seen
+    assert not any("semisilo-invite" in step for step in listener.steps), "an invitation is a secret"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path: Path, number: signal.Signals) -> None:
+    demo = subprocess.Popen([*console_script("semisilo"), "demo", "--silos", "1", "--rounds", "500"],
+                            stdout=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if line.startswith("$ silo join"):
+            break
+    time.sleep(0.2)
+    assert len(_processes_of(tmp_path)) >= 2, "a coordinator and a silo"
+    demo.send_signal(number)
+    demo.stdout.read()
+    assert demo.wait(30) == 130
+    assert _processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,492 @@
+"""The loop of a silo against a scripted coordinator: what it answers, what it keeps, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from common.errors import BadData, CertificateRevoked, ComputeFailed, SemisiloError, TaskClosed, Unreachable
+from common.wire import round_service_pb2 as pb
+from silo.agent import Agent, Renewal
+from silo.display import PlainDisplay
+from silo.home import JoinChoice, SiloHome, StatusFile
+from silo.link import Link, LinkSettings
+from silo.policy import Limits, Permit, Policy
+from silo.retry import Backoff
+from silo.traffic import Traffic
+from tests.proxy import Proxy
+from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
+
+OVER = pb.Standby(reason=pb.Standby.REASON_NO_STUDY, text="reached 91.2 %")
+
+
+@dataclass
+class Bench:
+    """An agent with all that it stands on."""
+
+    agent: Agent
+    link: Link
+    compute: FakeCompute
+    output: io.StringIO
+    home: SiloHome
+
+    @property
+    def text(self) -> str:
+        return self.output.getvalue()
+
+    def disclosures(self) -> list[dict[str, Any]]:
+        path = self.home.disclosures
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def status(self) -> Any:
+        return StatusFile.load(self.home.status)
+
+
+@asynccontextmanager
+async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = None, policy: Policy | None = None,
+                   renew: Any = None, exit_when_finished: bool = True) -> AsyncIterator[Bench]:
+    home = SiloHome(folder)
+    folder.mkdir(exist_ok=True)
+    compute = compute or FakeCompute()
+    output = io.StringIO()
+    traffic = Traffic("a", remote_port=port)
+    options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200),
+               ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    link = Link(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options), silo="a",
+                settings=LinkSettings(call_seconds=5.0, stall_seconds=5.0,
+                                      backoff=Backoff(first_seconds=0.02, largest_seconds=0.2)),
+                messages=traffic.messages, on_trouble=lambda error, failures: agent.trouble(error, failures),
+                on_contact=lambda: agent.contact())
+
+    async def nothing() -> None:
+        return None
+    agent = Agent(home=home, silo="a", address="hub:8443", policy=policy or Policy(),
+                  choice=JoinChoice(source="/scans"), link=link, compute=compute, display=PlainDisplay(output),
+                  traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
+                  poll_seconds=2.0)
+    try:
+        yield Bench(agent, link, compute, output, home)
+    finally:
+        await link.close()
+        traffic.close()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# A round --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(300_000))
+        coordinator.tasks = [make_task(payloads=(payload,))]
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            assert await bench.agent.run() == "reached 91.2 %"
+            hello = coordinator.hellos[0]
+            assert (hello.labelled_count, hello.unlabelled_count, list(hello.methods)) == (4, 475, ["semifl"])
+            assert (hello.memory_study, hello.memory_round) == ("", 0)
+            assert abs(hello.silo_time.ToSeconds() - time.time()) < 60
+            (begin,) = coordinator.begins
+            update = begin.update
+            assert coordinator.accepted[begin.update_id][:8] == b"SEMISILO"
+            assert update.example_count == 17
+            assert dict(update.metrics) == {"label_ratio": 0.5}
+            assert update.training_duration.ToMilliseconds() == 1500
+            assert [group.name for group in update.manifest.groups] == ["model"]
+            # What left is in the record, and after the task the coordinator hears what the silo holds.
+            (entry,) = bench.disclosures()
+            assert (entry["kind"], entry["study"], entry["round"], entry["groups"]) == ("update", "first", 1, ["model"])
+            assert entry["digest"] == update.payload.digest.hex()
+            assert entry["bytes"] == len(coordinator.accepted[begin.update_id]) == update.payload.size_bytes
+            assert [digest.hex() for digest in coordinator.hellos[1].held_digests] == [payload.digest]
+            assert (coordinator.hellos[1].memory_study, coordinator.hellos[1].memory_round) == ("first", 1)
+            assert "round 1/3: training (semifl, 479 images)" in bench.text
+            assert "study first is over: reached 91.2 %" in bench.text
+            stages = {report.stage for report in coordinator.reports}
+            assert stages <= {pb.ReportProgressRequest.STAGE_DOWNLOADING, pb.ReportProgressRequest.STAGE_TRAINING,
+                              pb.ReportProgressRequest.STAGE_UPLOADING}
+            status = bench.status()
+            assert (status.tasks_answered, status.pid, status.study, status.last_task) == (1, 0, "", "first/1/train/a")
+            assert status.sent_bytes >= update.payload.size_bytes
+            assert status.received_bytes >= 300_000
+    run(work())
+
+
+def test_memory_follows_what_was_folded_and_payloads_are_fetched_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(50_000))
+        coordinator.tasks = [make_task(1, payloads=(payload,)), make_task(2, payloads=(payload,), last_folded_round=1),
+                             make_task(3, payloads=(payload,), last_folded_round=1)]
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+            first, second, third = (arguments["memory"] for arguments in bench.compute.trained)
+        assert first is None
+        assert second is not None
+        assert third == second  # round 2 was not folded
+        assert len(coordinator.downloads) == 1
+        assert len(coordinator.accepted) == 3
+    run(work())
+
+
+def test_a_payload_that_went_bad_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(50_000))
+        coordinator.tasks = [make_task(payloads=(payload,))]
+        damaged = tmp_path / "cache" / payload.digest
+        damaged.parent.mkdir()
+        damaged.write_bytes(random_bytes(50_000, seed=1))
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+        assert coordinator.downloads == [(payload.digest, 0)]
+        assert len(coordinator.accepted) == 1
+    run(work())
+
+
+def test_a_round_goes_through_a_line_that_breaks_all_the_time(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(3 * 2**20))
+        coordinator.tasks = [make_task(payloads=(payload,))]
+        async with serving(coordinator) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.cut_after_down_bytes = proxy.cut_after_up_bytes = 900_000
+                async with agent_at(proxy.port, tmp_path, compute=FakeCompute(update_bytes=3 * 2**20)) as bench:
+                    await bench.agent.run()
+        (data,) = coordinator.accepted.values()
+        assert len(data) > 3 * 2**20
+        assert len(coordinator.downloads) >= 3
+        assert len(coordinator.uploads) >= 3
+        assert len(bench.compute.trained) == 1
+        assert len(bench.disclosures()) == 1
+    run(work())
+
+
+# Answers without an update --------------------------------------------------------------------------------------------
+
+
+def test_an_abstention_is_an_answer_with_its_reason_and_metrics(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        compute = FakeCompute(abstention="no_confident_example", metrics={"label_ratio": 0.0})
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        (begin,) = coordinator.begins
+        assert begin.abstention.reason == "no_confident_example"
+        assert dict(begin.abstention.metrics) == {"label_ratio": 0.0}
+        assert [entry["kind"] for entry in bench.disclosures()] == ["abstention"]
+        assert "nothing to send this round: no_confident_example" in bench.text
+    run(work())
+
+
+@pytest.mark.parametrize(("policy", "code", "word"), [
+    (Policy(permit=Permit(methods=())), "METHOD_NOT_PERMITTED", "semifl"),
+    (Policy(permit=Permit(groups=("model",))), "NOT_PERMITTED", "batch_norm"),
+    (Policy(permit=Permit(metrics=())), "NOT_PERMITTED", "label_ratio"),
+    (Policy(limits=Limits(max_download_bytes=10)), "NOT_PERMITTED", "max_download_bytes"),
+])
+def test_what_the_site_does_not_permit_is_refused_before_anything_is_fetched(
+        tmp_path: Path, policy: Policy, code: str, word: str) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(1000))
+        coordinator.tasks = [make_task(1, payloads=(payload,)), make_task(2, payloads=(payload,))]
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=policy) as bench:
+            await bench.agent.run()
+        assert coordinator.outcomes() == ["refusal", "refusal"]  # and the agent lived on after the first
+        assert coordinator.begins[0].refusal.code == code
+        assert word in coordinator.begins[0].refusal.text
+        assert coordinator.downloads == []
+        assert bench.compute.trained == []
+        assert [entry["kind"] for entry in bench.disclosures()] == ["refusal", "refusal"]
+    run(work())
+
+
+@pytest.mark.parametrize(("compute", "word"), [
+    (FakeCompute(metrics={"patients": 12.0}), "patients"), (FakeCompute(group="images"), "images"),
+    (FakeCompute(update_bytes=2_000_000), "max_upload_bytes"),
+])
+def test_a_result_that_holds_more_than_is_permitted_does_not_leave(
+        tmp_path: Path, compute: FakeCompute, word: str) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        policy = Policy(limits=Limits(max_upload_bytes=1_000_000))
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute, policy=policy) as bench:
+            await bench.agent.run()
+        assert coordinator.outcomes() == ["refusal"]
+        assert coordinator.begins[0].refusal.code == "NOT_PERMITTED"
+        assert word in coordinator.begins[0].refusal.text
+        assert coordinator.uploads == []
+        assert all(entry["kind"] == "refusal" for entry in bench.disclosures())
+    run(work())
+
+
+def test_settings_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task(settings={"temperature": 2.0})], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+        refusal = coordinator.begins[0].refusal
+        assert refusal.code == "BAD_CONFIGURATION"
+        assert "temperature" in refusal.text
+        assert bench.compute.trained == []
+    run(work())
+
+
+def test_training_that_fails_once_is_done_again_and_twice_is_refused_without_naming_files(tmp_path: Path) -> None:
+    async def work() -> None:
+        crash = ComputeFailed("FileNotFoundError: '/scans/jane_doe.png' went away")
+        for errors, outcome in ((1, "update"), (2, "refusal")):
+            coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+            compute = FakeCompute(errors=[crash] * errors)
+            async with serving(coordinator) as port, agent_at(port, tmp_path / outcome, compute=compute) as bench:
+                await bench.agent.run()
+            assert coordinator.outcomes() == [outcome]
+            assert len(compute.trained) == 2
+        refusal = coordinator.begins[0].refusal
+        assert refusal.code == "COMPUTE_FAILED"
+        assert "FileNotFoundError" in refusal.text
+        assert "jane_doe" not in refusal.text
+        assert "jane_doe" in bench.text  # here, where the files are, it is shown
+    run(work())
+
+
+def test_images_that_cannot_be_used_are_refused_without_naming_them(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        compute = FakeCompute(errors=[BadData("/scans/jane_doe.png is no image.")])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        assert coordinator.begins[0].refusal.code == "BAD_DATA"
+        assert "jane" not in coordinator.begins[0].refusal.text
+        assert "jane_doe.png is no image" in bench.text
+    run(work())
+
+
+# Ends before the end --------------------------------------------------------------------------------------------------
+
+
+def test_an_abort_kills_training_and_the_agent_goes_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task(1)], after=OVER, abort_reason="the round is closed")
+        compute = FakeCompute(hang=True)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: compute.aborted > 0)
+            compute.hang, coordinator.abort_reason, coordinator.tasks = False, "", [make_task(2)]
+            await running
+        assert "dropped: the round is closed" in bench.text
+        assert [begin.task_id for begin in coordinator.begins] == ["first/2/train/a"]
+    run(work())
+
+
+def test_a_task_that_closes_while_it_is_fetched_is_dropped(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(1000))
+        coordinator.tasks = [make_task(payloads=(payload,))]
+        coordinator.fault = lambda rpc, _: TaskClosed("The round is over.") if rpc == "DownloadPayload" else None
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+        assert "dropped: The round is over." in bench.text
+        assert coordinator.begins == []
+    run(work())
+
+
+def test_a_late_update_is_dropped_with_the_reason_and_the_agent_goes_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER, refuse_reason="the round is closed")
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+        assert "not wanted any more: the round is closed" in bench.text
+        assert coordinator.uploads == []
+        assert bench.status().tasks_answered == 0
+    run(work())
+
+
+def test_a_silo_that_died_half_way_through_its_upload_sends_the_same_update_without_training_again(
+        tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        first_try: list[bool] = []
+
+        def objection(update_id: str) -> SemisiloError | None:
+            first_try.append(True)
+            coordinator.spool[update_id] = coordinator.spool[update_id][:1_000_000]  # the rest had not reached the disk
+            return Unreachable("stands for a cut")
+        coordinator.objection = objection
+        compute = FakeCompute(update_bytes=2_000_000)
+        async with serving(coordinator) as port:
+            async with agent_at(port, tmp_path, compute=compute) as bench:
+                dying = asyncio.ensure_future(bench.agent.run())
+                await until(lambda: bool(first_try))
+                dying.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await dying
+            uploads = len(coordinator.uploads)
+            coordinator.objection = lambda _: None
+            async with agent_at(port, tmp_path, compute=compute) as bench:
+                await bench.agent.run()
+        assert len(compute.trained) == 1
+        assert len({begin.update_id for begin in coordinator.begins}) == 1
+        assert coordinator.begins[0] == coordinator.begins[-1]
+        assert coordinator.uploads[uploads][1] == 1_000_000
+        assert len(coordinator.accepted) == 1
+        assert len(bench.disclosures()) == 1
+        assert "the answer was ready before; it is sent again" in bench.text
+    run(work())
+
+
+def test_a_revoked_silo_stops_with_the_line_wherever_it_hears_of_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        revoked = CertificateRevoked("The operator has revoked silo 'a'.", remedy="Ask for a new invitation.")
+        for rpc in ("AwaitTask", "DownloadPayload", "ReportProgress", "BeginUpdate", "SubmitUpdate"):
+            coordinator = FakeCoordinator(after=OVER)
+            payload = coordinator.add_file(random_bytes(1000))
+            coordinator.tasks = [make_task(payloads=(payload,))]
+            coordinator.fault = lambda asked, _, rpc=rpc: revoked if asked == rpc else None
+            compute = FakeCompute(hang=rpc == "ReportProgress")
+            async with serving(coordinator) as port, agent_at(port, tmp_path / rpc, compute=compute) as bench:
+                with pytest.raises(CertificateRevoked) as caught:
+                    await bench.agent.run()
+            assert caught.value.line() == revoked.line()
+            assert bench.status().last_error == revoked.line()
+            assert coordinator.accepted == {}
+    run(work())
+
+
+def test_images_that_cannot_be_read_at_all_stop_the_agent_before_it_connects(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+        compute = FakeCompute(survey_error=BadData("/scans holds no image."))
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            with pytest.raises(BadData, match="no image"):
+                await bench.agent.run()
+        assert coordinator.hellos == []
+        assert not bench.home.choice.exists()  # and are not remembered
+    run(work())
+
+
+# Waiting --------------------------------------------------------------------------------------------------------------
+
+
+def test_no_study_ends_the_agent_only_after_it_has_taken_part(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(standby=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(coordinator.hellos) >= 2)
+            assert not running.done()
+            coordinator.standby = pb.Standby(reason=pb.Standby.REASON_NOT_SAMPLED, study="first", round=1,
+                                             round_count=3)
+            await until(lambda: bench.status().study == "first")
+            coordinator.standby = OVER
+            assert await running == "reached 91.2 %"
+    run(work())
+
+
+def test_a_silo_that_was_away_when_its_study_ended_still_ends_but_not_twice(tmp_path: Path) -> None:
+    async def work() -> None:
+        StatusFile(tmp_path / "status.json").update(now_unix=1.0, study="first", round=2)
+        coordinator = FakeCoordinator(standby=OVER)
+        async with serving(coordinator) as port:
+            async with agent_at(port, tmp_path) as bench:
+                assert await bench.agent.run() == "reached 91.2 %"
+            async with agent_at(port, tmp_path) as bench:
+                running = asyncio.ensure_future(bench.agent.run())
+                await until(lambda: len(coordinator.hellos) >= 3)
+                assert not running.done()  # it waits for the next study
+                running.cancel()
+    run(work())
+
+
+def test_a_coordinator_that_does_not_hold_polls_is_not_asked_without_pause(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(hold_polls=False)
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await asyncio.sleep(1.5)
+            running.cancel()
+        assert 2 <= len(coordinator.hellos) <= 6
+    run(work())
+
+
+def test_a_task_that_cannot_be_answered_is_not_tried_without_pause(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            coordinator.tasks = [make_task(settings={"unknown": 1})]
+            return TaskClosed("closed, and yet given again") if rpc == "BeginUpdate" else None
+        coordinator.fault = fault
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await asyncio.sleep(1.0)
+            running.cancel()
+        assert 2 <= len(coordinator.hellos) <= 16  # 0.01, 0.02, 0.04, ... at least; then 0.1 s each
+    run(work())
+
+
+def test_what_the_coordinator_writes_cannot_move_the_cursor(tmp_path: Path) -> None:
+    async def work() -> None:
+        standby = pb.Standby(reason=pb.Standby.REASON_PAUSED, study="first", round_count=3,
+                             text="\x1b[2Jpaused\nerror: fake")
+        async with serving(FakeCoordinator(standby=standby)) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: "paused" in bench.text)
+            running.cancel()
+        assert "\x1b" not in bench.text
+        assert not any(line.startswith("error") for line in bench.text.splitlines())
+    run(work())
+
+
+def test_the_certificate_is_renewed_when_due_on_a_new_connection_and_a_failure_is_no_end(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator()
+        answers: list[bool | SemisiloError] = [Unreachable("away"), SemisiloError("a fault"), True]
+        due = [0.0]
+        channels = []
+
+        async def renew() -> bool:
+            answer = answers.pop(0)
+            if isinstance(answer, SemisiloError):
+                raise answer
+            due[0] = time.time() + 1000
+            return answer
+
+        def build(link: Link) -> Renewal:
+            renewal = Renewal(renew, due=lambda: due[0], link=link, display=display, pause_seconds=0.05)
+            channels.append(link.channel)
+            return renewal
+        output = io.StringIO()
+        display = PlainDisplay(output)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, renew=build) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: not answers)
+            polls = len(coordinator.hellos)
+            await until(lambda: len(coordinator.hellos) > polls)
+            assert bench.link.channel is not channels[0]
+            running.cancel()
+        assert "could not be renewed yet: a fault" in output.getvalue()
+        assert "was renewed" in output.getvalue()
+    run(work())

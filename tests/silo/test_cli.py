@@ -1,0 +1,337 @@
+"""The command `silo` as a person meets it: lines, exit statuses, files; and the wiring behind `silo join` over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from common.cli_errors import run_cli
+from common.errors import UsageError, WrongAuthority
+from common.tls import listen, server_credentials, server_options
+from common.wire import enrollment_service_pb2_grpc, round_service_pb2_grpc
+from common.wire import round_service_pb2 as pb
+from coordinator.authority import CoordinatorCertificate
+from coordinator.enrollment_services import RenewalService
+from silo.app import choose_data, work
+from silo.cli import app
+from silo.display import LiveDisplay, PlainDisplay, describe_bytes, describe_seconds
+from silo.enrollment import enroll
+from silo.home import AlreadyRunning, JoinChoice, SiloHome, StatusFile, resolve_source
+from silo.identity_store import Identity, load_identity
+from silo.link import LinkSettings
+from silo.policy import DataPolicy, Policy
+from silo.retry import Backoff
+from tests import identity_kit
+from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes
+
+QUICK = LinkSettings(backoff=Backoff(first_seconds=0.02, largest_seconds=0.2))
+OVER = pb.Standby(reason=pb.Standby.REASON_NO_STUDY, text="reached 91.2 %")
+
+
+def silo(*words: str) -> int:
+    return run_cli(app, words, name="silo")
+
+
+async def enrolled(folder: Path, home: Path, silo_name: str = "hospital-a") -> tuple[identity_kit.Federation, Identity]:
+    federation = identity_kit.make_federation(folder)
+    async with identity_kit.serving(federation):
+        identity = await enroll(federation.invite(silo_name), home, now=time.time(), use_http_proxy=False)
+    return federation, identity
+
+
+@contextlib.asynccontextmanager
+async def hub(federation: identity_kit.Federation, coordinator: FakeCoordinator,
+              identity: Identity) -> AsyncIterator[None]:
+    """The scripted coordinator behind mutual TLS, at the address that the identity names."""
+    shown = CoordinatorCertificate(federation.folder, now=time.time()).current
+    server = grpc.aio.server(options=server_options())
+    round_service_pb2_grpc.add_RoundServiceServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
+    enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        RenewalService(federation.authority, federation.roster), server)
+    listen(server, identity.address, server_credentials(shown, silo_authority_pem=federation.keys.pem))
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(0)
+
+
+# Enrolment and status -------------------------------------------------------------------------------------------------
+
+
+def enroll_by_command(tmp_path: Path, *, times: int = 1) -> list[int]:
+    async def work() -> list[int]:
+        federation = identity_kit.make_federation(tmp_path / "hub")
+        async with identity_kit.serving(federation):
+            line = federation.invite()
+            return [await asyncio.to_thread(silo, "enroll", line, "--home", str(tmp_path / "home"))
+                    for _ in range(times)]
+    return asyncio.run(work())
+
+
+def test_enroll_makes_an_identity_and_a_policy_to_read_and_says_what_comes_next(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert enroll_by_command(tmp_path) == [0]
+    said = capsys.readouterr()
+    assert "silo 'hospital-a' of federation 'lung'" in said.out
+    assert f"Next: silo join --home {tmp_path / 'home'} --data FOLDER" in said.out
+    assert "[permit]" in (tmp_path / "home" / "silo.toml").read_text()
+    key = tmp_path / "home" / "identity" / "key.pem"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_enrolling_again_leaves_an_edited_policy_alone(tmp_path: Path) -> None:
+    policy = tmp_path / "home" / "silo.toml"
+    policy.parent.mkdir()
+    policy.write_text("[permit]\nmethods = []\n")
+    assert enroll_by_command(tmp_path, times=2) == [0, 0]
+    assert policy.read_text() == "[permit]\nmethods = []\n"
+
+
+def test_a_line_that_is_no_invitation_is_refused_in_one_line(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert silo("enroll", "hello", "--home", str(tmp_path)) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: This is not an invitation line.")
+    assert said.err.count("\n") == 1
+
+
+def test_status_shows_identity_days_task_and_bytes_for_people_and_programs(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enroll_by_command(tmp_path)
+    capsys.readouterr()
+    home = str(tmp_path / "home")
+    assert silo("status", "--home", home) == 0
+    fresh = capsys.readouterr().out
+    assert "hospital-a" in fresh
+    assert "not running" in fresh
+    assert "never" in fresh
+    StatusFile(tmp_path / "home" / "status.json").update(
+        now_unix=time.time(), last_contact_unix=time.time() - 12, last_task="first/3/train/hospital-a",
+        last_outcome="update sent", sent_bytes=4321, received_bytes=1_200_000, study="first", state="training")
+    assert silo("status", "--home", home) == 0
+    shown = capsys.readouterr().out
+    assert "first/3/train/hospital-a: update sent" in shown
+    assert "4.3 kB sent, 1.2 MB received" in shown
+    assert silo("status", "--home", home, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["silo"], facts["federation"], facts["sent_bytes"]) == ("hospital-a", "lung", 4321)
+    assert 29 < facts["days_left"] <= 30.1
+    assert (facts["running"], facts["state"]) == (False, "stopped")
+    with SiloHome(tmp_path / "home").lock():
+        assert silo("status", "--home", home, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["running"] is True
+
+
+@pytest.mark.parametrize(("words", "status", "start"), [
+    (["status", "--home", "HOME"], 2, "error: HOME holds no identity of a silo. Enrol first: silo enroll"),
+    (["join", "--home", "HOME", "--data", "x"], 2, "error: HOME holds no identity of a silo."),
+    (["stauts"], 2, "error: No such command 'stauts'."),
+    (["join", "--dat", "x"], 2, "error: No such option: --dat"),
+    (["join", "--on-error", "ignore"], 2, "error: Invalid value for '--on-error'"),
+    (["enroll"], 2, "error: Missing argument 'LINE"),
+])
+def test_a_mistake_is_one_line_with_the_way_out_and_no_traceback(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, start: str) -> None:
+    home = str(tmp_path / "none")
+    assert silo(*(word.replace("HOME", home) for word in words)) == status
+    said = capsys.readouterr()
+    assert said.err.startswith(start.replace("HOME", home))
+    assert said.err.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
+def test_help_and_version_answer_and_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert silo("--version") == 0
+    assert capsys.readouterr().out.startswith("semisilo ")
+    for command in ([], ["enroll"], ["join"], ["status"]):
+        assert silo(*command, "--help") == 0
+        shown = capsys.readouterr().out
+        assert "silo join" in shown or "silo enroll" in shown or "silo status" in shown
+    assert silo("join", "--help") == 0
+    shown = capsys.readouterr().out
+    for option in ("--data", "--home", "--exit-when-finished", "--on-error", "--verbose"):
+        assert option in shown
+
+
+@pytest.mark.parametrize(("words", "absent"), [
+    (["--help"], {"torch", "grpc", "cryptography", "rich", "numpy"}), (["--version"], {"torch", "grpc", "rich"}),
+    (["status", "--home", "none"], {"torch", "rich", "numpy"}),
+])
+def test_quick_commands_load_nothing_heavy(words: list[str], absent: set[str], tmp_path: Path) -> None:
+    """Importing is what takes time; a fresh process tells what it has imported."""
+    code = ("import sys; from common.cli_errors import run_cli; from silo.cli import app; "
+            f"run_cli(app, {words!r}); print('LOADED', *sorted(sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, check=True)
+    loaded = set(done.stdout.partition("LOADED")[2].split())
+    assert "silo.cli" in loaded
+    assert not loaded & absent
+
+
+# Which images ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_goes_before_the_policy_and_the_policy_before_the_last_time(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = SiloHome(tmp_path / "home")
+    home.folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="No images"):
+        choose_data(home, DataPolicy(), data=None, on_error=None)
+    JoinChoice(source="/last", on_error="skip").save(home.choice)
+    assert choose_data(home, DataPolicy(), data=None, on_error=None) == JoinChoice(source="/last", on_error="skip")
+    assert choose_data(home, DataPolicy(), data=None, on_error="stop").on_error == "stop"
+    policy = DataPolicy(source="./scans", on_error="stop")
+    assert choose_data(home, policy, data=None, on_error=None).source == str(home.folder / "scans")
+    assert choose_data(home, policy, data="./new", on_error="skip") == JoinChoice(source=str(tmp_path / "new"),
+                                                                                  on_error="skip")
+
+
+@pytest.mark.parametrize(("source", "resolved"), [
+    ("digits", "digits"), ("digits#1/3", "digits#1/3"), ("here", "{base}/here"), ("here#train", "{base}/here#train"),
+    ("missing/folder", "{base}/missing/folder"), ("set.npz#train", "{base}/set.npz#train"), ("/abs", "/abs"),
+])
+def test_relative_paths_become_absolute_and_named_sets_stay(tmp_path: Path, source: str, resolved: str) -> None:
+    (tmp_path / "here").mkdir()
+    assert resolve_source(source, base=tmp_path) == resolved.format(base=tmp_path)
+
+
+def test_a_second_join_in_the_same_home_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:
+    home = SiloHome(tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", "import sys; from pathlib import Path; from silo.home import "
+                               "SiloHome\nwith SiloHome(Path(sys.argv[1])).lock():\n print('held', flush=True)\n "
+                               "sys.stdin.read()", str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert home.is_running()
+    with pytest.raises(AlreadyRunning, match=rf"process {holder.pid}"), home.lock():
+        pass
+    holder.kill()
+    holder.communicate()
+    assert not home.is_running()
+    with home.lock():
+        pass
+
+
+def test_a_slip_in_the_policy_stops_join_before_anything_else(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enroll_by_command(tmp_path)
+    (tmp_path / "home" / "silo.toml").write_text("[permit]\nmetods = ['semifl']\n")
+    capsys.readouterr()
+    assert silo("join", "--home", str(tmp_path / "home"), "--data", "digits") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "unknown key 'metods'" in said
+    assert "Did you mean 'methods'?" in said
+
+
+# The wiring behind join -----------------------------------------------------------------------------------------------
+
+
+def joining(home: Path, identity: Identity, output: io.StringIO, compute: FakeCompute, **options: Any) -> Any:
+    return work(SiloHome(home), identity, JoinChoice(source="/scans"), policy=Policy(), display=PlainDisplay(output),
+                compute=compute, settings=QUICK, poll_seconds=1.0, **options)
+
+
+def test_join_works_over_mutual_tls_and_ends_when_the_study_is_over(tmp_path: Path) -> None:
+    async def run() -> None:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(100_000))
+        coordinator.tasks = [make_task(payloads=(payload,))]
+        output = io.StringIO()
+        async with hub(federation, coordinator, identity):
+            assert await joining(tmp_path / "home", identity, output, FakeCompute(), exit_when_finished=True) == 0
+        assert len(coordinator.accepted) == 1
+        assert "study first is over: reached 91.2 %" in output.getvalue()
+        assert JoinChoice.load(SiloHome(tmp_path / "home").choice) == JoinChoice(source="/scans")
+        status = StatusFile.load(SiloHome(tmp_path / "home").status)
+        assert status.received_bytes > 100_000  # with TLS around it
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_stops_join_tidily_in_the_middle_of_training(tmp_path: Path, number: int, expected: int) -> None:
+    async def run() -> None:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        coordinator = FakeCoordinator(tasks=[make_task()])
+        compute = FakeCompute(hang=True)
+        async with hub(federation, coordinator, identity):
+            running = asyncio.ensure_future(joining(tmp_path / "home", identity, io.StringIO(), compute))
+            async with asyncio.timeout(20):
+                while not compute.trained:
+                    await asyncio.sleep(0.01)
+                os.kill(os.getpid(), number)
+                assert await running == expected
+        assert compute.aborted
+        assert StatusFile.load(SiloHome(tmp_path / "home").status).pid == 0
+    asyncio.run(run())
+
+
+def test_a_certificate_that_is_due_is_renewed_before_work(tmp_path: Path) -> None:
+    async def run() -> None:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        file = identity.folder / "federation.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "renew_unix": 1.0}))
+        due = load_identity(tmp_path / "home")
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        output = io.StringIO()
+        async with hub(federation, coordinator, identity):
+            assert await joining(tmp_path / "home", due, output, FakeCompute(), exit_when_finished=True) == 0
+        renewed = load_identity(tmp_path / "home")
+        assert renewed.credentials.certificate_pem != identity.credentials.certificate_pem
+        assert renewed.about.renew_unix > time.time()
+        assert "the certificate was renewed" in output.getvalue()
+        assert len(coordinator.accepted) == 1
+    asyncio.run(run())
+
+
+def test_a_coordinator_of_another_authority_stops_join_with_the_reason(tmp_path: Path) -> None:
+    async def run() -> None:
+        _, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        impostor = identity_kit.make_federation(tmp_path / "impostor")
+        async with hub(impostor, FakeCoordinator(), identity):
+            with pytest.raises(WrongAuthority):
+                await asyncio.wait_for(joining(tmp_path / "home", identity, io.StringIO(), FakeCompute()), 30)
+    asyncio.run(run())
+
+
+# What is shown --------------------------------------------------------------------------------------------------------
+
+
+def test_the_live_display_shows_events_states_and_bars_and_leaves_no_line_behind() -> None:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=100))
+    display.state("waiting [for] silos")
+    display.event("round 1/3: training")
+    display.progress("training", 0.5, "epoch 1 of 2")
+    display.progress("training", 7.0, "beyond the end")
+    display.done()
+    display.close()
+    shown = stream.getvalue()
+    assert "waiting [for] silos" in shown
+    assert "round 1/3: training" in shown
+    assert shown.endswith(("\x1b[2K", "\x1b[?25h", "\r"))
+
+
+def test_sizes_and_times_are_written_for_people() -> None:
+    assert [describe_bytes(count) for count in (0, 999, 4321, 12_000_000, 1_200_000_000)] == [
+        "0 B", "999 B", "4.3 kB", "12.0 MB", "1.20 GB"]
+    assert [describe_seconds(seconds) for seconds in (4.21, 185, 7800)] == ["4.2 s", "3 min 5 s", "2 h 10 min"]

@@ -1,0 +1,126 @@
+"""Whole federations of real processes on localhost: what must hold end to end, besides restarts (test_restart.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import STUDY, FederationOfProcesses, federation, free_ports
+from tests.proxy import Proxy
+
+SMALL = STUDY.replace("wide_network:wide", "small_cnn")
+
+
+@contextlib.contextmanager
+def federation_behind_a_proxy(folder: Path, **options: object) -> Iterator[tuple[FederationOfProcesses, Proxy]]:
+    """Silos reach the coordinator's work port only through the proxy; enrollment is direct."""
+    public = free_ports()
+    with federation(folder, public_port=public, **options) as processes, \
+            Proxy("127.0.0.1", processes.port, listen_port=public) as proxy:
+        yield processes, proxy
+
+
+def start(processes: FederationOfProcesses) -> None:
+    processes.serve()
+    for name in processes.silos:
+        processes.enroll(name)
+    for name in processes.silos:
+        processes.join(name)
+
+
+def test_the_wire_bytes_of_the_ledger_are_those_that_a_proxy_counts(tmp_path: Path) -> None:
+    with federation_behind_a_proxy(tmp_path, study=SMALL) as (processes, proxy):
+        start(processes)
+        processes.finish()
+        proxy.wait_until_closed()
+        # bytes of the last goodbye may follow the coordinator's last look at its counters: one TLS alert per connection
+        counted = {direction: sum(int(str(row[0])) for row in processes.query(
+            f"SELECT bytes FROM cost WHERE kind = 'wire' AND direction = '{direction}'")) for direction in ("up", "down")}
+        assert counted == {"up": proxy.total_up, "down": proxy.total_down}
+        assert processes.query("SELECT count(*) FROM cost WHERE estimated = 1") == [(0,)]
+
+
+def test_wire_bytes_are_a_little_more_than_messages_and_these_than_payloads(tmp_path: Path) -> None:
+    with federation(tmp_path) as processes:
+        start(processes)
+        processes.finish()
+        total = {kind: {direction: amount for _, direction, amount in rows} for kind, rows in (
+            (kind, processes.query("SELECT kind, direction, sum(bytes) FROM cost WHERE study = 'first' AND kind ="
+                                   f" '{kind}' GROUP BY direction")) for kind in ("payload", "message", "wire"))}
+        for direction in ("up", "down"):
+            payload, message, wire = (int(str(total[kind][direction])) for kind in ("payload", "message", "wire"))
+            assert payload < message < wire < 1.01 * payload + 50_000
+
+
+def test_a_silo_that_is_revoked_in_the_middle_of_an_upload_is_cut_off_within_seconds(tmp_path: Path) -> None:
+    with federation_behind_a_proxy(tmp_path) as (processes, proxy):
+        start(processes)
+        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM task WHERE state = 'open'")))
+        proxy.bytes_per_second = 200_000
+        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM declared_update WHERE accepted_unix IS NULL")))
+        (silo,), *_ = processes.query("SELECT silo FROM task JOIN declared_update USING (task_id)"
+                                      " WHERE accepted_unix IS NULL")
+        began = time.monotonic()
+        processes.coordinator("revoke", str(silo))
+        status = processes.running.pop(str(silo)).wait(20)
+        assert status == 1
+        assert time.monotonic() - began < 12
+        assert "has revoked silo" in processes.log(str(silo))
+        assert "coordinator invite" in processes.log(str(silo))
+        proxy.bytes_per_second = 0
+        other = next(name for name in processes.silos if name != silo)
+        processes.silos = (other,)
+        processes.finish()
+
+
+def test_a_second_study_runs_in_the_same_federation(tmp_path: Path) -> None:
+    with federation(tmp_path, study=SMALL) as processes:
+        processes.coordinator("new", "second")
+        studies = processes.hub / "studies"
+        for file in ("study.toml", "labelled.npz", "test.npz"):
+            (studies / "second" / file).write_bytes((studies / "first" / file).read_bytes())
+        start(processes)
+        processes.finish()
+        states = dict(processes.query("SELECT name, state FROM study"))
+        assert states == {"first": "completed", "second": "completed"}
+        digests = processes.query("SELECT DISTINCT state_digest FROM round WHERE number = 3")
+        assert len(digests) == 1, "equal settings and silos give equal bits, whatever the study's name"
+
+
+def test_sigterm_ends_both_sides_quietly_and_leaves_nothing_running(tmp_path: Path) -> None:
+    with federation(tmp_path) as processes:
+        start(processes)
+        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM round WHERE number = 1 AND state = 'completed'")))
+        for name in ("alpha", "coordinator"):
+            running = processes.running.pop(name)
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(20) == 0, processes.log(name)
+            assert "Traceback" not in processes.log(name)
+
+
+BIG = STUDY.replace("wide_network:wide", "wide_network:{network}").replace("rounds = 3", "rounds = 1")
+
+
+@pytest.mark.parametrize(("network", "megabytes", "cut_seconds"), [
+    ("wide_40_megabytes", 40, 0.7),
+    pytest.param("wide_400_megabytes", 400, 3.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+])
+def test_a_large_payload_goes_through_a_connection_that_is_cut_every_few_seconds(
+        tmp_path: Path, network: str, megabytes: int, cut_seconds: float) -> None:
+    study = BIG.replace("{network}", network).replace("start_with = 2", "start_with = 1")
+    with federation_behind_a_proxy(tmp_path, study=study, silos=("alpha",), images=20) as (processes, proxy):
+        proxy.cut_after_seconds = cut_seconds
+        proxy.bytes_per_second = megabytes * 1e6 / (4 * cut_seconds)
+        processes.factory = f"wide_network:{network}"
+        start(processes)
+        processes.finish(seconds=800)
+        (size,), = processes.query("SELECT size_bytes FROM declared_update WHERE accepted_unix IS NOT NULL")
+        assert int(str(size)) > megabytes * 1e6
+        assert len(proxy.connections) >= 6, "the connection was cut several times each way"
+        assert proxy.total_up < 1.8 * megabytes * 1e6, "what had arrived was not sent again"
+        assert proxy.total_down < 1.8 * megabytes * 1e6

@@ -1,0 +1,88 @@
+"""kill -9 of real processes at every stage: after a restart the study ends with the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes import FederationOfProcesses, federation
+
+COORDINATOR = {
+    "while_a_silo_downloads": "coordinator.metering:RoundMeter.message:5:after:'DownloadPayload'",
+    "half_way_through_an_upload": "common.store:PartialFile.append:6:after",
+    "complete_upload_before_the_ledger_knows": "coordinator.ledger:Ledger.accept_update:3:before",
+    "after_the_last_update_before_the_fold": "coordinator.ledger:Ledger.close_phase:2:after",
+    "during_the_fold": "coordinator.work:Operations.aggregate:2:before",
+    "during_the_checkpoint_write": "common.state_files:StateFiles.save:2:before",
+    "between_fold_and_commit": "coordinator.ledger:Ledger.commit_round:3:before",
+    "after_the_commit": "coordinator.ledger:Ledger.commit_round:3:after",
+}
+SILO = {
+    "while_it_downloads": "common.store:PartialFile.append:3:after",
+    "while_it_trains": "common.training:step:2:after",
+    "before_its_answer_is_durable": "silo.memory:SiloMemory.record_pending:2:before",
+    "after_its_answer_is_durable": "silo.memory:SiloMemory.record_pending:2:after",
+    "half_way_through_its_upload": "silo.link:Link._write:4:after",
+}
+
+
+def run(federation: FederationOfProcesses, *, hub: str = "", silo: str = "") -> None:
+    """Starts everything with crash points in the hub and in the first silo."""
+    federation.serve(crash=hub)
+    for name in federation.silos:
+        federation.enroll(name)
+    for name in federation.silos:
+        federation.join(name, crash=silo if name == federation.silos[0] else "")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with federation(tmp_path_factory.mktemp("undisturbed")) as processes:
+        run(processes)
+        return processes.finish()
+
+
+def test_two_undisturbed_runs_have_the_same_bits(tmp_path: Path, undisturbed: str) -> None:
+    with federation(tmp_path) as processes:
+        run(processes)
+        assert processes.finish() == undisturbed
+
+
+@pytest.mark.parametrize("stage", COORDINATOR)
+def test_the_coordinator_is_killed(stage: str, tmp_path: Path, undisturbed: str) -> None:
+    with federation(tmp_path) as processes:
+        run(processes, hub=COORDINATOR[stage])
+        processes.died("coordinator")
+        processes.serve()
+        assert processes.finish() == undisturbed
+
+
+@pytest.mark.parametrize("stage", SILO)
+def test_a_silo_is_killed(stage: str, tmp_path: Path, undisturbed: str) -> None:
+    with federation(tmp_path) as processes:
+        run(processes, silo=SILO[stage])
+        processes.died(processes.silos[0])
+        processes.join(processes.silos[0])
+        assert processes.finish() == undisturbed
+
+
+def test_both_sides_are_killed(tmp_path: Path, undisturbed: str) -> None:
+    with federation(tmp_path) as processes:
+        run(processes, hub=COORDINATOR["half_way_through_an_upload"])
+        processes.died("coordinator")
+        for name in processes.silos:
+            processes.kill(name)
+        processes.serve()
+        for name in processes.silos:
+            processes.join(name)
+        assert processes.finish() == undisturbed
+
+
+def test_a_different_seed_gives_other_bits(tmp_path: Path, undisturbed: str) -> None:
+    """The control of this file: the digest does see the training."""
+    with federation(tmp_path) as processes:
+        study = processes.hub / "studies" / "first" / "study.toml"
+        study.write_text(study.read_text().replace("seed = 3", "seed = 4"))
+        run(processes)
+        assert processes.finish() != undisturbed
