@@ -204,7 +204,8 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
     (folder / "federation.toml").write_text(
         f'[federation]\nname = "{name}"\n\n[address]\n# What silos connect to; goes into every invitation.\n'
         f'public = "{address}"\n# enrollment = "{address.rpartition(":")[0]}:'
-        f'{int(address.rpartition(":")[2]) + 1}"\n# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
+        f'{int(address.rpartition(":")[2]) + 1}"\n'
+        '# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
         f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n',
         encoding="utf-8")
     return open_federation(folder)

@@ -123,7 +123,12 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
                         if number % _CHECK_EVERY_CHUNKS == 0:
                             call.check()
                         response = pb.DownloadPayloadResponse(chunk=chunk)
-                        await call.guard(context.write(response))
+                        try:
+                            await call.guard(context.write(response))
+                        except grpc.aio.InternalError:
+                            # The connection is gone; the silo comes back for the rest. Cancelled, the RPC ends here
+                            # without gRPC's own stack trace in the operator's log.
+                            raise asyncio.CancelledError from None
                         sent += len(chunk.data)
                         self._meter.message("DownloadPayload", silo, "down", response.ByteSize())
                 finally:
@@ -241,6 +246,8 @@ class _Call:
     async def guard(self, work: Awaitable[Answer]) -> Answer:
         """Awaits `work`, looking at the certificate twice a second, so that a stalled RPC of a revoked silo ends."""
         task = asyncio.ensure_future(work)
+        # A connection that breaks ends the RPC and the write in it; nobody is left to hear of the latter.
+        task.add_done_callback(_forget)
         try:
             while True:
                 done, _ = await asyncio.wait({task}, timeout=_REVOKED_CHECK_SECONDS)
@@ -259,6 +266,11 @@ class _Call:
             servicer._bulletin.connected[silo] -= 1
             if servicer._bulletin.connected[silo] <= 0:
                 del servicer._bulletin.connected[silo]
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 async def _next(iterator: AsyncIterator[Answer]) -> Answer | None:

@@ -205,6 +205,9 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
             from_dict(_Tables, {name: 0}, where=where)
     parts["study"] = from_dict(StudySettings, tables.get("study", {}), where=f"{where}: [study]")
     parts["model"] = from_dict(ModelSettings, tables.get("model", {}), where=f"{where}: [model]")
+    if parts["model"].classes:
+        raise BadConfiguration(f"{where}: [model]: unknown key 'classes'.",
+                               remedy="Class names belong in [data] classes.")
     if "data" not in tables:
         raise BadConfiguration(f"{where}: table [data] is missing.", remedy='Add [data] labelled = "folder".')
     parts["data"] = from_dict(DataSettings, tables["data"], where=f"{where}: [data]")

@@ -27,12 +27,13 @@ COPY --from=build /opt/semisilo /opt/semisilo
 # The root file system may be read-only: all that is written goes to /federation and /tmp.
 ENV PATH=/opt/semisilo/bin:$PATH HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 SEMISILO_FEDERATION=/federation
-USER semisilo
+USER 10001:10001
 WORKDIR /federation
 VOLUME /federation
 # Work and enrollment.
 EXPOSE 8443 8444
 STOPSIGNAL SIGTERM
+# hadolint ignore=DL3025
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
     CMD coordinator status --folder /federation --json | grep -q '"running": true'
 ENTRYPOINT ["coordinator"]

@@ -28,10 +28,11 @@ COPY --from=build /opt/semisilo /opt/semisilo
 # The root file system may be read-only: all that is written goes to /silo and /tmp. The images are only read.
 ENV PATH=/opt/semisilo/bin:$PATH HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 SEMISILO_HOME=/silo
-USER semisilo
+USER 10001:10001
 WORKDIR /silo
 VOLUME /silo
 STOPSIGNAL SIGTERM
+# hadolint ignore=DL3025
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
     CMD silo status --home /silo --json | grep -q '"running": true'
 ENTRYPOINT ["silo"]

@@ -118,25 +118,21 @@ class Processes:
         return [started.name for started in self._started if started.process.poll() is None]
 
     def stop(self) -> None:
-        """Asks all of them to end, waits, and kills with its group whatever is left."""
-        for started in self._started:
-            self._signal(started, signal.SIGTERM)
+        """Asks all of them to end, waits, and kills whatever is left in their groups."""
+        alive = [started.process for started in self._started if started.process.poll() is None]
+        for process in alive:
+            process.send_signal(signal.SIGTERM)
         end = time.monotonic() + self._grace_seconds
         try:
-            for started in self._started:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    started.process.wait(max(0.0, end - time.monotonic()))
+            while time.monotonic() < end and not all(map(_has_ended, alive)):
+                time.sleep(0.02)
         finally:  # also when a second Ctrl-C ends the wait
-            for started in self._started:
-                if started.process.poll() is None:
-                    os.killpg(started.process.pid, signal.SIGKILL)
-                    started.process.wait()
+            for process in alive:
+                if process.returncode is None:  # not reaped: the group's number is still ours
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             self._started.clear()
-
-    def _signal(self, started: _Started, number: signal.Signals) -> None:
-        if started.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                started.process.send_signal(number)
 
     def _failure(self, started: _Started) -> StepFailed:
         status = started.process.returncode
@@ -148,6 +144,13 @@ class Processes:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "no_proxy": local, "NO_PROXY": local}
         return subprocess.Popen(list(command), stdin=stdin, stdout=stdout, stderr=stderr,  # type: ignore[call-overload,no-any-return]
                                 env=environment, start_new_session=True, preexec_fn=_end_with_parent())
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without reaping it, where the system can tell: its number, and so its group's, must not be given away yet."""
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def _end_with_parent() -> object:

@@ -118,7 +118,12 @@ async def _until_signal(agent: Agent) -> int:
         if received:  # a second time: the person does not want to wait
             os._exit(128 + number)
         received.append(number)
-        running.cancel()
+        cancel()
+
+    def cancel() -> None:
+        if not running.done():
+            running.cancel()
+            loop.call_later(1.0, cancel)  # should a library on the way have swallowed it
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)

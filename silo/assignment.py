@@ -296,15 +296,15 @@ class _Watch:
             raise TaskAborted(reason)
         finally:
             for task in (working, reporting):
-                task.cancel()
-            await asyncio.gather(working, reporting, return_exceptions=True)
+                await _end(task)
             self._display.done()
 
     async def _report(self) -> str:
         """Reports until the coordinator asks to abort; returns its reason."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._interval_seconds)
+                async with asyncio.timeout(self._interval_seconds):  # not wait_for: see silo.link
+                    await self._changed.wait()
             self._changed.clear()
             if self._stage is None:
                 continue
@@ -320,6 +320,15 @@ class _Watch:
                 continue  # the work itself notices when there is no connection, and says so
             if answer.abort:
                 return printable(answer.reason or "the coordinator asked to", limit=200)
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancels a task until it has ended: a library on its way may have swallowed the first time."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=1.0)
+    if not task.cancelled():
+        task.exception()  # seen, so that nobody complains that it was not
 
 
 _STAGE_NAMES = {pb.ReportProgressRequest.STAGE_DOWNLOADING: "downloading",

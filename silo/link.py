@@ -4,6 +4,9 @@ Unary calls have deadlines. Transfers have none, because a large update on a thi
 when no byte has moved for a minute. After a failure the same request is made again, at growing intervals that shrink
 back as soon as bytes have advanced. What the coordinator answers on purpose (the task is closed, the payload is not
 served) is raised at once, and so is what no repetition can mend (the certificate was revoked).
+
+`asyncio.timeout` is used throughout, never `wait_for`: in Python 3.11 that one swallows a cancellation that comes in
+the same turn as the result, and a silo that is told to stop would work on.
 """
 
 from __future__ import annotations
@@ -262,7 +265,8 @@ class Link:
         self._said("DownloadPayload", request)
         try:
             while True:
-                response = await asyncio.wait_for(call.read(), self._settings.stall_seconds)
+                async with asyncio.timeout(self._settings.stall_seconds):
+                    response = await call.read()
                 if response is grpc.aio.EOF:
                     return
                 self._heard("DownloadPayload", response)
@@ -290,12 +294,15 @@ class Link:
             call.cancel()
             raise
         try:
-            self._heard("SubmitUpdate", await asyncio.wait_for(_answer(call), self._settings.answer_seconds))
+            async with asyncio.timeout(self._settings.answer_seconds):
+                answer = await call
+            self._heard("SubmitUpdate", answer)
         finally:
             call.cancel()
 
     async def _write(self, call: Any, message: pb.SubmitUpdateRequest) -> None:
-        await asyncio.wait_for(call.write(message), self._settings.stall_seconds)
+        async with asyncio.timeout(self._settings.stall_seconds):
+            await call.write(message)
         self._said("SubmitUpdate", message, calls=1 if message.update_id else 0)
 
     # Patience ---------------------------------------------------------------------------------------------------------
@@ -357,7 +364,8 @@ class Link:
             return problem
         self._diagnosed = time.monotonic()
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(self._diagnose), self._settings.call_seconds)
+            async with asyncio.timeout(self._settings.call_seconds):
+                found = await asyncio.to_thread(self._diagnose)
         except (TimeoutError, OSError):
             return problem
         if found is None:
@@ -365,7 +373,3 @@ class Link:
         if is_fatal(found):
             raise found
         return found
-
-
-async def _answer(call: Any) -> Any:
-    return await call

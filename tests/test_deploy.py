@@ -97,7 +97,7 @@ def test_a_container_is_made_of_files_of_this_repository_and_is_not_root(path: P
     sources = [source for copy in copies for source in copy[:-1]]
     assert {"pyproject.toml", "common", "coordinator", "silo", "semisilo"} <= set(sources)
     assert all((ROOT / source).exists() for source in sources)
-    assert _last(path, "USER") == "semisilo"
+    assert _last(path, "USER") == "10001:10001"
     # Each final stage writes only to its volume and to /tmp, so that the root may be read-only.
     assert _last(path, "VOLUME") in ("/federation", "/silo")
 

@@ -38,9 +38,9 @@ def test_the_wire_bytes_of_the_ledger_are_those_that_a_proxy_counts(tmp_path: Pa
         start(processes)
         processes.finish()
         proxy.wait_until_closed()
-        # bytes of the last goodbye may follow the coordinator's last look at its counters: one TLS alert per connection
         counted = {direction: sum(int(str(row[0])) for row in processes.query(
-            f"SELECT bytes FROM cost WHERE kind = 'wire' AND direction = '{direction}'")) for direction in ("up", "down")}
+            f"SELECT bytes FROM cost WHERE kind = 'wire' AND direction = '{direction}'"))
+            for direction in ("up", "down")}
         assert counted == {"up": proxy.total_up, "down": proxy.total_down}
         assert processes.query("SELECT count(*) FROM cost WHERE estimated = 1") == [(0,)]
 
@@ -95,7 +95,8 @@ def test_a_second_study_runs_in_the_same_federation(tmp_path: Path) -> None:
 def test_sigterm_ends_both_sides_quietly_and_leaves_nothing_running(tmp_path: Path) -> None:
     with federation(tmp_path) as processes:
         start(processes)
-        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM round WHERE number = 1 AND state = 'completed'")))
+        processes.wait_for(lambda: bool(processes.query(
+            "SELECT 1 FROM round WHERE number = 1 AND state = 'completed'")))
         for name in ("alpha", "coordinator"):
             running = processes.running.pop(name)
             running.send_signal(signal.SIGTERM)
@@ -107,7 +108,7 @@ BIG = STUDY.replace("wide_network:wide", "wide_network:{network}").replace("roun
 
 
 @pytest.mark.parametrize(("network", "megabytes", "cut_seconds"), [
-    ("wide_40_megabytes", 40, 0.7),
+    ("wide_40_megabytes", 40, 1.5),
     pytest.param("wide_400_megabytes", 400, 3.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
 ])
 def test_a_large_payload_goes_through_a_connection_that_is_cut_every_few_seconds(

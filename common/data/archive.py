@@ -41,7 +41,7 @@ class Arrays:
     """Of the images: N, H, W and perhaps channels."""
     images: NDArray[Any] | None
     """None when only surveyed."""
-    labels_N: NDArray[np.int64] | None  # noqa: N815
+    labels_N: NDArray[np.int64] | None
     classes: tuple[str, ...]
     """In label order; "0" .. "K-1" when the source does not name them, K over all its splits. Empty without labels."""
     classes_named: bool

@@ -25,9 +25,9 @@ __all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "measure_form"]
 class ImageSet:
     """Images of one size, with or without labels. Never changed in place."""
 
-    images_NCHW: torch.Tensor  # noqa: N815
+    images_NCHW: torch.Tensor
     """uint8 (N, C, S, S), in the study's geometry, not normalised."""
-    labels_N: torch.Tensor | None  # noqa: N815
+    labels_N: torch.Tensor | None
     """int64 (N,), or None when unlabelled."""
     names: tuple[str, ...]
     """A name per image for messages: path within the folder, or "file.npz[12]". Never leaves the site."""

@@ -200,7 +200,7 @@ def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, functi
 
 @pytest.mark.parametrize("name", ["os.system:", ":x", "a b:c", "../x:y", "a:b:c"])
 def test_a_malformed_factory_name_is_refused_before_any_import(name: str) -> None:
-    with pytest.raises(BadConfiguration, match="package.module:factory"):
+    with pytest.raises(BadConfiguration, match=r"package\.module:factory"):
         build_model(ModelSettings(name=name, classes=CLASSES), channels=1, size=8, allow_factories=[name])
 
 

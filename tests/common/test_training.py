@@ -17,7 +17,6 @@ from common.training import (
     SGDSettings,
     check_finite,
     cosine_lr,
-    evaluate,
     named_randomness,
     train_labelled,
     view_block_images,
@@ -152,42 +151,3 @@ def test_divergence_is_named_with_its_remedy() -> None:
 @pytest.mark.parametrize(("size", "batch", "expected"), [(8, 10, 1020), (8, 250, 1000), (8, 2000, 2000), (4096, 4, 4)])
 def test_views_are_made_for_whole_batches_within_a_limit(size: int, batch: int, expected: int) -> None:
     assert view_block_images(torch.empty(2, 1, size, size, dtype=torch.uint8), batch) == expected
-
-
-class _Fixed(nn.Module):
-    """Answers every image with logits that are looked up by its first pixel."""
-
-    def __init__(self, logits: list[list[float]]) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.tensor(logits))
-
-    def forward(self, images: Tensor) -> Tensor:
-        index = (images[:, 0, 0, 0] * 0.25 + 0.5).mul(255).round().long()
-        return self.logits[index]
-
-
-def test_evaluation_counts_accuracy_loss_recall_and_confusion() -> None:
-    """Five images of classes 0, 0, 0, 1, 1; class 2 does not occur. Predictions by hand are 0, 0, 1, 1, 2; the
-    third image is a tie of classes 1 and 2, which goes to 1."""
-    logits = [[3.0, 0, 0], [3.0, 0, 0], [0, 3.0, 3.0], [0, 3.0, 0], [0, 0, 3.0]]
-    pixels = torch.zeros(5, 1, 4, 4, dtype=torch.uint8)
-    pixels[:, 0, 0, 0] = torch.arange(5)
-    images = ImageSet(pixels, torch.tensor([0, 0, 0, 1, 1]), tuple("abcde"))
-    model = _Fixed(logits).train()
-    found = evaluate(model, images, form=FORM, batch_size=2)
-    assert (found.correct, found.count, found.accuracy) == (3, 5, 0.6)
-    assert found.per_class_recall == (2 / 3, 0.5, None)
-    assert found.balanced_accuracy == pytest.approx((2 / 3 + 0.5) / 2)
-    assert found.confusion == ((2, 1, 0), (0, 1, 1), (0, 0, 0))
-    sure, wrong = math.log(math.exp(3) + 2) - 3, math.log(math.exp(3) + 2)
-    both = math.log(2 * math.exp(3) + 1)
-    assert found.loss == pytest.approx((3 * sure + both + wrong) / 5, abs=1e-6)
-    assert model.training, "the mode is restored"
-
-
-def test_evaluation_refuses_images_without_usable_labels() -> None:
-    model = _Fixed([[0.0, 0.0]] * 256)
-    for images in (_images(3).without_labels(), _images(0), _images(3, labels=torch.tensor([0, 1, 2])),
-                   _images(3, labels=torch.tensor([0, -1, 1]))):
-        with pytest.raises(BadData):
-            evaluate(model, images, form=FORM)

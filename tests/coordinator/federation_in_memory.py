@@ -168,7 +168,8 @@ class Coordinator:
 
         announcement = Announcement(
             digest=hashlib.sha256(content).hexdigest(), size_bytes=len(content), example_count=10,
-            metrics={"loss": 1.0}, groups=(GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34),), training_seconds=0.1)
+            metrics={"loss": 1.0}, groups=(GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34),),
+            training_seconds=0.1)
         return await self.desk.begin_update(task.silo, task.task_id, update_id or id_of(task, content),
                                             replace(announcement, **changes))
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -18,6 +18,7 @@ import pytest
 from common.errors import BadData, CertificateRevoked, ComputeFailed, SemisiloError, TaskClosed, Unreachable
 from common.wire import round_service_pb2 as pb
 from silo.agent import Agent, Renewal
+from silo.assignment import _Watch
 from silo.display import PlainDisplay
 from silo.home import JoinChoice, SiloHome, StatusFile
 from silo.link import Link, LinkSettings
@@ -310,6 +311,31 @@ def test_a_task_that_closes_while_it_is_fetched_is_dropped(tmp_path: Path) -> No
             await bench.agent.run()
         assert "dropped: The round is over." in bench.text
         assert coordinator.begins == []
+    run(work())
+
+
+def test_work_that_fails_at_the_moment_when_a_stage_begins_ends_the_reports_as_well() -> None:
+    """The report that the new stage sets off and the cancellation that the failure sets off come in the same turn."""
+    class Answering:
+        async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+            return pb.ReportProgressResponse()
+
+    async def work() -> None:
+        for turns in range(20):
+            watch = _Watch(make_task(), cast(Any, Answering()), PlainDisplay(io.StringIO()), interval_seconds=5.0)
+
+            async def fail(watch: _Watch = watch, turns: int = turns) -> None:
+                await asyncio.sleep(0.001)
+                watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
+                for _ in range(turns // 4):
+                    await asyncio.sleep(0)
+                raise BadData("no")
+
+            async def stop() -> None:
+                return None
+            async with asyncio.timeout(0.5):
+                with pytest.raises(BadData):
+                    await watch.over(fail(), stop=stop)
     run(work())
 
 
