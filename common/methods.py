@@ -123,7 +123,8 @@ SEMIFL = MethodSpec(
     metrics=("label_ratio", "loss", "fix_loss", "mix_loss", "steps", "pseudo_label_accuracy",
              "threshold_accuracy"),
     settings=SemiFLSettings,
-    discloses="The coordinator sees a silo's model difference, how many images it used and which share it could label.",
+    discloses="The coordinator sees a silo's model difference, how many images it used and which share it could label; "
+              "with sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer.",
 )
 
 METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in (SEMIFL,)}

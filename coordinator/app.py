@@ -89,7 +89,7 @@ class _Server:
         self._engine = Engine(ledger=ledger, roster=self._roster, bulletin=self._bulletin, compute=self._compute,
                               payloads=payloads, spool=spool, accountant=self._meter,
                               folders=EngineFolders(studies=federation.studies, payloads=federation.payloads))
-        self._display = Display(ledger, self._roster, self._bulletin, console)
+        self._display = Display(ledger, self._roster, self._bulletin, console, federation=federation)
 
     async def run(self, *, exit_when_finished: bool) -> int:
         queued = queue_new_studies(self._federation, self._ledger)

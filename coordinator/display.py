@@ -26,6 +26,7 @@ from common.logs import LineFormatter, printable
 from coordinator.bulletin import Bulletin, SiloProgress
 from coordinator.costs import Cost
 from coordinator.ledger import Ledger, RoundRow, StudyRow
+from coordinator.live import PRESENT_SECONDS
 from coordinator.roster import LedgerRoster, SiloRow
 from coordinator.states import RoundState, StudyState, TaskState
 from coordinator.summary import (
@@ -191,14 +192,21 @@ class Display:
         answer = self._facts.answers.get(silo.name)
         if answer is TaskState.OPEN:
             progress = self._current_progress(silo.name)
-            if progress is not None:
+            if progress is not None and self._is_present(silo):
                 return progress.stage, "cyan"
-            return ("asked", "") if silo.name in self._bulletin.connected else ("away", "yellow")
+            return ("asked", "") if self._is_present(silo) else ("away", "yellow")
         if answer is not None and self._facts.rounds and self._facts.rounds[-1].closed_unix is None:
             return _ANSWER_WORDS[answer]
         if silo.joined_unix is None:
             return "enrolled", "dim"
-        return ("connected", "green") if silo.name in self._bulletin.connected else ("away", "yellow")
+        return ("connected", "green") if self._is_present(silo) else ("away", "yellow")
+
+    def _is_present(self, silo: SiloRow) -> bool:
+        if silo.name in self._bulletin.connected:
+            return True
+        progress = self._bulletin.silos.get(silo.name)
+        last = max(silo.seen_unix or 0.0, progress.unix if progress is not None else 0.0)
+        return time.time() - last <= PRESENT_SECONDS
 
     def _silo_progress(self, silo: str) -> RenderableType:
         progress = self._current_progress(silo)

@@ -239,6 +239,7 @@ name = "semifl"
 confidence_threshold = 0.95
 local_epochs = 5
 labelled_batch = 10
+coordinator_epochs = 5            # more with few labels: an epoch should have some hundred images in all
 
 [participation]
 silos_per_round = "100%"          # or a number

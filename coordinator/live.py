@@ -16,9 +16,12 @@ from common.config import canonical_json, from_dict
 from common.errors import BadConfiguration
 from coordinator.bulletin import Bulletin
 
-__all__ = ["STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "write"]
+__all__ = ["PRESENT_SECONDS", "STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "write"]
 
 STALE_SECONDS = 10.0
+PRESENT_SECONDS = 15.0
+"""A silo that has said something so recently is there, even when none of its calls is in flight: while it trains it
+reports every few seconds only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

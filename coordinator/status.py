@@ -15,7 +15,7 @@ from common.logs import printable
 from coordinator.costs import costs_of
 from coordinator.federation import Federation
 from coordinator.ledger import Ledger, RoundRow, StudyRow
-from coordinator.live import LiveStatus
+from coordinator.live import PRESENT_SECONDS, LiveSilo, LiveStatus
 from coordinator.roster import LedgerRoster, SiloRow
 from coordinator.states import RoundState, TaskState
 from coordinator.summary import (
@@ -59,6 +59,8 @@ class SiloFacts:
     name: str
     state: str
     """"revoked", "enrolled" (never joined), "connected" or "away"; "joined" while `serve` is not running."""
+    doing: str
+    """What it works on and how far it is, for example "training 40 %"; empty when it does not."""
     seen_unix: float | None
     certificate_days_left: float
     labelled_count: int
@@ -193,17 +195,28 @@ def _cost_facts(ledger: Ledger, study: StudyRow) -> CostFacts:
 
 
 def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[SiloFacts, ...]:
-    connected = frozenset(live.connected) if live is not None else frozenset()
+    def heard(row: SiloRow) -> LiveSilo | None:
+        said = live.silos.get(row.name) if live is not None else None
+        return said if said is not None and now - said.unix <= PRESENT_SECONDS else None
 
     def state(row: SiloRow) -> str:
         if row.revoked_unix is not None:
             return "revoked"
         if row.joined_unix is None:
             return "enrolled"
-        return "joined" if live is None else "connected" if row.name in connected else "away"
+        if live is None:
+            return "joined"
+        present = row.name in live.connected or heard(row) is not None \
+            or (row.seen_unix is not None and now - row.seen_unix <= PRESENT_SECONDS)
+        return "connected" if present else "away"
+
+    def doing(row: SiloRow) -> str:
+        said = heard(row)
+        open_task = ledger.open_task(row.name) if said is not None else None
+        return f"{said.stage} {100 * said.fraction:.0f} %" if said is not None and open_task is not None else ""
 
     return tuple(SiloFacts(
-        name=row.name, state=state(row), seen_unix=row.seen_unix, version=row.version,
+        name=row.name, state=state(row), doing=doing(row), seen_unix=row.seen_unix, version=row.version,
         labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in LedgerRoster(ledger).silos())
 
@@ -241,8 +254,8 @@ def _serve_line(facts: StatusFacts) -> Text:
     live = facts.live
     if live is None:
         return Text("serve is not running. Start it: coordinator serve", "yellow")
-    line = Text.assemble(("serve is running", "green"),
-                         f" (process {live.pid}), {len(live.connected)} silo(s) connected")
+    present = sum(silo.state == "connected" for silo in facts.silos)
+    line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {present} silo(s) connected")
     doing = live.activity or live.text
     if doing:
         progress = f" {100 * live.fraction:.0f} %" if live.activity and live.fraction > 0 else ""
@@ -289,7 +302,7 @@ def _silo_table(facts: StatusFacts) -> Table:
     for silo in facts.silos:
         seen = "never" if silo.seen_unix is None else f"{describe_seconds(facts.unix - silo.seen_unix)} ago"
         days = silo.certificate_days_left
-        table.add_row(silo.name, Text(silo.state, styles.get(silo.state, "dim")), seen,
+        table.add_row(silo.name, Text(silo.doing or silo.state, styles.get(silo.state, "dim")), seen,
                       Text("expired", "red") if days <= 0 else Text(f"{days:.0f} days", "yellow" if days < 7 else ""),
                       str(silo.labelled_count + silo.unlabelled_count) if silo.version else "–", silo.version or "–")
     return table

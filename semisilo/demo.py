@@ -30,7 +30,8 @@ _STUDY = "first"
 _FEDERATION = "demo"
 _NUM_CLASSES = 10
 _METHOD_SETTINGS = {"semifl": """\
-local_epochs = 2
+local_epochs = 3
+coordinator_epochs = 40           # the paper's 5 are for thousands of labels: here an epoch is two batches
 """}
 """What the demo sets of each method's own settings; all others keep their defaults."""
 _LOOK_SECONDS = 0.3
@@ -47,8 +48,8 @@ class DemoSettings:
     seed: int = 1
     """Of the split and of the study."""
     silos: int = 3
-    rounds: int = 15
-    labels_per_class: int = 3
+    rounds: int = 10
+    labels_per_class: int = 2
     """Labelled images of each of the ten digits at the coordinator."""
     baseline_epochs: int = 400
     """Passes over the labelled images when training on labels alone."""

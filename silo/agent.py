@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable
 
 from common import __version__
 from common.compute import Compute
+from common.describe import describe_bytes
 from common.errors import SemisiloError, Unreachable
 from common.logs import printable
 from common.store import PayloadStore
 from common.wire import round_service_pb2 as pb
 from silo.assignment import TaskRunner
 from silo.disclosures import DisclosureLog
-from silo.display import Display, describe_bytes
+from silo.display import Display
 from silo.home import JoinChoice, SiloHome, StatusFile
 from silo.link import Link, is_fatal
 from silo.memory import SiloMemory

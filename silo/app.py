@@ -26,6 +26,7 @@ from silo.traffic import Traffic
 __all__ = ["choose_data", "join", "work"]
 
 OnError = Literal["stop", "skip"]
+_COUNT_SECONDS = 0.5
 
 
 def join(folder: Path, *, data: str | None = None, on_error: OnError | None = None,
@@ -101,12 +102,21 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
     agent = Agent(home=home, silo=identity.silo, address=identity.address, policy=policy, choice=choice, link=link,
                   compute=compute, display=display, traffic=traffic, renew=renewal,
                   exit_when_finished=exit_when_finished, poll_seconds=poll_seconds)
+    counting = asyncio.ensure_future(_count(traffic))
     try:
         return await _until_signal(agent)
     finally:
+        counting.cancel()
         await compute.close()
         await link.close()
         traffic.close()
+
+
+async def _count(traffic: Traffic) -> None:
+    """Looks at the counters often enough to have seen a connection that lasts a second or two."""
+    while True:
+        traffic.total()
+        await asyncio.sleep(_COUNT_SECONDS)
 
 
 async def _until_signal(agent: Agent) -> int:

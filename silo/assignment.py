@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from common.compute import Compute, ComputeAborted
 from common.config import from_dict, to_dict
 from common.convert import check_metrics, reference_to_proto, task_from_proto
+from common.describe import describe_bytes, describe_seconds
 from common.errors import BadData, ComputeFailed, NotPermitted, SemisiloError, StorageDamaged, TaskClosed
 from common.exchange import PayloadRef, TaskSpec
 from common.logs import printable
@@ -30,7 +31,7 @@ from common.payload import read_manifest
 from common.store import PayloadStore
 from common.wire import round_service_pb2 as pb
 from silo.disclosures import Disclosure, DisclosureLog
-from silo.display import Display, describe_bytes, describe_seconds
+from silo.display import Display
 from silo.home import JoinChoice
 from silo.link import Link, Verdict, is_fatal
 from silo.memory import PendingUpdate, SiloMemory

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from common.describe import describe_bytes, describe_seconds
 from common.logs import printable, without_secrets
 
 if TYPE_CHECKING:
@@ -124,23 +125,6 @@ def open_display() -> PlainDisplay | LiveDisplay:
     from rich.console import Console
 
     return LiveDisplay(Console(highlight=False))
-
-
-def describe_bytes(count: int) -> str:
-    """For people: 512 B, 4.3 kB, 12.0 MB, 1.20 GB (powers of ten)."""
-    if count < 1000:
-        return f"{count} B"
-    if count < 1_000_000:
-        return f"{count / 1e3:.1f} kB"
-    return f"{count / 1e6:.1f} MB" if count < 1_000_000_000 else f"{count / 1e9:.2f} GB"
-
-
-def describe_seconds(seconds: float) -> str:
-    """For people: 4.2 s, 3 min 5 s, 2 h 10 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min {int(seconds % 60)} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _line(text: str) -> str:

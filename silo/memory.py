@@ -102,7 +102,9 @@ class SiloMemory:
             committed = CommittedMemory(round=pending.round, digest=digest) if digest else None
             pending = None
         elif pending is not None and pending.task_id != task_id and not pending.round == round > last_folded_round:
-            _LOG.info("study %s: what round %d left behind is dropped: it was not folded", study, pending.round)
+            if not pending.abstention:
+                _LOG.info("study %s: the update of round %d was not used; what it left in memory is dropped", study,
+                          pending.round)
             pending = None
         if committed is not None and committed.round != last_folded_round:
             _LOG.warning("study %s: the memory of round %d does not fit: the coordinator folded round %d last;"

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from common.describe import describe_bytes, describe_seconds
 from common.identity import utc_text
-from silo.display import describe_bytes, describe_seconds
 from silo.home import SiloHome, StatusFile
 from silo.identity_store import load_identity
 

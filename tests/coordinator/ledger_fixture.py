@@ -14,7 +14,7 @@ from unittest import mock
 import coordinator.ledger as ledger_module
 from common.data.form import AugmentationSettings, ImageForm
 from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
-from coordinator.costs import Cost, add_costs
+from coordinator.costs import Cost, Direction, Kind, add_costs
 from coordinator.federation import Federation, create_federation
 from coordinator.ledger import DeclaredUpdate, Ledger, PhaseRow
 from coordinator.roster import LedgerRoster
@@ -79,6 +79,8 @@ def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS) 
                               not_after_unix=4e9)
         roster.joined(silo, version="0.1.0", methods=("semifl",), labelled_count=0, unlabelled_count=470,
                       memory_study="", memory_round=0)
+    with ledger.transaction() as db:
+        db.execute("UPDATE silo SET seen_unix = ?", (time.time() - 3600,))
     return Filled(federation, ledger, roster)
 
 
@@ -171,8 +173,9 @@ def answer(ledger: Ledger, name: str, number: int, silo: str, state: TaskState, 
     """One silo's answer with its costs; an expired task is left open for `close_phase` to expire."""
     task = ledger.task(f"{name}/{number}/0-{PHASE}/{silo}")
     assert task is not None
-    costs = [("down", "payload", "model", PAYLOAD_DOWN), ("down", "message", "DownloadPayload", PAYLOAD_DOWN + 900),
-             ("down", "wire", "tcp", WIRE_DOWN), ("up", "wire", "tcp", 1_200), ("up", "message", "AwaitTask", 300)]
+    costs: list[tuple[Direction, Kind, str, int]] = [
+        ("down", "payload", "model", PAYLOAD_DOWN), ("down", "message", "DownloadPayload", PAYLOAD_DOWN + 900),
+        ("down", "wire", "tcp", WIRE_DOWN), ("up", "wire", "tcp", 1_200), ("up", "message", "AwaitTask", 300)]
     metrics = {"label_ratio": ratio, "loss": 0.4}
     if state is TaskState.UPDATED:
         update = DeclaredUpdate(
@@ -189,4 +192,4 @@ def answer(ledger: Ledger, name: str, number: int, silo: str, state: TaskState, 
         ledger.close_task(task, state, reason="METHOD_NOT_PERMITTED: silo.toml does not list semifl")
     add_costs(ledger, [Cost(study=name, round=number, phase=PHASE, silo=silo, direction=direction, kind=kind, item=item,
                             bytes=size, count=1, estimated=estimated and kind == "wire")
-                       for direction, kind, item, size in costs])  # type: ignore[arg-type]
+                       for direction, kind, item, size in costs])

@@ -70,9 +70,17 @@ def test_every_silo_has_its_state_and_the_working_one_its_progress(running: Fill
     assert " done " in _line(frame, "clinic-north")
     assert " training " in _line(frame, "hospital-a")
     assert " 42 % " in _line(frame, "hospital-a")
-    assert " away " in _line(frame, "hospital-b"), "asked, and not connected"
+    assert " away " in _line(frame, "hospital-b"), "asked, and not heard of for an hour"
     running.roster.revoke("hospital-b")
     assert " revoked " in _line(_frame(running, _collecting()), "hospital-b")
+
+
+def test_a_silo_that_trains_is_there_between_its_reports_but_not_for_ever(running: Filled) -> None:
+    bulletin = _collecting()
+    bulletin.connected = {}
+    assert " training " in _line(_frame(running, bulletin), "hospital-a")
+    bulletin.silos["hospital-a"].unix -= 60
+    assert " away " in _line(_frame(running, bulletin), "hospital-a")
 
 
 def test_accuracy_stands_beside_the_labelled_only_line_and_bytes_beside_dense(running: Filled) -> None:

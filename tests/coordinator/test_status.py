@@ -76,6 +76,18 @@ def test_silos_are_revoked_connected_away_or_only_enrolled(running: Filled) -> N
     assert [invitation.silo for invitation in facts.invitations] == ["late-one"]
 
 
+def test_a_silo_that_trains_is_connected_between_its_reports_but_not_for_ever(running: Filled) -> None:
+    bulletin = Bulletin(study="first", round=5, rounds=9)
+    bulletin.heard(SILOS[1], task_id="t", stage="training", fraction=0.42, text="")
+    live = LiveStatus.from_bulletin(bulletin)
+    facts = gather(running.federation, running.ledger, live)
+    assert [(silo.state, silo.doing) for silo in facts.silos] == [("away", ""), ("connected", "training 42 %"),
+                                                                  ("away", "")]
+    assert "training 42 %" in _text(facts)
+    later = gather(running.federation, running.ledger, live, now_unix=time.time() + 60)
+    assert [(silo.state, silo.doing) for silo in later.silos] == [("away", "")] * 3
+
+
 def test_costs_are_compared_with_dense_transfers(running: Filled) -> None:
     cost, = gather(running.federation, running.ledger, None).costs
     # Four rounds of 3 downloads with 3 + 3 + 2 + 3 updates; one of each so far in the fifth.

@@ -20,6 +20,7 @@ import grpc.aio
 import pytest
 
 from common.cli_errors import run_cli
+from common.describe import describe_bytes, describe_seconds
 from common.errors import UsageError, WrongAuthority
 from common.tls import listen, server_credentials, server_options
 from common.wire import enrollment_service_pb2_grpc, round_service_pb2_grpc
@@ -28,7 +29,7 @@ from coordinator.authority import CoordinatorCertificate
 from coordinator.enrollment_services import RenewalService
 from silo.app import choose_data, work
 from silo.cli import app
-from silo.display import LiveDisplay, PlainDisplay, describe_bytes, describe_seconds
+from silo.display import LiveDisplay, PlainDisplay
 from silo.enrollment import enroll
 from silo.home import AlreadyRunning, JoinChoice, SiloHome, StatusFile, resolve_source
 from silo.identity_store import Identity, load_identity
