@@ -9,15 +9,16 @@ import dataclasses
 import errno
 import json
 import os
+import struct
+import sys
 import tempfile
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from common.durable import sync_folder
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 _KEY = "semisilo"
 _FORMAT = 1
+_TYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
+          torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+"""Names in the file; tensors lie in it in this order of types, as the format's own library writes them."""
 
 
 def save(path: Path, state: Any) -> None:
@@ -102,32 +106,45 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> No
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     try:
-        save_file(_own_storage(tensors), temporary, metadata={_KEY: text})
-        with open(temporary, "rb+") as file:
+        with open(temporary, "wb") as file:
+            _write_tensors(file, tensors, {_KEY: text})
+            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except (OSError, SafetensorError) as error:
-        # safetensors reports what the system said as text
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"No space to write {path}.", remedy="Free space; the work is then repeated.") from error
         raise
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _own_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors of which no two share memory, as the file format demands."""
-    seen: set[int] = set()
-    result: dict[str, Tensor] = {}
+def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes the safetensors format, one tensor at a time: the library's own writer copies all of them first.
+
+    Raises: TypeError for a type that the format does not have.
+    """
+    order = list(_TYPES)
     for name, tensor in tensors.items():
-        own = tensor.detach().to("cpu").contiguous()
-        storage = own.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != own.numel() * own.element_size():
-            own = own.clone()
-        seen.add(own.untyped_storage().data_ptr())
-        result[name] = own
-    return result
+        if tensor.dtype not in _TYPES:
+            raise TypeError(f"Tensor '{name}' of type {tensor.dtype} cannot be kept.")
+    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name.encode()))
+    head: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        head[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)))
+    file.write(text)
+    for name in names:
+        raw = tensors[name].detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        if sys.byteorder == "big":
+            raw = raw.reshape(-1, tensors[name].element_size()).flip(1).reshape(-1)
+        file.write(raw.numpy().data)
 
 
 def _header(path: Path, *, need_header: bool) -> dict[str, Any]:

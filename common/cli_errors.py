@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,13 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_REMEDIES = {
+    errno.ENOSPC: "Free some space, then try again.",
+    errno.EDQUOT: "Free some space, then try again.",
+    errno.EROFS: "Choose a place that can be written.",
+    errno.EACCES: "This user needs the right to it.",
+    errno.EPERM: "This user needs the right to it.",
+}
 _USAGE_EXCEPTION: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 """What the parser raises for wrong words; typer brings its own copy of the class from some version on."""
 
@@ -52,8 +60,15 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except OSError as error:
-        _say(f"{error.filename}: {error.strerror}." if error.filename and error.strerror else str(error))
+        _say(_system_line(error))
         return EXIT_FAILURE
+
+
+def _system_line(error: OSError) -> str:
+    """What the operating system refused, where, and what a person can do."""
+    place = f"{error.filename}: " if error.filename else ""
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return f"{place}{error.strerror or error}. {remedy}".strip()
 
 
 def _usage(error: Any) -> int:

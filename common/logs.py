@@ -7,6 +7,7 @@ log line of ours; `printable` makes it one harmless line.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
@@ -65,6 +66,9 @@ def set_up_logging(*, verbose: bool = False, stream: TextIO | None = None) -> No
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
+    if not verbose:
+        # gRPC's core writes past this log, about what we explain ourselves; it reads this when it is loaded.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # asyncio and grpc speak about their own affairs at these levels.
     for noisy in ("asyncio", "grpc", "grpc._cython.cygrpc", "matplotlib", "PIL"):
         logging.getLogger(noisy).setLevel(logging.INFO if verbose else logging.WARNING)

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     import grpc.aio
 
 __all__ = [
-    "MESSAGE_LIMIT_BYTES", "Credentials", "channel_credentials", "channel_options", "listen", "server_credentials",
-    "server_options", "split_address",
+    "MAX_CALLS", "MESSAGE_LIMIT_BYTES", "Credentials", "channel_credentials", "channel_options", "listen",
+    "server_credentials", "server_options", "split_address",
 ]
 
+MAX_CALLS = 16
+"""Calls that one connection may have in flight; more are refused by the transport and may be tried again."""
 MESSAGE_LIMIT_BYTES = 8 * 2**20
 """Largest message either side takes: a chunk is 4 MiB at most, a manifest a few hundred KiB."""
 
@@ -64,6 +66,8 @@ def server_options(*, message_limit_bytes: int = MESSAGE_LIMIT_BYTES) -> Options
         ("grpc.max_receive_message_length", message_limit_bytes),
         ("grpc.max_send_message_length", message_limit_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
+        # A silo has a handful of calls in flight. Each may hold a message in memory, and gRPC's own limit is billions.
+        ("grpc.max_concurrent_streams", MAX_CALLS),
         ("grpc.keepalive_permit_without_calls", 1),
         # Else two coordinators may listen on one port, and the kernel deals the silos out between them.
         ("grpc.so_reuseport", 0),
@@ -88,20 +92,16 @@ def server_credentials(current: Callable[[], Credentials], *,
         silo_authority_pem: the authority whose certificates silos must show; None where they need none (enrolment).
     """
     required = silo_authority_pem is not None
-    shown = current()
 
     def configuration(own: Credentials) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(own.key_pem, own.certificate_pem)], silo_authority_pem)
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal shown
-        own = current()
-        if own is shown:
-            return None  # gRPC keeps the one that it has
-        shown = own
-        return configuration(own)
+    def fetch() -> grpc.ServerCertificateConfiguration:
+        # Never None for "as before": a second server with these credentials, such as the enrolment port when it opens
+        # again, has nothing before, and could not listen.
+        return configuration(current())
 
-    return grpc.dynamic_ssl_server_credentials(configuration(shown), fetch,  # type: ignore[arg-type]
+    return grpc.dynamic_ssl_server_credentials(configuration(current()), fetch,
                                                require_client_authentication=required)
 
 

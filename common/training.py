@@ -138,4 +138,6 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
     if skipped:
         _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
                      skipped, skipped + steps)
+    for parameter in optimiser.parameters.values():
+        parameter.grad = None  # as large as the model, and of no more use
     return LabelledTraining(momentum=momentum_of(optimiser), loss=loss_mean, steps=steps, skipped=skipped)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from common.compute import ProcessCompute
 from common.config import parse_duration
-from common.errors import DiskFull, SemisiloError
+from common.errors import BadConfiguration, DiskFull, SemisiloError
 from common.store import PayloadStore
 from common.tls import listen, server_credentials, server_options
 from common.wire import enrollment_service_pb2_grpc, round_service_pb2_grpc
@@ -43,13 +43,22 @@ _LIVE_SECONDS = 1.0
 _SETTLE_SECONDS = 2.0
 _CERTIFICATE_SECONDS = 3600.0
 _DISK_SECONDS = 10.0
+_ENROLLMENT_SECONDS = 5.0
 _FAREWELL_SECONDS = 10.0
 
 
 def authority_of(federation: Federation, roster: LedgerRoster) -> Authority:
-    """The federation's authority, which signs and revokes."""
+    """The federation's authority, which signs and revokes.
+
+    Raises: StorageDamaged for files that are missing; BadConfiguration when they are another federation's.
+    """
     life = parse_duration(federation.config.limits.invitation_life, where="invitation_life")
-    return Authority(keys=load_authority(federation.authority), roster=roster,
+    keys = load_authority(federation.authority)
+    if keys.federation != federation.name:
+        raise BadConfiguration(f'{federation.folder / "federation.toml"}: [federation]: name = "{federation.name}", but'
+                               f" {federation.authority} was made for '{keys.federation}'.",
+                               remedy=f'Write name = "{keys.federation}" again.')
+    return Authority(keys=keys, roster=roster,
                      settings=EnrollmentSettings(invitation_seconds=life))
 
 
@@ -84,6 +93,7 @@ class _Server:
         payloads = PayloadStore(federation.payloads)
         spool = PayloadStore(federation.spool, limit_bytes=federation.config.limits.spool_bytes)
         payloads.clean()
+        spool.clean(keep_partials=ledger.awaited_updates())
         self._desk = Desk(ledger=ledger, roster=self._roster, bulletin=self._bulletin, payloads=payloads, spool=spool,
                           compute=self._compute)
         self._engine = Engine(ledger=ledger, roster=self._roster, bulletin=self._bulletin, compute=self._compute,
@@ -92,9 +102,7 @@ class _Server:
         self._display = Display(ledger, self._roster, self._bulletin, console, federation=federation)
 
     async def run(self, *, exit_when_finished: bool) -> int:
-        queued = queue_new_studies(self._federation, self._ledger)
-        if queued:
-            _LOG.info("queued: %s", ", ".join(queued))
+        refused = self._queue_studies()
         address = self._federation.config.address
         certificate = CoordinatorCertificate(self._federation.authority, now=time.time())
         authority = authority_of(self._federation, self._roster)
@@ -116,20 +124,35 @@ class _Server:
         _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
         try:
             return await self._until_stopped([
-                self._watch(), self._write_live(), self._settle(), self._display.run(), port.run(),
-                self._refresh(certificate)], exit_when_finished=exit_when_finished)
+                self._watch(), self._write_live(), self._settle(), self._display.run(), self._enrollment(port),
+                self._refresh(certificate)], exit_when_finished=exit_when_finished, failed=refused)
         finally:
             self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
             self._meter.settle(study=self._bulletin.study, round=self._bulletin.round, phase="standby")
 
-    async def _until_stopped(self, background: list[Awaitable[None]], *, exit_when_finished: bool) -> int:
+    def _queue_studies(self) -> bool:
+        """Queues what is new; whether a study file was wrong.
+
+        Raises: what is wrong with a study file, when no other study is left to run.
+        """
+        queued, refused = queue_new_studies(self._federation, self._ledger)
+        if refused and not self._engine.has_work():
+            raise next(iter(refused.values()))
+        for name, error in refused.items():
+            _LOG.error("study %s is not queued: %s", name, error.line())
+        if queued:
+            _LOG.info("queued: %s", ", ".join(queued))
+        return bool(refused)
+
+    async def _until_stopped(self, background: list[Awaitable[None]], *, exit_when_finished: bool,
+                             failed: bool) -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        studies = asyncio.ensure_future(self._run_studies(exit_when_finished=exit_when_finished))
+        studies = asyncio.ensure_future(self._run_studies(exit_when_finished=exit_when_finished, failed=failed))
         waiting = asyncio.ensure_future(stop.wait())
         tasks: set[asyncio.Future[Any]] = {studies, waiting, *(asyncio.ensure_future(each) for each in background)}
         try:
@@ -145,8 +168,7 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_studies(self, *, exit_when_finished: bool) -> int:
-        failed = False
+    async def _run_studies(self, *, exit_when_finished: bool, failed: bool) -> int:
         while True:
             try:
                 study = await self._engine.run_next()
@@ -179,6 +201,18 @@ class _Server:
             if now != version:
                 version = now
                 self._bulletin.notify()
+
+    async def _enrollment(self, port: EnrollmentPort) -> None:
+        """Lets silos in; what is in the way of that is no reason to leave those that are in."""
+        told = ""
+        while True:
+            try:
+                await port.run()
+            except SemisiloError as error:
+                if error.line() != told:
+                    told = error.line()
+                    _LOG.error("no silo can enrol now: %s It is tried again every %d s.", told, _ENROLLMENT_SECONDS)
+                await asyncio.sleep(_ENROLLMENT_SECONDS)
 
     async def _write_live(self) -> None:
         await _every(_LIVE_SECONDS, lambda: write(self._federation.live, LiveStatus.from_bulletin(self._bulletin)))

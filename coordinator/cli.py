@@ -157,11 +157,13 @@ def serve(folder: Folder = Path(),
     from rich.console import Console
 
     from common.logs import set_up_logging
+
+    set_up_logging(verbose=verbose)  # before gRPC, which looks once how much it should say
+
     from coordinator.app import serve as run
     from coordinator.federation import open_federation
 
     federation = open_federation(folder)
-    set_up_logging(verbose=verbose)
     raise typer.Exit(asyncio.run(run(federation, exit_when_finished=exit_when_finished, console=Console(stderr=True))))
 
 

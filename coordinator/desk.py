@@ -17,7 +17,15 @@ from typing import Literal
 
 from common.compute import Compute
 from common.config import from_dict
-from common.errors import BadPayload, PayloadNotServed, SemisiloError, TaskClosed, UpdateConflict, WrongBase
+from common.errors import (
+    BadPayload,
+    PayloadNotServed,
+    SemisiloError,
+    StorageDamaged,
+    TaskClosed,
+    UpdateConflict,
+    WrongBase,
+)
 from common.exchange import GroupLayout, TaskSpec
 from common.logs import printable
 from common.manifest import GroupManifest, check_manifest
@@ -27,12 +35,13 @@ from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs
 from coordinator.ledger import DeclaredUpdate, Ledger, PhaseRow, TaskRow
 from coordinator.roster import LedgerRoster
-from coordinator.states import TaskState
+from coordinator.states import StudyState, TaskState
 
 __all__ = ["Announcement", "BeginAnswer", "Desk", "Hello", "Standby"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
+_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
 
@@ -92,6 +101,7 @@ class Desk:
         self._spool = spool
         self._compute = compute
         self._clock = clock
+        self._late_task: dict[str, str] = {}
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -105,8 +115,8 @@ class Desk:
         end = self._clock() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
                                else timeout_seconds)
         while True:
-            task = self._ledger.open_task(silo)
-            if task is not None and self._is_current(task):
+            task = self._current_task(silo)
+            if task is not None:
                 if task.given_unix is None:
                     self._ledger.task_given(task.task_id)
                 return from_dict(TaskSpec, task.spec)
@@ -121,8 +131,8 @@ class Desk:
         task = self._ledger.task(task_id)
         if task is None or task.silo != silo:
             return "the coordinator knows no such task"
-        if task.state is not TaskState.OPEN:
-            return f"the task is over: {task.reason or task.state}"
+        if ended := self._why_over(task):
+            return ended
         if not math.isfinite(fraction):
             fraction = 0.0
         self._bulletin.heard(silo, task_id=task_id, stage=stage, fraction=min(1.0, max(0.0, fraction)),
@@ -134,11 +144,12 @@ class Desk:
 
         Raises: TaskClosed, PayloadNotServed.
         """
-        task = self._task_of(silo, task_id)
-        if task.state is not TaskState.OPEN:
-            raise TaskClosed(f"The task is over: {task.reason or task.state}.")
+        task = self._open_task_of(silo, task_id)
         if digest not in {payload["digest"] for payload in task.spec["payloads"]}:
             raise PayloadNotServed("No open task of this silo names that payload.")
+        if not self._payloads.has(digest):
+            raise StorageDamaged(f"The payload {self._payloads.path(digest)} of {task_id} is missing.",
+                                 remedy="Restore the folder from a backup.")
         return self._payloads.path(digest)
 
     def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int) -> None:
@@ -160,21 +171,24 @@ class Desk:
         _check_update_id(update_id)
         task = self._task_of(silo, task_id)
         known = self._ledger.declared_update(update_id)
-        if known is not None and (known.task_id, known.digest) != (task_id, announcement.digest):
+        if known is not None and ((known.task_id, known.digest, known.size_bytes)
+                                  != (task_id, announcement.digest, announcement.size_bytes)):
             raise UpdateConflict("This update_id was declared before with other content.")
-        if task.state is not TaskState.OPEN:
-            if known is not None and task.update_id == update_id:
-                return BeginAnswer("have")
+        if known is not None and task.update_id == update_id:
+            return BeginAnswer("have")
+        if self._why_over(task):
             return self._late(task)
         if known is None:
             self._check_announcement(task, announcement)
-            self._ledger.declare_update(DeclaredUpdate(
+            replaced = self._ledger.declare_update(DeclaredUpdate(
                 update_id=update_id, task_id=task_id, digest=announcement.digest, size_bytes=announcement.size_bytes,
                 groups={group.name: group.encoded_bytes for group in announcement.groups},
                 example_count=announcement.example_count, metrics=dict(announcement.metrics),
                 training_seconds=announcement.training_seconds, declared_unix=self._clock(), accepted_unix=None,
                 folded=False))
-        if self._spool.has(announcement.digest):  # complete, but the coordinator died before it was recorded
+            for earlier in replaced:  # a silo that trained again; what came of the first attempt is of no use
+                self._spool.drop_partial(earlier)
+        if self._in_spool(announcement.digest, announcement.size_bytes):
             return BeginAnswer("send", resume_offset=announcement.size_bytes)
         with await asyncio.to_thread(self._spool.partial, update_id, size_bytes=announcement.size_bytes) as partial:
             return BeginAnswer("send", resume_offset=partial.committed_bytes)
@@ -182,8 +196,10 @@ class Desk:
     def abstain(self, silo: str, task_id: str, reason: str, metrics: Mapping[str, float]) -> BeginAnswer:
         """A valid answer without an update."""
         task = self._task_of(silo, task_id)
-        if task.state is not TaskState.OPEN:
-            return BeginAnswer("have") if task.state is TaskState.ABSTAINED else self._late(task)
+        if task.state is TaskState.ABSTAINED:
+            return BeginAnswer("have")
+        if self._why_over(task):
+            return self._late(task)
         self._check_metrics(task, metrics)
         self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
         self._bulletin.notify()
@@ -192,8 +208,10 @@ class Desk:
     def refuse(self, silo: str, task_id: str, code: str, text: str) -> BeginAnswer:
         """The silo's policy or data does not allow the task, or its training failed."""
         task = self._task_of(silo, task_id)
-        if task.state is not TaskState.OPEN:
-            return BeginAnswer("have") if task.state is TaskState.REFUSED else self._late(task)
+        if task.state is TaskState.REFUSED:
+            return BeginAnswer("have")
+        if self._why_over(task):
+            return self._late(task)
         reason = f"{printable(code, limit=64)}: {printable(text, limit=500)}"
         self._ledger.close_task(task, TaskState.REFUSED, reason=reason)
         _LOG.warning("silo %s refused %s: %s", silo, task_id, reason)
@@ -203,25 +221,23 @@ class Desk:
     async def upload(self, silo: str, update_id: str) -> tuple[PartialFile, DeclaredUpdate]:
         """Where the bytes of a declared update go; the caller closes the file.
 
-        Raises: TaskClosed when it was never declared, is not the caller's, or the phase has closed.
+        Raises: TaskClosed when it was never declared, is not the caller's, or the phase has closed; DiskFull.
         """
         _check_update_id(update_id)
         update = self._ledger.declared_update(update_id)
         if update is None:
             raise TaskClosed("This update was not declared.", remedy="Call BeginUpdate first.")
-        task = self._task_of(silo, update.task_id)
-        if task.state is not TaskState.OPEN:
-            raise TaskClosed(f"The task is over: {task.reason or task.state}.")
+        self._open_task_of(silo, update.task_id)
         return await asyncio.to_thread(self._spool.partial, update_id, size_bytes=update.size_bytes), update
 
     def has_all(self, update: DeclaredUpdate) -> bool:
         """Whether the bytes of a declared update lie in the spool already, so that none need to come."""
-        return self._spool.has(update.digest)
+        return self._in_spool(update.digest, update.size_bytes)
 
     def still_wanted(self, update: DeclaredUpdate) -> bool:
         """Whether the task of an update is still open; asked now and then while bytes arrive."""
         task = self._ledger.task(update.task_id)
-        return task is not None and task.state is TaskState.OPEN
+        return task is not None and not self._why_over(task)
 
     async def accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile) -> None:
         """Checks a complete upload, makes it durable and answers the task.
@@ -230,7 +246,7 @@ class Desk:
         LayoutMismatch or WrongBase when the content is not what the task allows, which ends the task. TaskClosed when
         the phase closed meanwhile.
         """
-        if self._spool.has(update.digest):
+        if self.has_all(update):
             path = self._spool.path(update.digest)
         else:
             path = await asyncio.to_thread(partial.finish, update.digest)
@@ -245,11 +261,11 @@ class Desk:
                 self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
                 self._bulletin.notify()
             raise
-        task = self._task_of(silo, update.task_id)
-        if task.update_id == update.update_id:  # a repeat of the same upload was quicker
-            return
-        if task.state is not TaskState.OPEN:
-            raise TaskClosed(f"The task is over: {task.reason or task.state}.")
+        if self._task_of(silo, update.task_id).update_id == update.update_id:
+            return  # a repeat of the same upload was quicker
+        task = self._open_task_of(silo, update.task_id)
+        if self._ledger.declared_update(update.update_id) is None:
+            raise TaskClosed("The silo has declared another update since.")
         with self._ledger.transaction():
             self._ledger.accept_update(update, task)
             sizes = [*update.groups.items(), ("manifest", update.size_bytes - sum(update.groups.values()))]
@@ -260,8 +276,33 @@ class Desk:
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
-    def _is_current(self, task: TaskRow) -> bool:
-        return self._bulletin.reason is not StandbyReason.PAUSED and task.study == self._bulletin.study
+    def _current_task(self, silo: str) -> TaskRow | None:
+        """The open task of the study that runs; a study that has failed keeps its tasks open for another try."""
+        if self._bulletin.reason in (StandbyReason.PAUSED, StandbyReason.NO_STUDY) or not self._bulletin.study:
+            return None
+        return self._ledger.open_task(silo, study=self._bulletin.study)
+
+    def _why_over(self, task: TaskRow) -> str:
+        """Why a task takes no more answers; empty while it does."""
+        if task.state is not TaskState.OPEN:
+            return f"the task is over: {task.reason or task.state}"
+        state = self._ledger.study(task.study).state
+        return f"the study {task.study} is {state}" if state in _ENDED else ""
+
+    def _open_task_of(self, silo: str, task_id: str) -> TaskRow:
+        task = self._task_of(silo, task_id)
+        if ended := self._why_over(task):
+            raise TaskClosed(f"{ended[0].upper()}{ended[1:]}.")
+        return task
+
+    def _in_spool(self, digest: str, size_bytes: int) -> bool:
+        """Whether a complete file is there, as when the coordinator died before it was recorded."""
+        if not self._spool.has(digest):
+            return False
+        found = self._spool.path(digest).stat().st_size
+        if found != size_bytes:
+            raise BadPayload(f"The update is declared with {size_bytes} bytes; what has its digest has {found}.")
+        return True
 
     def _phase_dict(self, task: TaskRow) -> dict[str, str]:
         return self._ledger.round(task.study, task.round).phases[task.phase]
@@ -273,8 +314,10 @@ class Desk:
         return task
 
     def _late(self, task: TaskRow) -> BeginAnswer:
-        self._ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state)
-        return BeginAnswer("refused", reason=f"the task is over: {task.reason or task.state}")
+        if self._late_task.get(task.silo) != task.task_id:  # once, however often the silo repeats it
+            self._late_task[task.silo] = task.task_id
+            self._ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state)
+        return BeginAnswer("refused", reason=self._why_over(task))
 
     def _check_announcement(self, task: TaskRow, announcement: Announcement) -> None:
         spec = find_method(task.spec["method"])
@@ -292,7 +335,9 @@ class Desk:
                 raise BadPayload(f"Group '{group.name}' must mean {expects[group.name].meaning}.")
             if group.base != expects[group.name].base:
                 raise WrongBase(f"Group '{group.name}' refers to another base than the one of this task.")
-        if not (announcement.example_count >= 0 and math.isfinite(announcement.training_seconds)):
+        if sum(group.encoded_bytes for group in announcement.groups) > announcement.size_bytes:
+            raise BadPayload("The update is declared with fewer bytes than its groups have.")
+        if not (announcement.example_count >= 0 and 0 <= announcement.training_seconds < math.inf):
             raise BadPayload("example_count and training time must be at least 0.")
         self._check_metrics(task, announcement.metrics)
 

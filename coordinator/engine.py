@@ -77,6 +77,10 @@ class Engine:
         self._clock = clock
         self._resumed = True  # the first phase found open after a start gets a fresh deadline
 
+    def has_work(self) -> bool:
+        """Whether a study waits in the queue or has not ended."""
+        return any(row.state not in _ENDED for row in self._ledger.studies())
+
     async def run_next(self) -> StudyRow | None:
         """Runs the first study of the queue that is not over; None when there is none.
 
@@ -90,13 +94,15 @@ class Engine:
         except DiskFull:
             raise
         except SemisiloError as error:
-            _LOG.error("study %s failed: %s", study.name, error.line())
+            _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
+                       study.name)
             self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
             self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
         return self._ledger.study(study.name)
 
     async def _run(self, row: StudyRow) -> None:
         name = row.name
+        self._resumed = True
         config = config_from_dict(row.config, where=f"study {name}")
         self._bulletin.set(study=name, round=0, rounds=config.study.rounds, phase="",
                            reason=StandbyReason.COORDINATOR_WORKING, activity="reading images", text="")
@@ -289,7 +295,7 @@ class Engine:
     def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
         _LOG.error("round %d failed: %s; the model stays as it was", row.number, reason)
         self._ledger.fail_round(row, reason=reason)
-        self._spool.collect(set())
+        self._empty_spool(study, row.number)
         self._bulletin.notify()
 
     async def _aggregate(self, study: RunningStudy, row: RoundRow) -> None:
@@ -320,13 +326,21 @@ class Engine:
 
     def _collect_garbage(self, study: RunningStudy) -> None:
         """Removes files that no row needs any more; only ever called after a commit."""
-        self._spool.collect(set())
+        last = self._ledger.last_round(study.name)
+        assert last is not None
+        self._empty_spool(study, last.number)
         self._payloads.collect(set())
         keep = states_to_keep(self._ledger.rounds(study.name), every=study.config.study.keep_every)
         keep |= self._ledger.kept_digests(study.name)
         for file in (self._folders.studies / study.name / "states").glob(f"*{_STATE_ENDING}"):
             if file.name.removesuffix(_STATE_ENDING) not in keep:
                 file.unlink(missing_ok=True)
+
+    def _empty_spool(self, study: RunningStudy, number: int) -> None:
+        """Removes the updates of a round that is over, also those of which only a part has come."""
+        for update_id in self._ledger.unfinished_updates(study.name, number):
+            self._spool.drop_partial(update_id)
+        self._spool.collect(set())
 
     # Shared -----------------------------------------------------------------------------------------------------------
 
@@ -360,6 +374,7 @@ class Engine:
                     if task.state is TaskState.OPEN:
                         self._ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
                 self._ledger.set_round_state(study.name, row.number, RoundState.CANCELLED)
+            self._empty_spool(study, row.number)
         self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} was stopped", activity="")
         return True
 

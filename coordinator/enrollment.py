@@ -18,6 +18,7 @@ from common.errors import (
     InvitationInvalid,
     InvitationUsed,
     UnknownSilo,
+    UsageError,
 )
 from common.identity import (
     SILO_RENEW_SECONDS,
@@ -148,9 +149,13 @@ class Authority:
                life_seconds: float | None = None) -> str:
         """The line to send to a silo; an earlier open one of the same silo stops working. It is kept nowhere.
 
-        Raises: UsageError for a name that is not allowed; BadConfiguration for addresses that no line can carry.
+        Raises: UsageError for a name that is not allowed or a life of no length; BadConfiguration for addresses that no
+            line can carry.
         """
         check_name(silo, what="silo name")
+        if life_seconds is not None and life_seconds <= 0:
+            raise UsageError("The invitation would have ended before it is sent.",
+                             remedy='Give it a life, for example "2h".')
         for text in (address, enrollment_address):
             if not (text.isascii() and text.isprintable() and " " not in text and 3 <= len(text) <= 300):
                 raise BadConfiguration(f"{text[:300]!r} is not an address.",

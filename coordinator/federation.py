@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -55,6 +56,9 @@ class AddressSettings:
             raise ValueError(f'listen = "{self.listen}": write an interface, for example "[::]" or "127.0.0.1:8443".')
         if _port(self.public) == _port(self.enrollment_address):
             raise ValueError("public and enrollment need different ports.")
+        for address in (self.enrollment_address, self.listen_enrollment_address):
+            if not _valid_address(address):
+                raise ValueError(f"enrollment would need the address {address}: choose a port below 65535.")
 
     @property
     def enrollment_address(self) -> str:
@@ -93,7 +97,12 @@ class LimitSettings:
     def __post_init__(self) -> None:
         if self.spool_bytes < 1 or self.uploads < 1:
             raise ValueError("spool_bytes and uploads must be at least 1.")
-        parse_duration(self.invitation_life, where="invitation_life")
+        try:
+            seconds = parse_duration(self.invitation_life, where="invitation_life")
+        except BadConfiguration as error:
+            raise ValueError(error.line()) from None
+        if seconds <= 0:
+            raise ValueError(f'invitation_life = "{self.invitation_life}": must be above 0.')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,19 +160,24 @@ class Federation:
     def lock(self) -> Iterator[None]:
         """Held by `serve`, so that two never run over one folder.
 
-        Raises: SemisiloError when another process holds it.
+        Raises: SemisiloError when another process holds it, or this user cannot write the folder.
         """
-        with open(self.folder / ".lock", "a+") as file:
+        try:
+            opened = open(self.folder / ".lock", "ab+", buffering=0)  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise SemisiloError(f"{self.folder}: cannot be written: {error.strerror}.",
+                                remedy="This user must be able to write there, and the disk must have room.") from None
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
                 raise SemisiloError(f"Another 'coordinator serve' runs over {self.folder} (process "
-                                    f"{file.read().strip() or 'unknown'}).", remedy="Stop it first.") from None
-            file.seek(0)
-            file.truncate()
-            file.write(str(os.getpid()))
-            file.flush()
+                                    f"{file.read().decode().strip() or 'unknown'}).",
+                                    remedy="Stop it first.") from None
+            with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+                file.truncate(0)
+                file.write(str(os.getpid()).encode())
             yield
 
 
@@ -185,7 +199,8 @@ def open_federation(folder: Path) -> Federation:
         from_dict(FederationConfig, data, where=str(path))
     missing = [name for name in ("federation", "address") if name not in parts]
     if missing:
-        raise BadConfiguration(f"{path}: table [{missing[0]}] is missing.")
+        example = {"federation": 'name = "lung"', "address": 'public = "hub.example:8443"'}[missing[0]]
+        raise BadConfiguration(f"{path}: table [{missing[0]}] is missing.", remedy=f"Add [{missing[0]}] {example}.")
     return Federation(folder.resolve(), FederationConfig(**parts))
 
 

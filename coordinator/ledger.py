@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.config import canonical_json
-from common.errors import DiskFull, StorageDamaged, UnknownName
+from common.errors import DiskFull, SemisiloError, StorageDamaged, TaskClosed, UnknownName
 from common.exchange import TaskSpec
 from coordinator.schema import MIGRATIONS
 from coordinator.states import (
@@ -31,6 +32,9 @@ from coordinator.states import (
 )
 
 __all__ = ["DeclaredUpdate", "Ledger", "PhaseRow", "RoundRow", "StudyRow", "TaskRow"]
+
+_BUSY_SECONDS = 30.0
+_FULL_BYTES = 256 * 1024  # with less, SQLite's own complaint may be another one than "full"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,31 +130,46 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Opens or creates the ledger and brings it to this version.
 
-        Raises: StorageDamaged when the file is no ledger or comes from a newer semisilo.
+        Raises: StorageDamaged when the file is no ledger or comes from a newer semisilo; DiskFull; SemisiloError when
+        this user may not write it.
         """
         self.path = path
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
+        with self._explaining():
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._migrate()
-        except sqlite3.DatabaseError as error:
-            raise StorageDamaged(f"{path}: cannot be opened as a ledger: {error}.",
-                                 remedy="Restore it from a backup.") from None
 
     def close(self) -> None:
         """Closes the file."""
         self._db.close()
 
     def _migrate(self) -> None:
-        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if version > len(MIGRATIONS):
+        if (version := self._version()) > len(MIGRATIONS):
             raise StorageDamaged(f"{self.path}: written by a newer semisilo (ledger version {version}).",
                                  remedy="Upgrade semisilo on this machine.")
-        for number in range(version, len(MIGRATIONS)):
-            self._db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+        while (version := self._version()) < len(MIGRATIONS):
+            try:
+                self._db.executescript(
+                    f"BEGIN IMMEDIATE; {MIGRATIONS[version]} PRAGMA user_version = {version + 1}; COMMIT;")
+            except sqlite3.Error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if self._version() == version:  # else another process has just done the same
+                    raise
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """What keeps SQLite from its file becomes an error of the catalogue; a mistake in our SQL stays what it is."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _explained(self.path, error) or error from None
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -158,29 +177,25 @@ class Ledger:
         if self._db.in_transaction:
             yield self._db
             return
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._explaining():
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # on a full disk SQLite has rolled back by itself
+                    with suppress(sqlite3.Error):
+                        self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            if "full" in str(error) or "disk I/O" in str(error):
-                raise DiskFull(f"{self.path}: {error}.",
-                               remedy="Free some space; everything recorded so far is safe.") from None
-            raise
 
     def query(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """Rows of a SELECT."""
-        return self._db.execute(sql, values).fetchall()
+        with self._explaining():
+            return self._db.execute(sql, values).fetchall()
 
     def data_version(self) -> int:
         """Changes when another process has written."""
-        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        return int(self.query("PRAGMA data_version")[0][0])
 
     # Events -----------------------------------------------------------------------------------------------------------
 
@@ -199,7 +214,7 @@ class Ledger:
         Raises: StorageDamaged, naming the first event that was altered.
         """
         previous, count = "", 0
-        for row in self._db.execute("SELECT * FROM event ORDER BY number"):
+        for row in self.query("SELECT * FROM event ORDER BY number"):
             content = [previous, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]]
             previous = hashlib.sha256(canonical_json(content).encode()).hexdigest()
             if previous != row["chain"]:
@@ -219,11 +234,28 @@ class Ledger:
             self.event("study_queued", study=name, config=config)
 
     def requeue_study(self, name: str, config: Mapping[str, Any]) -> None:
-        """Gives a study that failed or was stopped another try, from where it stood."""
+        """Gives a study that failed or was stopped another try, from where it stood.
+
+        Before its first commit that is the very beginning: what other settings have measured no longer counts.
+        """
         with self.transaction() as db:
             self.set_study_state(name, StudyState.QUEUED)
             db.execute("UPDATE study SET config_json = ?, ended_unix = NULL WHERE name = ?",
                        (canonical_json(config), name))
+            if self.committed_digest(name) == "":
+                db.execute("UPDATE study SET frozen_json = NULL, numerics_json = NULL, baseline_json = NULL"
+                           " WHERE name = ?", (name,))
+            self.event("study_requeued", study=name, config=config)
+
+    def refuse_study(self, name: str, reason: str) -> None:
+        """Notes why a study file cannot be queued, so that everyone sees it; the study has failed before it began."""
+        with self.transaction() as db:
+            if not self.query("SELECT 1 FROM study WHERE name = ?", name):
+                self.queue_study(name, {})
+            if self.study(name).state is not StudyState.FAILED:
+                self.set_study_state(name, StudyState.FAILED, reason=reason)
+            else:
+                db.execute("UPDATE study SET reason = ? WHERE name = ?", (reason, name))
 
     def studies(self) -> list[StudyRow]:
         """All studies in order of the queue."""
@@ -363,10 +395,10 @@ class Ledger:
         rows = self.query("SELECT * FROM task WHERE task_id = ?", task_id)
         return _task(rows[0]) if rows else None
 
-    def open_task(self, silo: str) -> TaskRow | None:
-        """The task that a silo should work on now."""
-        rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ? ORDER BY opened_unix LIMIT 1",
-                          silo, TaskState.OPEN)
+    def open_task(self, silo: str, *, study: str = "") -> TaskRow | None:
+        """The task that a silo should work on now, of one study or of any."""
+        rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ? AND (study = ? OR ? = '')"
+                          " ORDER BY opened_unix LIMIT 1", silo, TaskState.OPEN, study, study)
         return _task(rows[0]) if rows else None
 
     def task_given(self, task_id: str) -> None:
@@ -377,13 +409,18 @@ class Ledger:
 
     def close_task(self, task: TaskRow, state: TaskState, *, update_id: str | None = None, reason: str = "",
                    metrics: Mapping[str, float] | None = None) -> None:
-        """Ends an open task."""
+        """Ends an open task.
+
+        Raises: TaskClosed when another process, such as `coordinator revoke`, has ended it since it was read.
+        """
         check_transition(TASK_TRANSITIONS, task.state, state)
         with self.transaction() as db:
-            db.execute("UPDATE task SET state = ?, closed_unix = ?, update_id = ?, reason = ?, metrics_json = ?"
-                       " WHERE task_id = ? AND state = ?",
-                       (state, time.time(), update_id, reason, canonical_json(dict(metrics or {})), task.task_id,
-                        TaskState.OPEN))
+            changed = db.execute("UPDATE task SET state = ?, closed_unix = ?, update_id = ?, reason = ?,"
+                                 " metrics_json = ? WHERE task_id = ? AND state = ?",
+                                 (state, time.time(), update_id, reason, canonical_json(dict(metrics or {})),
+                                  task.task_id, TaskState.OPEN)).rowcount
+            if not changed:
+                raise TaskClosed("The task is over.")
             self.event(f"task_{state}", study=task.study, round=task.round, silo=task.silo, update_id=update_id or "",
                        reason=reason, metrics=dict(metrics or {}))
 
@@ -395,13 +432,32 @@ class Ledger:
                 self.close_task(_task(row), TaskState.CANCELLED, reason=reason)
             return len(rows)
 
-    def declare_update(self, update: DeclaredUpdate) -> None:
-        """Records what a silo announces; a repeat changes nothing."""
+    def declare_update(self, update: DeclaredUpdate) -> list[str]:
+        """Records what a silo announces; a repeat changes nothing.
+
+        Returns: ids that the task had before: another update takes their place, so that a task never has two.
+        """
         with self.transaction() as db:
+            before = [row["update_id"] for row in self.query(
+                "DELETE FROM declared_update WHERE task_id = ? AND update_id <> ? AND accepted_unix IS NULL"
+                " RETURNING update_id", update.task_id, update.update_id)]
             db.execute("INSERT OR IGNORE INTO declared_update VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)",
                        (update.update_id, update.task_id, update.digest, update.size_bytes,
                         canonical_json(update.groups), update.example_count, canonical_json(update.metrics),
                         update.training_seconds, update.declared_unix))
+            return before
+
+    def unfinished_updates(self, study: str, round: int) -> list[str]:
+        """Ids of what was announced in a round and has not been accepted."""
+        return [row["update_id"] for row in self.query(
+            "SELECT declared_update.update_id FROM declared_update JOIN task USING (task_id)"
+            " WHERE study = ? AND round = ? AND accepted_unix IS NULL", study, round)]
+
+    def awaited_updates(self) -> list[str]:
+        """Ids of what was announced for tasks that are still open: of these a part may be on disk."""
+        return [row["update_id"] for row in self.query(
+            "SELECT declared_update.update_id FROM declared_update JOIN task USING (task_id) WHERE task.state = ?",
+            TaskState.OPEN)]
 
     def declared_update(self, update_id: str) -> DeclaredUpdate | None:
         """One announced update."""
@@ -431,8 +487,10 @@ class Ledger:
             for silo, digest in kept.items():
                 db.execute("INSERT INTO silo_state (study, silo, pending_round, pending_kept_digest)"
                            " VALUES (?, ?, ?, ?) ON CONFLICT (study, silo) DO UPDATE SET"
-                           " pending_round = excluded.pending_round,"
-                           " pending_kept_digest = coalesce(excluded.pending_kept_digest, pending_kept_digest)",
+                           " pending_round = excluded.pending_round, pending_kept_digest ="
+                           " CASE WHEN pending_round = excluded.pending_round"
+                           " THEN coalesce(excluded.pending_kept_digest, pending_kept_digest)"
+                           " ELSE excluded.pending_kept_digest END",  # of a round that was cancelled nothing stays
                            (study, silo, round, digest))
 
     def commit_round(self, study: str, round: int, *, metrics: Mapping[str, float]) -> None:
@@ -480,6 +538,24 @@ class Ledger:
         """State files that the strategy keeps for silos."""
         rows = self.query("SELECT kept_digest, pending_kept_digest FROM silo_state WHERE study = ?", study)
         return {digest for row in rows for digest in tuple(row) if digest is not None}
+
+
+def _explained(path: Path, error: sqlite3.Error) -> SemisiloError | None:
+    """The error of the catalogue for what SQLite says of its file; None for what is a mistake of ours."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the rest tells only where it was noticed
+    files = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else _FULL_BYTES
+    if code == sqlite3.SQLITE_FULL or (code in files and free < _FULL_BYTES):
+        return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return SemisiloError(f"{path}: {error}.", remedy=f"This user must be able to write {path.parent}.")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return SemisiloError(f"{path}: another process has kept it locked for {_BUSY_SECONDS:.0f} s.",
+                             remedy="End the program that has it open, then try again.")
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR):
+        return StorageDamaged(f"{path}: cannot be read as a ledger: {error}.",
+                              remedy="Check the disk, then restore the file from a backup.")
+    return None
 
 
 def _json(text: str | None) -> Any:

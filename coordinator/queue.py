@@ -66,16 +66,23 @@ def queue_study(federation: Federation, ledger: Ledger, name: str) -> StudyConfi
     return config
 
 
-def queue_new_studies(federation: Federation, ledger: Ledger) -> list[str]:
-    """What `serve` does when it starts: queues the studies that the ledger does not know or that never got to work.
+def queue_new_studies(federation: Federation, ledger: Ledger) -> tuple[list[str], dict[str, UsageError]]:
+    """What `serve` does when it starts: queues the studies that the ledger does not know and those that have failed.
 
-    Raises: BadConfiguration or UnknownName for the first file that is wrong.
+    A file that is wrong stops no other study: it is marked as failed in the ledger, and tried again at the next start.
+    Returns: the names of what is queued, and what is wrong with the others.
     """
     known = {row.name: row for row in ledger.studies()}
-    queued = []
+    queued, refused = [], {}
     for path in sorted(federation.studies.glob("*/study.toml")):
-        row = known.get(path.parent.name)
-        if row is None or (row.state is StudyState.FAILED and ledger.committed_digest(row.name) == ""):
-            queue_study(federation, ledger, path.parent.name)
-            queued.append(path.parent.name)
-    return queued
+        name = path.parent.name
+        if name in known and known[name].state is not StudyState.FAILED:
+            continue
+        try:
+            queue_study(federation, ledger, name)
+        except UsageError as error:
+            ledger.refuse_study(name, error.line())
+            refused[name] = error
+        else:
+            queued.append(name)
+    return queued, refused

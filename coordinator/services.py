@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 
 from common.chunks import receive_into, stream_chunks
 from common.convert import check_metrics, reference_from_proto, task_to_proto
-from common.errors import BadPayload, TaskClosed
+from common.errors import BadPayload, TaskClosed, Unreachable
 from common.exchange import TaskSpec
+from common.logs import printable
 from common.manifest import parse_manifest
 from common.status import answering_errors
 from common.wire import round_service_pb2 as pb
@@ -33,10 +36,11 @@ from coordinator.roster import LedgerRoster
 __all__ = ["RoundServicer"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_MAX_POLL_SECONDS = 60.0
+_POLL_SECONDS, _MAX_POLL_SECONDS = 25.0, 60.0
 _REPORT_SECONDS = 3.0
 _CHECK_EVERY_CHUNKS = 32
 _REVOKED_CHECK_SECONDS = 0.5
+_UPLOAD_IDLE_SECONDS = 120.0
 
 Answer = TypeVar("Answer")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -58,7 +62,13 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
     """Serves silos over mutually authenticated TLS."""
 
     def __init__(self, *, desk: Desk, roster: LedgerRoster, bulletin: Bulletin, meter: RoundMeter, federation: str,
-                 max_uploads: int, clock: Callable[[], float] = time.time) -> None:
+                 max_uploads: int, clock: Callable[[], float] = time.time,
+                 upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS) -> None:
+        """
+        Args:
+            max_uploads: updates that are received at the same time, at most one of each silo.
+            upload_idle_seconds: an upload in which nothing arrives for so long gives its place to another silo.
+        """
         self._desk = desk
         self._roster = roster
         self._bulletin = bulletin
@@ -67,6 +77,8 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
         self._uploads = asyncio.Semaphore(max_uploads)
         self._clock = clock
         self._acceptances: set[asyncio.Future[None]] = set()
+        self._upload_idle_seconds = upload_idle_seconds
+        self._uploading: dict[str, _Call] = {}
 
     # RPCs -------------------------------------------------------------------------------------------------------------
 
@@ -77,10 +89,11 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
                 raise BadPayload("Counts must be at least 0.")
             if len(request.methods) > 256 or len(request.held_digests) > 256:
                 raise BadPayload("At most 256 methods and digests.")
-            hello = Hello(version=request.version[:64], methods=tuple(name[:64] for name in request.methods),
+            hello = Hello(version=printable(request.version, limit=64),
+                          methods=tuple(printable(name, limit=64) for name in request.methods),
                           labelled_count=request.labelled_count, unlabelled_count=request.unlabelled_count,
-                          memory_study=request.memory_study[:128], memory_round=request.memory_round)
-            wanted = request.poll_timeout.ToTimedelta().total_seconds() or 25.0
+                          memory_study=printable(request.memory_study, limit=128), memory_round=request.memory_round)
+            wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._desk.await_task(silo, hello, timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
                 return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=_REPORT_SECONDS))
@@ -141,8 +154,9 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
         with self._call(context) as call:
             async with answering_errors(context):
                 silo = call.identify()
-                async with self._uploads:
-                    response = await self._receive(silo, request_iterator, call)
+                with self._only_upload_of(silo, call):
+                    async with self._uploads:
+                        response = await self._receive(silo, request_iterator, call)
                 self._meter.message("SubmitUpdate", silo, "down", response.ByteSize())
                 return response
         raise AssertionError("an error has ended the RPC")
@@ -163,12 +177,13 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
         return await self._desk.begin_update(silo, request.task_id, request.update_id, Announcement(
             digest=reference.digest, size_bytes=reference.size_bytes, groups=parse_manifest(update.manifest),
             example_count=update.example_count, metrics=check_metrics(update.metrics),
-            training_seconds=update.training_duration.ToTimedelta().total_seconds()))
+            training_seconds=_seconds(update.training_duration)))
 
     async def _receive(self, silo: str, requests: AsyncIterator[pb.SubmitUpdateRequest],
                        call: _Call) -> pb.SubmitUpdateResponse:
+        call.check()  # the wait for a place may have been long
         iterator = requests.__aiter__()
-        first = await call.guard(_next(iterator))
+        first = await call.guard(_next(iterator), idle_seconds=self._upload_idle_seconds)
         if first is None:
             raise BadPayload("The stream of the update is empty.")
         self._meter.message("SubmitUpdate", silo, "up", first.ByteSize())
@@ -178,6 +193,8 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
             message: pb.SubmitUpdateRequest | None = first
             number = 0
             while message is not None:
+                if message is not first and (message.update_id or not message.HasField("chunk")):
+                    raise BadPayload("Only the first message of the stream names the update; all others bring bytes.")
                 if message.HasField("chunk"):
                     yield message.chunk
                 number += 1
@@ -185,7 +202,7 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
                     call.check()
                     if not self._desk.still_wanted(update):
                         raise TaskClosed("The phase closed while the update was on its way.")
-                message = await call.guard(_next(iterator))
+                message = await call.guard(_next(iterator), idle_seconds=self._upload_idle_seconds)
                 if message is not None:
                     self._meter.message("SubmitUpdate", silo, "up", message.ByteSize())
 
@@ -198,6 +215,18 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
             acceptance.add_done_callback(self._acceptances.discard)
             await asyncio.shield(acceptance)
         return pb.SubmitUpdateResponse(update_id=update.update_id, size_bytes=update.size_bytes)
+
+    @contextmanager
+    def _only_upload_of(self, silo: str, call: _Call) -> Iterator[None]:
+        """A silo that comes again has lost its connection: the stream that waits for the lost one ends."""
+        if (older := self._uploading.get(silo)) is not None:
+            older.superseded = True
+        self._uploading[silo] = call
+        try:
+            yield
+        finally:
+            if self._uploading.get(silo) is call:
+                del self._uploading[silo]
 
     async def _unary(self, rpc: str, request: Any, context: _Context,
                      work: Callable[[str], Coroutine[Any, Any, Answer]]) -> Answer:
@@ -227,6 +256,8 @@ class _Call:
         self._servicer = servicer
         self._context = context
         self._certificate: CallerCertificate | None = None
+        self.superseded = False
+        """Whether the silo has made the same call anew."""
 
     def identify(self) -> str:
         """The silo's name from its certificate, checked against the roster."""
@@ -239,12 +270,18 @@ class _Call:
         return silo
 
     def check(self) -> None:
-        """Raises when the caller's certificate has expired or was revoked since."""
+        """Raises when the caller's certificate has expired or was revoked since, or it calls anew."""
         assert self._certificate is not None
+        if self.superseded:
+            raise Unreachable("A newer connection of this silo goes on with the upload.", remedy="It is tried again.")
         check_caller(self._certificate, self._servicer._roster, self._servicer._clock())
 
-    async def guard(self, work: Awaitable[Answer]) -> Answer:
-        """Awaits `work`, looking at the certificate twice a second, so that a stalled RPC of a revoked silo ends."""
+    async def guard(self, work: Awaitable[Answer], *, idle_seconds: float = math.inf) -> Answer:
+        """Awaits `work`, looking at the certificate twice a second, so that a stalled RPC of a revoked silo ends.
+
+        Raises: what `check` raises; Unreachable when `work` takes longer than `idle_seconds`.
+        """
+        end = time.monotonic() + idle_seconds
         task = asyncio.ensure_future(work)
         # A connection that breaks ends the RPC and the write in it; nobody is left to hear of the latter.
         task.add_done_callback(_forget)
@@ -254,6 +291,8 @@ class _Call:
                 if done:
                     return task.result()
                 self.check()
+                if time.monotonic() > end:
+                    raise Unreachable(f"Nothing has arrived for {idle_seconds:.0f} s.", remedy="It is tried again.")
         finally:
             if not task.done():
                 task.cancel()
@@ -266,6 +305,11 @@ class _Call:
             servicer._bulletin.connected[silo] -= 1
             if servicer._bulletin.connected[silo] <= 0:
                 del servicer._bulletin.connected[silo]
+
+
+def _seconds(duration: Duration) -> float:
+    """Any duration that a stranger may write; `ToTimedelta` overflows on large ones."""
+    return duration.seconds + duration.nanos / 1e9
 
 
 def _forget(task: asyncio.Future[Any]) -> None:

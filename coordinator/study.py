@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any, Literal
 
 from common.config import from_dict, load_toml, parse_duration
 from common.data.form import AugmentationSettings, ImageForm
-from common.errors import BadConfiguration
+from common.errors import BadConfiguration, UnknownName
 from common.exchange import ModelSettings, Numerics
-from common.methods import find_method
+from common.methods import MethodSpec, find_method
 
 __all__ = ["DataSettings", "FrozenStudy", "ImageSettings", "MethodSettings", "ParticipationSettings",
            "StudyConfig", "StudySettings", "WireSettings", "config_from_dict", "load_study"]
 
+_MAX_THREADS = 1024  # more than that a silo takes for a mistake
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
 
@@ -69,6 +71,10 @@ class ImageSettings:
                 raise ValueError(f'{name} = "{value}": give {self.channels} number(s) in a list, or "labelled".')
             if not isinstance(value, str) and len(value) != self.channels:
                 raise ValueError(f"{name} needs {self.channels} number(s), one per channel.")
+            if not isinstance(value, str) and not all(map(math.isfinite, value)):
+                raise ValueError(f"{name} = {list(value)}: must be finite.")
+        if not isinstance(self.std, str) and min(self.std) <= 0:
+            raise ValueError(f"std = {list(self.std)}: must be above 0 in every channel.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +92,13 @@ class DataSettings:
     """Class names, order = label; taken from `labelled` when empty, then frozen."""
     on_error: Literal["stop", "skip"] = "stop"
     """What to do with a file that cannot be read."""
+
+    def __post_init__(self) -> None:
+        twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
+        if twice:
+            raise ValueError(f"classes names '{twice[0]}' twice.")
+        if len(self.classes) == 1 or "" in self.classes:
+            raise ValueError("classes needs at least two names, or leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +132,12 @@ class ParticipationSettings:
             _at_least("silos_per_round", self.silos_per_round, 1)
         _at_least("quorum", self.quorum, 0)
         for name in ("round_timeout", "round_limit"):
-            if parse_duration(getattr(self, name), where=name) <= 0:
-                raise ValueError(f"{name}: must be above 0.")
+            try:
+                seconds = parse_duration(getattr(self, name), where=name)
+            except BadConfiguration as error:  # `from_dict` adds file and table
+                raise ValueError(error.line()) from None
+            if seconds <= 0:
+                raise ValueError(f'{name} = "{getattr(self, name)}": must be above 0.')
 
     @property
     def timeout_seconds(self) -> float:
@@ -205,6 +222,8 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
             from_dict(_Tables, {name: 0}, where=where)
     parts["study"] = from_dict(StudySettings, tables.get("study", {}), where=f"{where}: [study]")
     parts["model"] = from_dict(ModelSettings, tables.get("model", {}), where=f"{where}: [model]")
+    if not parts["model"].name:
+        raise BadConfiguration(f"{where}: [model]: name is empty.", remedy='Give one, for example name = "small_cnn".')
     if parts["model"].classes:
         raise BadConfiguration(f"{where}: [model]: unknown key 'classes'.",
                                remedy="Class names belong in [data] classes.")
@@ -214,7 +233,10 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
     for name, cls in (("participation", ParticipationSettings), ("augmentation", AugmentationSettings),
                       ("wire", WireSettings), ("numerics", Numerics)):
         parts[name] = from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
-    spec = find_method(method["name"])
+    if not 1 <= parts["numerics"].threads <= _MAX_THREADS:
+        raise BadConfiguration(f"{where}: [numerics]: threads = {parts['numerics'].threads}: must be between 1 and"
+                               f" {_MAX_THREADS}.")
+    spec = _method_of(method["name"], where)
     from_ledger = set(method) == {"name", "settings"}
     settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}
     parts["method"] = MethodSettings(name=spec.name,
@@ -222,12 +244,23 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
     return StudyConfig(**parts)
 
 
+def _method_of(name: str, where: str) -> MethodSpec:
+    try:
+        return find_method(name)
+    except UnknownName as error:
+        raise UnknownName(f"{where}: [method]: {error.text}", remedy=error.remedy) from None
+
+
 def load_study(path: Path) -> StudyConfig:
     """Reads and checks a study file.
 
     Raises: BadConfiguration or UnknownName, naming file, table and key.
     """
-    return config_from_dict(load_toml(path), where=str(path))
+    config = config_from_dict(load_toml(path), where=str(path))
+    if not config.data.labelled and find_method(config.method.name).scenarios == ("labels-at-coordinator",):
+        raise BadConfiguration(f"{path}: [data]: {config.method.name} needs labelled images at the coordinator.",
+                               remedy='Give their place: labelled = "folder".')
+    return config
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from common.data.augment import check_settings
 from common.data.form import ImageForm
 from common.data.readers import ImageSet, measure_form, read_images
 from common.errors import BadConfiguration, BadData
@@ -39,6 +40,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     Raises: BadData, naming the file; BadConfiguration when the settings do not fit the images or what is frozen.
     """
     data, image = config.data, config.data.image
+    check_settings(config.augmentation)
     if frozen is not None:
         _check_unchanged(config, frozen)
     classes = frozen.classes if frozen is not None else data.classes

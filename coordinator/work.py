@@ -177,12 +177,15 @@ class Operations:
         tally = study.strategy.begin(now, step, headers, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
-            groups = _spooled(Path(update["path"]), header.silo, expects)
-            before = update["kept"]
-            tally, after = study.strategy.fold(now, tally, header, groups, self._kept(before))
+            tally, after = study.strategy.fold(
+                now, tally, header, _spooled(Path(update["path"]), header.silo, expects), self._kept(update["kept"]))
             kept[header.silo] = None if after is None else study.states.save(after)
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
-        return {"state": self._save(study.strategy.finish(now, step, tally, round=round)), "kept": kept}
+        # The strategy gets the only references, so that what it needs no more goes while it trains.
+        self._last, handed = ("", None), [now, tally]
+        del now, tally
+        return {"state": self._save(study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)),
+                "kept": kept}
 
     def evaluate(self, state: str, round: int) -> dict[str, Any]:
         """The model of a state on the coordinator's test and validation sets: {"metrics": {name: number}}."""

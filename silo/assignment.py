@@ -43,7 +43,8 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("semisilo.silo")
 _REPORT_SECONDS = 3.0
-_PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\][^\s'\":;,)]+(?:'|\")?")
+_PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\](?=\S).*", re.DOTALL)
+"""A path and all that follows: names of folders may have blanks, so where a path ends cannot be seen."""
 _LATE_ABORT_SECONDS = 5.0
 """How long an upload may still finish after the coordinator has said that the task is over: most likely because it is
 just that upload that has ended it."""

@@ -16,9 +16,11 @@ import torch
 
 from common import numerics
 from common.config import from_dict, to_dict
-from common.data.readers import read_images, survey
-from common.errors import BadPayload, ComputeFailed, StorageDamaged
+from common.data.form import ImageForm
+from common.data.readers import ReadResult, Skipped, read_images, survey
+from common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
 from common.exchange import SiloData, SiloTask, TaskSpec, TensorGroup, Update
+from common.logs import printable
 from common.manifest import DEFAULT_MAX_BYTES, GroupManifest, check_manifest
 from common.methods import MethodSpec, find_method
 from common.models import check_model, model_builder
@@ -31,6 +33,7 @@ from silo.trainers import load_trainer
 __all__ = ["Operations"]
 
 _LOG = logging.getLogger("semisilo.work")
+_NAMED_FILES = 5
 
 
 class Operations:
@@ -38,7 +41,7 @@ class Operations:
 
     def __init__(self, progress: Callable[[float, str], None]) -> None:
         self._progress = progress
-        self._read: tuple[Any, SiloData, int] | None = None
+        self._read: tuple[Any, SiloData] | None = None
 
     def survey(self, source: str) -> dict[str, Any]:
         """What a source holds, without decoding its images: {"labelled", "unlabelled", "kind", "classes", ...}.
@@ -98,15 +101,39 @@ class Operations:
                 "skipped": skipped}
 
     def _images(self, order: TaskSpec, source: str, on_error: Literal["stop", "skip"]) -> tuple[SiloData, int]:
-        """The silo's images in the study's form, and how many files were left out; read once for the same form."""
+        """The silo's images in the study's form, and how many files were left out; read once for the same form, and
+        the number is told once."""
         form = order.image
         key = (source, form.size, form.channels, form.resize, on_error)  # mean and deviation are applied to batches
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
-            found = read_images(source, size=form.size, channels=form.channels, resize=form.resize,
-                                labelled=False, on_error=on_error, progress=self._progress)
-            self._read = (key, SiloData(unlabelled=found.images.without_labels()), len(found.skipped))
-        return self._read[1], self._read[2]
+            found = _all_images(source, form, on_error, self._progress)
+            self._read = (key, SiloData(unlabelled=found.images.without_labels()))
+            _log_skipped(found.skipped)
+            return self._read[1], len(found.skipped)
+        return self._read[1], 0
+
+
+def _all_images(source: str, form: ImageForm, on_error: Literal["stop", "skip"],
+                progress: Callable[[float, str], None]) -> ReadResult:
+    """Raises: BadData whatever is wrong with the images: of other failures the coordinator hears the text, and one that
+    comes from reading may hold the name of a file, which may hold a patient's."""
+    try:
+        return read_images(source, size=form.size, channels=form.channels, resize=form.resize, labelled=False,
+                           on_error=on_error, progress=progress)
+    except (SemisiloError, MemoryError):
+        raise
+    except Exception as error:
+        _LOG.exception("reading %s failed", source)
+        raise BadData(f"{source}: cannot be read: {type(error).__name__}: {error}".rstrip(".") + ".") from error
+
+
+def _log_skipped(skipped: tuple[Skipped, ...]) -> None:
+    """Names what was left out on this machine; these names never leave it."""
+    for item in skipped[:_NAMED_FILES]:
+        _LOG.warning("left out: %s: %s", printable(item.name, limit=300), printable(item.reason, limit=300))
+    if len(skipped) > _NAMED_FILES:
+        _LOG.warning("left out: %d more", len(skipped) - _NAMED_FILES)
 
 
 def _received(order: TaskSpec, spec: MethodSpec, payloads: dict[str, str]) -> dict[str, TensorGroup]:

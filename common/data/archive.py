@@ -11,6 +11,7 @@ Shapes: N images, H rows, W columns, K classes.
 from __future__ import annotations
 
 import lzma
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.room import check_room
 from common.errors import BadData
 
 __all__ = ["Arrays", "digits", "npz"]
@@ -88,6 +90,7 @@ def npz(
         fit, or a label is negative or beyond the named classes.
     """
     try:
+        _refuse_foreign(path, source=source)
         archive = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
         raise BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
@@ -116,6 +119,15 @@ def npz(
                               f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
                               remedy="Mend the labels or the class names.")
     return Arrays(source, path.name, shape, images, labels_N, classes, named)
+
+
+def _refuse_foreign(path: Path, *, source: str) -> None:
+    """Refuses what numpy would take for a pickle: its advice, to load it nevertheless, is not ours."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    if start[:2] != b"PK" and start != b"\x93NUMPY":
+        raise BadData(f"{source}: is {'empty' if not start else 'not an .npz file, whatever its name says'}.",
+                      remedy="Write it with numpy.savez, and check the copy.")
 
 
 def _prefix(archive: Any, split: str, *, source: str) -> str:
@@ -156,17 +168,16 @@ def _header(archive: Any, key: str, *, source: str) -> tuple[tuple[int, ...], np
     if dtype.hasobject:
         raise BadData(f"{source}: key '{key}' holds Python objects, which are never loaded.",
                       remedy="Store plain numbers of one shape.")
-    elements = 1
-    for length in shape:
-        elements *= length
-    if elements * dtype.itemsize > held:
+    if math.prod(shape) * dtype.itemsize > held:
         raise BadData(f"{source}: key '{key}' declares more data than the file holds.",
                       remedy="Write the file again with numpy.savez, and check the copy.")
     return shape, dtype
 
 
 def _member(archive: Any, key: str, *, source: str) -> NDArray[Any]:
-    _header(archive, key, source=source)
+    shape, dtype = _header(archive, key, source=source)
+    check_room(math.prod(shape) * dtype.itemsize, what=f"{source}: the values of key '{key}'",
+               remedy="Split the file, or use a machine with more memory.")
     try:
         array: NDArray[Any] = archive[key]
     except _DAMAGED as error:
@@ -182,6 +193,9 @@ def _check_shape(shape: tuple[int, ...], *, source: str, key: str) -> None:
         remedy = "The channels come second; move them last: images.transpose(0, 2, 3, 1)."
     elif len(shape) in (4, 5) and shape[-1] not in (1, 3, 4):
         remedy = "Volumes are not supported; store their slices as N x H x W."
+    if len(shape) == 3 and shape[2] in (1, 3, 4):
+        raise BadData(f"{source}: '{key}' has the shape {shown}: one colour image, not a stack of images.",
+                      remedy="Stack the images: N x H x W x 3.")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3, 4)):
         raise BadData(f"{source}: '{key}' has the shape {shown}, which is no stack of images.", remedy=remedy)
     if 0 in shape:

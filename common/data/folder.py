@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -76,7 +77,7 @@ def list_images(folder: Path) -> Listing:
         raise BadData(f"{folder}: found {len(skipped)} file{'s' * (len(skipped) > 1)}, none is an image: "
                       f"first is {skipped[0].name} ({skipped[0].reason}).",
                       remedy="Images are PNG, JPEG, BMP, GIF, TIFF or WebP files.")
-    folders = sorted(_class_name(entry.name) for entry in _entries(folder) if entry.is_dir())
+    folders = sorted(_class_name(entry.name) for entry in _entries(folder) if _is_folder(entry))
     return Listing(tuple(images), tuple(folders), tuple(skipped))
 
 
@@ -164,13 +165,28 @@ def _walk(
     if identity in above:
         return
     # A folder sorts as "name/", so that the order is that of whole paths.
-    entries = sorted(_entries(folder), key=lambda entry: os.fsencode(entry.name) + (b"/" if entry.is_dir() else b""))
-    for entry in entries:
+    entries = sorted(((os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""), entry)
+                      for entry in _entries(folder)), key=itemgetter(0))
+    for key, entry in entries:
         inner = (*parts, entry.name)
-        if entry.is_dir():
+        if key.endswith(b"/"):
             yield from _walk(Path(entry.path), inner, above | {identity})
-        elif entry.is_file():
+        elif _is_file(entry):
             yield Path(entry.path), inner
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link into what this user may not enter
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

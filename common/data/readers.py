@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from common.data import archive, folder, pixels
 from common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
+from common.data.room import check_room
 from common.errors import BadConfiguration, BadData
 
 __all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "measure_form", "read_images", "survey"]
@@ -57,11 +58,13 @@ def read_images(
 
     def tell(share: float) -> None:
         if progress is not None:
-            progress(share, f"reading {source}")
+            progress(share, "reading images")  # not from where: at a silo this line goes to the coordinator
 
     if path is not None and path.is_dir():
         return _read_folder(source, path, size=size, channels=channels, resize=resize, classes=classes,
                             labelled=labelled, on_error=on_error, progress=tell)
+    shape = _arrays(source, path, split, labels="no", pixels=False).shape
+    _check_room(source, shape[0], size=size, channels=channels)
     arrays = _arrays(source, path, split, labels="needed" if labelled else "no")
     labels_N, names = (_align(arrays, classes) if labelled else (None, classes))
     assert arrays.images is not None
@@ -117,6 +120,7 @@ def _read_folder(
         skipped += [Skipped(file.name, "lies beside the class folders, so it has no class")
                     for file in files if not file.class_name]
         files = [file for file in files if file.class_name]
+    _check_room(source, len(files), size=size, channels=channels)
     squares, kept, unreadable = folder.decode(
         files, size=size, channels=channels, resize=resize, on_error=on_error, folder=source, progress=progress)
     labels_N = None
@@ -125,6 +129,11 @@ def _read_folder(
         labels_N = np.array([index[files[place].class_name] for place in kept], dtype=np.int64)
     images = _image_set(squares, labels_N, tuple(files[place].name for place in kept))
     return ReadResult(images, classes, tuple(sorted(skipped + unreadable, key=lambda item: item.name.encode())))
+
+
+def _check_room(source: str, number: int, *, size: int, channels: int) -> None:
+    check_room(number * channels * size * size, what=f"{source}: its {number} images as squares of {size} pixels",
+               remedy="Use fewer images here, a smaller image size in the study, or a machine with more memory.")
 
 
 def _arrays(

@@ -94,7 +94,7 @@ class SemiFLStrategy:
 
     def start(self, initial: Mapping[str, Tensor]) -> SemiFLState:
         """Fine-tunes the initial model with lr_1 and measures its statistics."""
-        return self._fine_tune(w=dict(initial), global_buf=None, opt_buf=None, round=0)
+        return self._fine_tune(self._loaded(initial, round=0), global_buf=None, opt_buf=None, round=0)
 
     # A round ----------------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,10 @@ class SemiFLStrategy:
             return replace(state, batch_norm=batch_norm.to_tensors(batch_norm.from_tensors(tally.statistics)))
         w, global_buf = apply_global_momentum(state.w, state.global_buf, tally.delta,
                                               momentum=self._settings.global_momentum)
-        return self._fine_tune(w=w, global_buf=global_buf, opt_buf=state.opt_buf, round=round)
+        model, opt_buf = self._loaded(w, round=round), state.opt_buf
+        self._served = None
+        del state, tally, w  # several models, not needed while this one trains
+        return self._fine_tune(model, global_buf=global_buf, opt_buf=opt_buf, round=round)
 
     def model(self, state: SemiFLState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The fine-tuned model and its statistics."""
@@ -171,14 +174,13 @@ class SemiFLStrategy:
         return SGDSettings(lr=lr, momentum=settings.momentum, nesterov=settings.nesterov,
                            weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
 
-    def _fine_tune(self, *, w: dict[str, Tensor], global_buf: dict[str, Tensor] | None,
+    def _fine_tune(self, model: nn.Module, *, global_buf: dict[str, Tensor] | None,
                    opt_buf: dict[str, Tensor] | None, round: int) -> SemiFLState:
         """Steps 4 and 5 of a round. After the last round come `final_epochs` more, on a fresh cosine from `lr` with
         fresh momentum: lr_t is nearly 0 by then and would change nothing."""
         settings, environment = self._settings, self._environment
         final = settings.final_epochs if round == environment.rounds else 0
         total = max(settings.coordinator_epochs + final, 1)
-        model = self._loaded(w, round=round)
 
         def train(epochs: int, lr: float, purpose: str, done: int, buffers: dict[str, Tensor] | None,
                   falls: bool) -> tuple[dict[str, Tensor], float]:
@@ -189,7 +191,7 @@ class SemiFLStrategy:
                 purpose=purpose, round=round, momentum=buffers,
                 lr_of_epoch=(lambda epoch: cosine_lr(lr, round=epoch, rounds=epochs)) if falls else None,
                 progress=lambda share: environment.report(0.95 * (done + share * epochs) / total, report))
-            check_finite(tensors.parameters_of(model), where=f"at the coordinator in round {round}")
+            check_finite(dict(model.named_parameters()), where=f"at the coordinator in round {round}")
             return result.momentum, result.loss
 
         loss = 0.0

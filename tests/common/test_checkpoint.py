@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -145,6 +146,27 @@ def test_an_order_that_names_other_tensors_is_refused(tmp_path: Path) -> None:
               metadata={"semisilo": json.dumps({"format": 1, "order": ["a", "b"]})})
     with pytest.raises(StorageDamaged, match="order"):
         checkpoint.load_tensors(tmp_path / "t")
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "empty", "scalar", "ä"), ()])
+def test_a_file_is_byte_for_byte_what_the_formats_own_library_writes(names: tuple[str, ...], tmp_path: Path) -> None:
+    kinds = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
+             torch.int8, torch.uint8, torch.bool, torch.float32]
+    tensors = {name: torch.arange(6).reshape(2, 3).to(kinds[place % len(kinds)]) for place, name in enumerate(names)}
+    if tensors:
+        tensors |= {"empty": torch.zeros(0, 4), "scalar": torch.tensor(2.5), "sliced": torch.arange(9.0)[::2]}
+    checkpoint.save_tensors(tmp_path / "ours", tensors)
+    with safe_open(str(tmp_path / "ours"), framework="pt") as file:
+        metadata = file.metadata()
+    theirs = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    save_file(theirs, str(tmp_path / "theirs"), metadata=metadata)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_a_type_that_the_format_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'w' of type torch"):
+        checkpoint.save_tensors(tmp_path / "t", {"w": torch.zeros(2, dtype=torch.complex64)})
+    assert list(tmp_path.iterdir()) == []
 
 
 def _saved(folder: Path) -> Path:

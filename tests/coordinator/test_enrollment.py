@@ -332,6 +332,9 @@ def test_the_enrolment_port_is_open_only_while_an_invitation_is_and_a_little_lon
         clock["now"] += 1
         assert not await port.look()
         assert not _listens(bound)
+        federation.invite(now=clock["now"])  # and open again for the next invitation, with the same credentials
+        assert await port.look()
+        assert _listens(port.port)
 
     asyncio.run(run())
 

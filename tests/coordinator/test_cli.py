@@ -1,0 +1,138 @@
+"""The commands of the operator: what they print, what they leave, and how they end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from common import __version__
+from common.cli_errors import run_cli
+from common.invitation import decode_invitation
+from coordinator.cli import app
+from coordinator.federation import open_federation
+from coordinator.ledger import Ledger
+from coordinator.roster import LedgerRoster
+from coordinator.states import StudyState
+
+GOOD = '[data]\nlabelled = "digits"\nimage = { size = 8, channels = 1 }\n[method]\nname = "semifl"\n'
+
+
+class Said:
+    """Exit status and output of a command."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+class Command(Protocol):
+    """Runs a command over the federation of the test."""
+
+    def __call__(self, *words: str, folder: Path | None = ...) -> Said: ...
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command over the federation in this test's folder."""
+    def run(*words: str, folder: Path | None = tmp_path / "lung") -> Said:
+        capsys.readouterr()
+        status = run_cli(app, [*words, *(() if folder is None else ("--folder", str(folder)))], name="coordinator")
+        said = capsys.readouterr()
+        return Said(status, said.out, said.err)
+    assert run("init", "lung", "--address", "hub.example:8443").status == 0
+    return run
+
+
+def refused(said: Said, *words: str, status: int = 2) -> None:
+    assert said.status == status, said.err
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("error: ")
+    assert all(word in said.err for word in words), said.err
+    assert said.out == ""
+
+
+def test_init_makes_a_federation_that_every_other_command_works_with(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "lung"
+    assert {path.name for path in folder.iterdir()} >= {"federation.toml", "authority", "ledger.sqlite", "studies"}
+    assert (folder / "studies" / "first" / "study.toml").is_file()
+    assert (folder / "authority" / "ca.key").stat().st_mode & 0o777 == 0o600
+    for words in (("status",), ("invite", "hospital-a"), ("new", "second"), ("queue", "second")):
+        assert command(*words).status == 0
+    refused(command("init", "lung"), "not empty", "another name")
+
+
+def test_an_invitation_is_one_line_on_standard_output_and_nothing_else(command: Command) -> None:
+    said = command("invite", "hospital-a", "--life", "2h")
+    assert (said.status, said.err, said.out.count("\n")) == (0, "", 1)
+    line = decode_invitation(said.out.strip())
+    assert (line.silo, line.federation, line.address, line.enrollment_address) == (
+        "hospital-a", "lung", "hub.example:8443", "hub.example:8444")
+    assert abs(line.expires_unix - time.time() - 7200) < 60
+
+
+def test_a_silo_that_is_revoked_is_gone_at_once_and_an_unknown_one_is_named(command: Command, tmp_path: Path) -> None:
+    roster = LedgerRoster(Ledger(tmp_path / "lung" / "ledger.sqlite"))
+    roster.add_invitation(silo="alpha", token_hash=b"t", expires_unix=4e9)
+    roster.use_invitation(b"t", key_fingerprint=b"k", certificate_der=b"c", serial=1, not_after_unix=4e9)
+    assert command("revoke", "alpha").out == "Silo alpha is revoked.\n"
+    status = roster.silo_status("alpha")
+    assert status is not None
+    assert status.revoked
+    refused(command("revoke", "alfa"), "'alfa'", "alpha", status=1)
+
+
+def test_a_study_is_checked_when_it_is_queued_and_status_shows_it(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "lung" / "studies" / "second" / "study.toml"
+    assert str(path) in command("new", "second").out
+    refused(command("new", "second"), "exists already")
+    path.write_text(GOOD.replace("name =", "nme ="))
+    refused(command("queue", "second"), str(path), "[method]")
+    refused(command("queue", "third"), "third", "first, second", "coordinator new third")
+    path.write_text(GOOD)
+    assert command("queue", "second").out == "Study second is queued: semifl, 100 rounds.\n"
+    refused(command("queue", "second"), "is queued")
+    facts = json.loads(command("status", "--json").out)
+    assert [(study["name"], study["state"]) for study in facts["studies"]] == [("second", "queued")]
+
+
+def test_a_study_that_cannot_start_is_in_status_with_its_reason(command: Command, tmp_path: Path) -> None:
+    ledger = Ledger(open_federation(tmp_path / "lung").ledger)
+    ledger.refuse_study("second", "study.toml: [study]: unknown key 'ronds'. Did you mean 'rounds'?")
+    said = command("status")
+    assert "Did you mean 'rounds'?" in said.out
+    facts = json.loads(command("status", "--json").out)["studies"][0]
+    assert (facts["state"], facts["rounds"], "ronds" in facts["reason"]) == (StudyState.FAILED, 0, True)
+    assert command("report", "second", "--out", str(tmp_path / "report")).status == 0
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("report",), ("no study",)), (("report", "nothing"), ("'nothing'",)), (("status", "--jason"), ("--jason",)),
+    (("invite",), ("'silo'", "--help")), (("invite", "Hospital A"), ("'Hospital A'",)),
+    (("invite", "a", "--life", "soon"), ("--life", "'soon'", '"2h"')),
+    (("invite", "a", "--life", "0s"), ("ended",)),
+    (("new", "../second"), ("'../second'",)), (("queue", "../first"), ("first",)), (("sever",), ("serve",))])
+def test_wrong_words_are_one_line_and_exit_status_2(command: Command, words: tuple[str, ...],
+                                                    said: tuple[str, ...]) -> None:
+    refused(command(*words), *said)
+
+
+def test_every_command_says_that_a_folder_is_no_federation(command: Command, tmp_path: Path) -> None:
+    for words in (("status",), ("serve",), ("invite", "a"), ("revoke", "a"), ("new", "x"), ("queue", "x"), ("report",)):
+        refused(command(*words, folder=tmp_path / "nowhere"), "not a federation folder", "coordinator init")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("serve", "--help")])
+def test_help_and_version_load_neither_grpc_nor_torch(words: tuple[str, ...]) -> None:
+    code = "import sys; from common.cli_errors import run_cli; from coordinator.cli import app\n" \
+           f"status = run_cli(app, {list(words)!r}, name='coordinator')\n" \
+           "heavy = {'torch', 'grpc', 'cryptography', 'numpy', 'sqlite3'} & sys.modules.keys()\n" \
+           "print(f'status {status}, loaded {sorted(heavy)}')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("status 0, loaded []\n"), done.stdout + done.stderr
+    if words == ("--version",):
+        assert done.stdout.startswith(f"coordinator {__version__}\n")

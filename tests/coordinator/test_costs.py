@@ -1,0 +1,74 @@
+"""Costs as rows: what is added comes back, summed by key, and nothing is counted twice."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.costs import Cost, add_costs, costs_of, total_bytes
+from coordinator.ledger import Ledger
+
+ROW = Cost(study="s", round=1, phase="train", silo="alpha", direction="up", kind="payload", item="model", bytes=100,
+           count=1)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+def test_rows_of_equal_keys_are_added_up_and_others_stay_apart(ledger: Ledger) -> None:
+    others = [replace(ROW, round=2), replace(ROW, phase="standby"), replace(ROW, silo="beta"),
+              replace(ROW, direction="down"), replace(ROW, kind="wire"), replace(ROW, item="batch_norm")]
+    add_costs(ledger, [ROW, *others])
+    add_costs(ledger, [replace(ROW, bytes=11, count=2)])
+    found = costs_of(ledger, "s")
+    assert replace(ROW, bytes=111, count=3) in found
+    assert len(found) == 1 + len(others)
+    assert {row for row in found if row.bytes == 100} == set(others)
+
+
+def test_costs_of_another_study_and_of_none_do_not_count(ledger: Ledger) -> None:
+    add_costs(ledger, [ROW, replace(ROW, study="t"), replace(ROW, study="", silo="")])
+    assert costs_of(ledger, "s") == [ROW]
+    assert costs_of(ledger, "u") == []
+
+
+def test_rows_come_by_round_then_phase_silo_and_direction(ledger: Ledger) -> None:
+    rows = [replace(ROW, round=number, silo=silo, direction=direction) for number in (2, 1) for silo in ("b", "a")
+            for direction in ("up", "down")]
+    add_costs(ledger, rows)
+    found = [(row.round, row.silo, row.direction) for row in costs_of(ledger, "s")]
+    assert found == sorted((row.round, row.silo, row.direction) for row in rows)
+
+
+def test_one_estimated_part_makes_the_sum_estimated(ledger: Ledger) -> None:
+    add_costs(ledger, [ROW, replace(ROW, estimated=True), replace(ROW, silo="beta")])
+    assert {row.silo: row.estimated for row in costs_of(ledger, "s")} == {"alpha": True, "beta": False}
+
+
+def test_rows_without_bytes_and_count_are_left_out_but_an_empty_transfer_is_kept(ledger: Ledger) -> None:
+    add_costs(ledger, [replace(ROW, bytes=0, count=0), replace(ROW, bytes=0, count=4, item="empty")])
+    assert [(row.item, row.bytes, row.count) for row in costs_of(ledger, "s")] == [("empty", 0, 4)]
+
+
+def test_totals_are_sums_of_one_kind_in_one_or_both_directions() -> None:
+    rows = [ROW, replace(ROW, direction="down", bytes=7), replace(ROW, kind="wire", bytes=1000)]
+    assert total_bytes(rows, kind="payload") == 107
+    assert total_bytes(rows, kind="payload", direction="up") == 100
+    assert total_bytes(rows, kind="wire") == 1000
+    assert total_bytes(rows, kind="message") == 0
+
+
+def test_sums_beyond_32_bits_are_exact(ledger: Ledger) -> None:
+    add_costs(ledger, [replace(ROW, bytes=2**40 + 1), replace(ROW, bytes=2**40 + 2)])
+    assert costs_of(ledger, "s")[0].bytes == 2**41 + 3
+
+
+def test_one_bad_row_keeps_all_rows_of_its_call_out(ledger: Ledger) -> None:
+    with pytest.raises(sqlite3.IntegrityError):
+        add_costs(ledger, [ROW, replace(ROW, direction="sideways")])  # type: ignore[arg-type]
+    assert costs_of(ledger, "s") == []

@@ -1,0 +1,460 @@
+"""The desk: what a silo may ask, for its own tasks only, and how an update becomes accepted exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import zlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import (
+    BadPayload,
+    DiskFull,
+    LayoutMismatch,
+    PayloadNotServed,
+    SemisiloError,
+    StorageDamaged,
+    TaskClosed,
+    UpdateConflict,
+    WrongBase,
+)
+from common.exchange import Meaning, TaskSpec, TensorSpec
+from common.manifest import GroupManifest
+from coordinator.bulletin import StandbyReason
+from coordinator.costs import costs_of
+from coordinator.desk import Standby
+from coordinator.states import RoundState, StudyState, TaskState
+from tests.coordinator.federation_in_memory import BASE, LAYOUT, Coordinator, content_of, id_of, study_config
+
+SILOS = ("alpha", "beta")
+MODEL = GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34)
+
+
+@contextlib.asynccontextmanager
+async def collecting(folder: Path, **options: Any) -> AsyncIterator[tuple[Coordinator, dict[str, TaskSpec]]]:
+    """A coordinator whose first round waits for both silos."""
+    coordinator = Coordinator(folder, **options)
+    coordinator.ledger.query("PRAGMA synchronous = OFF")
+    coordinator.enroll(*SILOS)
+    coordinator.ledger.queue_study("s", study_config(quorum=2, round_timeout="1h", round_limit="2h"))
+    engine = asyncio.ensure_future(coordinator.engine.run_next())
+    try:
+        await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+        tasks = {}
+        for silo in SILOS:
+            task = await coordinator.ask(silo)
+            assert isinstance(task, TaskSpec)
+            tasks[silo] = task
+        yield coordinator, tasks
+    finally:
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+        coordinator.close()
+
+
+async def until(coordinator: Coordinator, condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition never came true")
+
+
+def state_of(coordinator: Coordinator, task: TaskSpec) -> TaskState:
+    row = coordinator.ledger.task(task.task_id)
+    assert row is not None
+    return row.state
+
+
+# Whose task -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_of_another_silo_is_as_unknown_as_one_that_is_not_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            desk, task, content = coordinator.desk, tasks["alpha"], content_of(tasks["alpha"])
+            await coordinator.begin(task, content)
+            answers = set()
+            for task_id in (task.task_id, "s/1/0-train/nobody", "", "x" * 10_000, "'; DROP TABLE task; --"):
+                calls: list[Callable[[], Any]] = [
+                    lambda task_id=task_id: desk.payload_for("beta", task_id, task.payloads[0].digest),
+                    lambda task_id=task_id: desk.abstain("beta", task_id, "none", {}),
+                    lambda task_id=task_id: desk.refuse("beta", task_id, "X", "no")]
+                for call in calls:
+                    with pytest.raises(TaskClosed) as caught:
+                        call()
+                    answers.add(caught.value.line())
+                with pytest.raises(TaskClosed):
+                    await coordinator.begin(replace(task, silo="beta", task_id=task_id), content)
+                assert desk.report("beta", task_id, stage="training", fraction=0.5, text="") != ""
+            with pytest.raises(TaskClosed):
+                await desk.upload("beta", id_of(task, content))
+            assert len(answers) == 1
+            assert state_of(coordinator, task) is TaskState.OPEN
+            assert coordinator.bulletin.silos == {}
+            # the control: its own silo may
+            assert desk.payload_for("alpha", task.task_id, task.payloads[0].digest).is_file()
+            assert desk.report("alpha", task.task_id, stage="training", fraction=0.5, text="") == ""
+    asyncio.run(scenario())
+
+
+def test_only_payloads_that_the_open_task_names_are_served(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task = tasks["alpha"]
+            other = coordinator.payloads.temporary()
+            other.write_bytes(b"for beta only")
+            secret = coordinator.payloads.add_file(other)
+            for digest in (secret, "f" * 64, "", "../ledger.sqlite"):
+                with pytest.raises(PayloadNotServed):
+                    coordinator.desk.payload_for("alpha", task.task_id, digest)
+            coordinator.desk.abstain("alpha", task.task_id, "none", {})
+            with pytest.raises(TaskClosed):
+                coordinator.desk.payload_for("alpha", task.task_id, task.payloads[0].digest)
+    asyncio.run(scenario())
+
+
+def test_a_payload_that_is_missing_on_disk_is_the_coordinators_trouble(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            coordinator.payloads.path(tasks["alpha"].payloads[0].digest).unlink()
+            with pytest.raises(StorageDamaged, match="missing"):
+                coordinator.desk.payload_for("alpha", tasks["alpha"].task_id, tasks["alpha"].payloads[0].digest)
+    asyncio.run(scenario())
+
+
+def test_the_same_task_is_told_any_number_of_times_and_noted_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            row = coordinator.ledger.task(tasks["alpha"].task_id)
+            assert await coordinator.ask("alpha") == tasks["alpha"]
+            assert coordinator.ledger.task(tasks["alpha"].task_id) == row
+    asyncio.run(scenario())
+
+
+# Declarations ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update_id", [
+    "", "a" * 15, "a" * 65, "A" * 32, "../../../etc/passwd", "a" * 31 + "/", "a" * 31 + "\n", "a" * 31 + "\0",
+    ("a" * 32) + ".part", "ä" * 32, "g" * 32, "１" * 32])
+def test_an_update_id_is_plain_hex(tmp_path: Path, update_id: str) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            with pytest.raises(BadPayload, match="update_id"):
+                await coordinator.begin(tasks["alpha"], b"x" * 100, update_id=update_id or "\0")
+            with pytest.raises(BadPayload, match="update_id"):
+                await coordinator.desk.upload("alpha", update_id)
+            assert coordinator.spool.total_bytes() == 0
+    asyncio.run(scenario())
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[SemisiloError], str]] = [
+    ("undeclared group", {"groups": (MODEL, replace(MODEL, name="patients"))}, BadPayload, "patients"),
+    ("no group", {"groups": ()}, BadPayload, "model"),
+    ("another meaning", {"groups": (replace(MODEL, meaning=Meaning.VALUES, base=""),)}, BadPayload, "model"),
+    ("another base", {"groups": (replace(MODEL, base="0" * 64),)}, WrongBase, "base"),
+    ("another shape", {"groups": (replace(MODEL, tensors=(TensorSpec("weight", (2, 2), "float32"),)),)},
+     LayoutMismatch, "weight"),
+    ("another type", {"groups": (replace(MODEL, tensors=(TensorSpec("weight", (4,), "int32"),)),)}, LayoutMismatch,
+     "weight"),
+    ("another tensor", {"groups": (replace(MODEL, tensors=(*LAYOUT, TensorSpec("x", (1,), "float32"))),)},
+     LayoutMismatch, "2 tensors"),
+    ("no bytes", {"size_bytes": 0}, BadPayload, "0 bytes"),
+    ("a negative size", {"size_bytes": -1}, BadPayload, "-1 bytes"),
+    ("more bytes than can be", {"size_bytes": 2**62}, BadPayload, "at most"),
+    ("fewer bytes than its groups", {"size_bytes": 33}, BadPayload, "fewer bytes"),
+    ("a negative count", {"example_count": -1}, BadPayload, "example_count"),
+    ("a negative time", {"training_seconds": -0.1}, BadPayload, "time"),
+    ("no time at all", {"training_seconds": math.nan}, BadPayload, "time"),
+    ("an undeclared metric", {"metrics": {"loss": 1.0, "patient_age": 60.0}}, BadPayload, "patient_age"),
+    ("a metric that is no number", {"metrics": {"loss": math.nan}}, BadPayload, "loss"),
+    ("an infinite metric", {"metrics": {"loss": math.inf}}, BadPayload, "loss"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "word"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_a_declaration_that_the_task_does_not_allow_is_refused_before_a_byte_is_taken(
+        tmp_path: Path, changes: dict[str, Any], error: type[SemisiloError], word: str) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            content = content_of(tasks["alpha"])
+            with pytest.raises(error, match=word):
+                await coordinator.begin(tasks["alpha"], content, **changes)
+            assert coordinator.ledger.unfinished_updates("s", 1) == []
+            assert coordinator.spool.total_bytes() == 0
+            assert state_of(coordinator, tasks["alpha"]) is TaskState.OPEN
+            assert (await coordinator.begin(tasks["alpha"], content)).state == "send"  # the control
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("metrics", [{"patient_age": 60.0}, {"loss": math.nan}])
+def test_the_metrics_of_an_abstention_are_checked_too(tmp_path: Path, metrics: dict[str, float]) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            with pytest.raises(BadPayload):
+                coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "none", metrics)
+            assert state_of(coordinator, tasks["alpha"]) is TaskState.OPEN
+    asyncio.run(scenario())
+
+
+def test_one_update_id_stands_for_one_content(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            name = "a" * 32
+            first = await coordinator.begin(tasks["alpha"], b"x" * 100, update_id=name)
+            assert await coordinator.begin(tasks["alpha"], b"x" * 100, update_id=name) == first
+            with pytest.raises(UpdateConflict):
+                await coordinator.begin(tasks["alpha"], b"y" * 100, update_id=name)
+            with pytest.raises(UpdateConflict):
+                await coordinator.begin(tasks["alpha"], b"x" * 100, update_id=name, size_bytes=2**40)
+            with pytest.raises(UpdateConflict):
+                await coordinator.begin(tasks["beta"], b"x" * 100, update_id=name)
+    asyncio.run(scenario())
+
+
+def test_a_task_never_has_two_updates_so_a_silo_cannot_fill_ledger_or_spool(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task = tasks["alpha"]
+            for number in range(50):
+                name = f"{number:032x}"
+                await coordinator.begin(task, b"x%099d" % number, update_id=name)
+                partial, _ = await coordinator.desk.upload("alpha", name)
+                with partial:
+                    partial.append(b"x" * 10, offset=0, crc32=zlib.crc32(b"x" * 10))
+            assert coordinator.ledger.unfinished_updates("s", 1) == [f"{49:032x}"]
+            assert coordinator.spool.total_bytes() == 10
+            assert len(list((tmp_path / "spool" / "incoming").iterdir())) == 2  # one partial file and its journal
+            with pytest.raises(TaskClosed, match="not declared"):
+                await coordinator.desk.upload("alpha", f"{48:032x}")
+            await coordinator.deliver(task, content_of(task))
+            assert state_of(coordinator, task) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+# Uploads --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_upload_resumes_from_what_is_on_disk_and_is_accepted_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            assert (await coordinator.begin(task, content)).resume_offset == 0
+            partial, _ = await coordinator.desk.upload("alpha", id_of(task, content))
+            with partial:
+                partial.append(content[:40], offset=0, crc32=zlib.crc32(content[:40]))
+            assert (await coordinator.begin(task, content)).resume_offset == 40
+            await coordinator.deliver(task, content)
+            assert (await coordinator.begin(task, content)).state == "have"
+            up = {row.item: row.bytes for row in costs_of(coordinator.ledger, "s") if row.direction == "up"}
+            assert up == {"model": 34, "manifest": len(content) - 34}
+            another = await coordinator.begin(task, b"another".ljust(100), update_id="b" * 32)
+            assert (another.state, "over" in another.reason) == ("refused", True)
+            assert coordinator.desk.abstain("alpha", task.task_id, "none", {}).state == "refused"
+            assert coordinator.desk.refuse("alpha", task.task_id, "X", "no").state == "refused"
+            assert state_of(coordinator, task) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+def test_two_uploads_of_the_same_update_that_end_together_count_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            await coordinator.begin(task, content)
+            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial.append(content, offset=0, crc32=zlib.crc32(content))
+            partial.finish(update.digest)
+            second, _ = await coordinator.desk.upload("alpha", id_of(task, content))
+            await asyncio.gather(coordinator.desk.accept("alpha", update, partial),
+                                 coordinator.desk.accept("alpha", update, second))
+            second.close()
+            assert sum(row.count for row in costs_of(coordinator.ledger, "s") if row.item == "model") == 1
+            assert len(coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'task_updated'")) == 1
+    asyncio.run(scenario())
+
+
+def test_bytes_that_do_not_have_the_declared_digest_are_dropped_and_may_come_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            await coordinator.begin(task, content)
+            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            wrong = bytes(len(content))
+            with partial:
+                partial.append(wrong, offset=0, crc32=zlib.crc32(wrong))
+                with pytest.raises(BadPayload, match="SHA-256"):
+                    await coordinator.desk.accept("alpha", update, partial)
+            assert state_of(coordinator, task) is TaskState.OPEN
+            assert (await coordinator.deliver(task, content)).resume_offset == 0
+            assert state_of(coordinator, task) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+def test_an_update_that_is_in_the_spool_already_needs_no_bytes(tmp_path: Path) -> None:
+    """As when the coordinator died between the end of the upload and its record."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            await coordinator.begin(task, content)
+            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial.append(content, offset=0, crc32=zlib.crc32(content))
+            partial.finish(update.digest)
+            with pytest.raises(BadPayload, match="has 100"):  # beta claims the same digest with another size
+                await coordinator.begin(tasks["beta"], content, size_bytes=99)
+            assert (await coordinator.deliver(task, content)).resume_offset == len(content)
+            assert state_of(coordinator, task) is TaskState.UPDATED
+    asyncio.run(scenario())
+
+
+def test_an_update_whose_phase_closes_during_its_check_is_late(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            def close(operation: str, arguments: dict[str, Any]) -> None:
+                if operation == "check_update":
+                    coordinator.compute.before = lambda operation, arguments: None
+                    coordinator.ledger.close_phase(coordinator.ledger.phase("s", 1, 0))
+            coordinator.compute.before = close
+            with pytest.raises(TaskClosed, match="phase closed"):
+                await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            assert state_of(coordinator, tasks["alpha"]) is TaskState.EXPIRED
+            assert coordinator.ledger.accepted_updates("s", 1, 0) == []
+    asyncio.run(scenario())
+
+
+def test_an_update_that_another_one_replaces_during_its_check_is_not_accepted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["alpha"], content_of(tasks["alpha"])
+            await coordinator.begin(task, content)
+            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial.append(content, offset=0, crc32=zlib.crc32(content))
+            acceptance = asyncio.ensure_future(coordinator.desk.accept("alpha", update, partial))
+            coordinator.compute.after = lambda operation, arguments: coordinator.ledger.query(
+                "DELETE FROM declared_update") and None if operation == "check_update" else None
+            with pytest.raises(TaskClosed, match="another update"):
+                await acceptance
+            assert state_of(coordinator, task) is TaskState.OPEN
+    asyncio.run(scenario())
+
+
+def test_a_late_update_is_noted_once_however_often_it_comes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "none", {})
+            for _ in range(20):
+                answer = await coordinator.begin(tasks["alpha"], content_of(tasks["alpha"]))
+                assert answer.state == "refused"
+            assert len(coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'update_late'")) == 1
+    asyncio.run(scenario())
+
+
+def test_a_repeated_abstention_or_refusal_is_one_answer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            for _ in range(3):
+                assert coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "no\x1b[31m", {"loss": 1.0}) \
+                    .state == "have"
+                if state_of(coordinator, tasks["beta"]) is TaskState.OPEN:
+                    assert coordinator.desk.refuse("beta", tasks["beta"].task_id, "X\n", "no\r\n" * 999).state == "have"
+            alpha = coordinator.ledger.task(tasks["alpha"].task_id)
+            beta = coordinator.ledger.task(tasks["beta"].task_id)
+            assert alpha is not None
+            assert beta is not None
+            assert (alpha.reason.isprintable(), beta.reason.isprintable(), len(beta.reason) < 600) == (True,) * 3
+            assert len(coordinator.ledger.query("SELECT 1 FROM event WHERE kind LIKE 'task_%'")) == 2
+    asyncio.run(scenario())
+
+
+# Room -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_spool_refuses_and_takes_the_update_once_there_is_room(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path, spool_bytes=150) as (coordinator, tasks):
+            await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            with pytest.raises(DiskFull) as caught:
+                await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
+            assert caught.value.retry
+            assert state_of(coordinator, tasks["beta"]) is TaskState.OPEN
+            coordinator.spool.limit_bytes = 1000
+            await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+    asyncio.run(scenario())
+
+
+def test_what_a_late_silo_has_sent_half_does_not_stay_in_the_spool(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            task, content = tasks["beta"], content_of(tasks["beta"])
+            await coordinator.begin(task, content)
+            partial, update = await coordinator.desk.upload("beta", id_of(task, content))
+            partial.append(content[:40], offset=0, crc32=zlib.crc32(content[:40]))
+            assert coordinator.desk.still_wanted(update)
+            await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            coordinator.roster.revoke("beta")
+            coordinator.ledger.move_deadline(coordinator.ledger.phase("s", 1, 0), deadline_unix=0, limit_unix=0)
+            coordinator.bulletin.notify()
+            await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
+            assert not coordinator.desk.still_wanted(update)
+            assert coordinator.spool.total_bytes() == 0
+            assert list((tmp_path / "spool" / "incoming").iterdir()) == []
+            with pytest.raises(BadPayload, match="ended here"):  # the stream that was open
+                partial.append(content[40:], offset=40, crc32=zlib.crc32(content[40:]))
+    asyncio.run(scenario())
+
+
+# Studies --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_open_task_of_a_failed_study_keeps_no_silo_from_the_next_study(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            coordinator.compute.before = _fail_on("aggregate")
+            coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "none", {})
+            await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
+            await until(coordinator, lambda: coordinator.ledger.study("s").state is StudyState.FAILED)
+            with coordinator.ledger.transaction() as db:  # as if it had failed while a silo still worked
+                db.execute("UPDATE task SET state = 'open' WHERE silo = 'alpha'")
+            coordinator.compute.before = lambda operation, arguments: None
+            task = tasks["alpha"]
+            assert isinstance(await coordinator.ask("alpha", timeout_seconds=0), Standby)
+            assert "is failed" in coordinator.desk.report("alpha", task.task_id, stage="training", fraction=0, text="")
+            late = await coordinator.begin(task, content_of(task))
+            assert (late.state, "is failed" in late.reason) == ("refused", True)
+            with pytest.raises(TaskClosed, match="is failed"):
+                coordinator.desk.payload_for("alpha", task.task_id, task.payloads[0].digest)
+            coordinator.ledger.queue_study("t", study_config())
+            coordinator.compute.states = tmp_path / "studies" / "t" / "states"
+            engine = asyncio.ensure_future(coordinator.engine.run_next())
+            found = await coordinator.ask("alpha")
+            assert isinstance(found, TaskSpec)
+            assert found.study == "t"
+            engine.cancel()
+            await asyncio.gather(engine, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_without_a_study_a_silo_is_told_so_and_a_new_study_ends_its_wait(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        coordinator = Coordinator(tmp_path)
+        coordinator.enroll("alpha")
+        answer = await coordinator.ask("alpha", timeout_seconds=0)
+        assert isinstance(answer, Standby)
+        assert answer.reason is StandbyReason.NO_STUDY
+        assert coordinator.roster.members() == ["alpha"]
+        coordinator.close()
+    asyncio.run(scenario())
+
+
+def _fail_on(operation: str) -> Callable[[str, dict[str, Any]], None]:
+    def before(name: str, arguments: dict[str, Any]) -> None:
+        if name == operation:
+            raise StorageDamaged("A file is missing.")
+    return before

@@ -1,0 +1,133 @@
+"""The federation folder: made once, opened with every key checked, and held by one `serve` at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadConfiguration, SemisiloError, UsageError
+from coordinator.federation import AddressSettings, Federation, create_federation, open_federation
+from coordinator.queue import create_study
+from coordinator.study import load_study
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return create_federation(tmp_path / "lung", name="lung", address="hub.example:8443")
+
+
+def test_a_new_federation_opens_with_what_it_was_made_with(federation: Federation) -> None:
+    again = open_federation(federation.folder)
+    assert again == federation
+    assert (again.name, again.config.address.public, again.config.address.enrollment_address) == (
+        "lung", "hub.example:8443", "hub.example:8444")
+    assert (again.config.limits.uploads, again.config.limits.invitation_life) == (4, "24h")
+    assert federation.authority.stat().st_mode & 0o777 == 0o700
+    assert all(place.is_dir() for place in (again.authority, again.payloads, again.spool, again.studies))
+
+
+def test_the_commented_settings_of_a_new_federation_are_valid(federation: Federation) -> None:
+    path = federation.folder / "federation.toml"
+    lines = [line.removeprefix("# ") if "=" in line and ":" not in line.split("=")[0] else line
+             for line in path.read_text().splitlines() if not line.startswith('# "')]
+    path.write_text("\n".join(lines))
+    assert "\nspool_bytes" in path.read_text()
+    again = open_federation(federation.folder).config
+    assert (again.limits, again.address.enrollment_address, again.address.listen_enrollment_address) == (
+        federation.config.limits, "hub.example:8444", "[::]:8444")
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "lung").mkdir()
+    (tmp_path / "lung" / "photo").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        create_federation(tmp_path / "lung", name="lung", address="hub:8443")
+    assert [path.name for path in (tmp_path / "lung").iterdir()] == ["photo"]
+
+
+@pytest.mark.parametrize(("name", "address", "word"), [
+    ("Lung", "hub:8443", "lower-case"), ("", "hub:8443", "lower-case"), ("a" * 64, "hub:8443", "63"),
+    ("../x", "hub:8443", "lower-case"), ("lung", "hub", "host:port"), ("lung", "hub:0", "host:port"),
+    ("lung", "hub:65536", "host:port"), ("lung", "hub:65535", "below 65535"), ("lung", "a b:1", "host:port"),
+    ("lung", 'hub"\n[x]\n:1', "host:port")])
+def test_names_and_addresses_that_cannot_be_make_no_folder(tmp_path: Path, name: str, address: str, word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        create_federation(tmp_path / "new", name=name, address=address)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("before", "after", "words"), [
+    ("listen", "lissten", ("[address]", "'lissten'", "'listen'")),
+    ("[limits]", "[limit]", ("'limit'", "'limits'")),
+    ("[federation]\n", "", ("unknown key 'name'",)),
+    ('[federation]\nname = "lung"\n', "", ("[federation] is missing", 'name = "lung"')),
+    ('name = "lung"', "name = 3", ("[federation] name", "text in quotes")),
+    ('name = "lung"', 'name = "Lung"', ("[federation]", "lower-case")),
+    ('"[::]"\n', '"[::]:"\n', ("listen", "127.0.0.1:8443")),
+    ("# uploads = 4", "uploads = 0", ("[limits]", "at least 1")),
+    ("# uploads = 4", 'uploads = "4"', ("[limits] uploads", "whole number")),
+    ('# invitation_life = "24h"', 'invitation_life = "a day"', ("[limits]", "invitation_life", "'a day'", '"2h"')),
+    ('# invitation_life = "24h"', 'invitation_life = "0s"', ("[limits]", "above 0")),
+    ('public = "hub.example:8443"', 'public = "hub.example:8443"\nenrollment = "hub.example:8443"',
+     ("[address]", "different ports")),
+    ("[address]", "[address", ("not valid TOML", "line")),
+])
+def test_a_mistake_in_federation_toml_is_one_line_with_its_place(federation: Federation, before: str, after: str,
+                                                                 words: tuple[str, ...]) -> None:
+    path = federation.folder / "federation.toml"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after, 1))
+    with pytest.raises(BadConfiguration) as caught:
+        open_federation(federation.folder)
+    line = caught.value.line()
+    assert line.startswith(f"{path}: ")
+    assert "\n" not in line
+    assert all(word in line for word in words), line
+
+
+def test_a_folder_without_the_file_says_how_to_get_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a federation folder") as caught:
+        open_federation(tmp_path)
+    assert "coordinator init" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("public", "enrollment", "listen", "work", "enrolling"), [
+    ("hub:8443", "", "[::]", "[::]:8443", "[::]:8444"),
+    ("hub:443", "hub:9000", "127.0.0.1", "127.0.0.1:443", "127.0.0.1:9000"),
+    ("hub:443", "hub:444", "[::]:9443", "[::]:9443", "[::]:9444"),
+    ("[2001:db8::1]:8443", "", "0.0.0.0", "0.0.0.0:8443", "0.0.0.0:8444"),
+])
+def test_where_the_coordinator_listens_follows_from_where_silos_connect(public: str, enrollment: str, listen: str,
+                                                                        work: str, enrolling: str) -> None:
+    address = AddressSettings(public=public, enrollment=enrollment, listen=listen)
+    assert (address.listen_address, address.listen_enrollment_address) == (work, enrolling)
+    assert address.listen_port == int(work.rpartition(":")[2])
+
+
+def _try_lock(folder: Path, answers: multiprocessing.Queue[str]) -> None:
+    try:
+        with open_federation(folder).lock():
+            answers.put("held")
+    except SemisiloError as error:
+        answers.put(error.line())
+
+
+def test_two_serves_never_run_over_one_folder_and_a_killed_one_is_no_obstacle(federation: Federation) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[str] = context.Queue()
+    with federation.lock():
+        other = context.Process(target=_try_lock, args=(federation.folder, answers))
+        other.start()
+        line = answers.get(timeout=60)
+        other.join()
+        assert f"process {multiprocessing.current_process().pid}" in line
+        assert "Stop it first" in line
+    with federation.lock():  # the file is still there; the kernel forgot the lock with its holder
+        pass
+
+
+def test_the_study_of_a_new_federation_points_to_places_inside_its_folder(federation: Federation) -> None:
+    config = load_study(create_study(federation, "first"))
+    assert not Path(config.data.labelled).is_absolute()

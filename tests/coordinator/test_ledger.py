@@ -1,0 +1,531 @@
+"""The ledger: opened from any version, atomic, append-only where it must be, and clear when its file is not usable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import coordinator.ledger as ledger_module
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import DiskFull, SemisiloError, StorageDamaged, TaskClosed, UnknownName
+from common.exchange import ModelSettings, Numerics, TaskSpec
+from coordinator.ledger import DeclaredUpdate, Ledger, PhaseRow, TaskRow
+from coordinator.schema import MIGRATIONS
+from coordinator.states import RoundState, StudyState, TaskState
+from tests.coordinator.ledger_fixture import digest, open_collecting_round, study_config
+
+SILOS = ("alpha", "beta")
+TWO_PHASES = ({"name": "train", "asks": "sample", "quorum": "study"},
+              {"name": "statistics", "asks": "roster", "quorum": "any"})
+
+
+def opened(folder: Path) -> Ledger:
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.query("PRAGMA synchronous = OFF")
+    return ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    made = opened(tmp_path)
+    yield made
+    made.close()
+
+
+def task_of(ledger: Ledger, silo: str = "alpha", *, round: int = 1, phase: int = 0) -> TaskRow:
+    return next(task for task in ledger.tasks("s", round, phase) if task.silo == silo)
+
+
+def declared(task: TaskRow, name: str = "a") -> DeclaredUpdate:
+    return DeclaredUpdate(update_id=digest(name)[:32], task_id=task.task_id, digest=digest(name), size_bytes=100,
+                          groups={"model": 64}, example_count=10, metrics={"loss": 1.0}, training_seconds=0.5,
+                          declared_unix=1.0, accepted_unix=None, folded=False)
+
+
+def _dump(ledger: Ledger) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of every table."""
+    names = [row["name"] for row in ledger.query("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {name: [tuple(row) for row in ledger.query(f"SELECT * FROM {name}")] for name in names}
+
+
+def collecting(ledger: Ledger, number: int = 1, silos: tuple[str, ...] = SILOS) -> None:
+    if not ledger.studies():
+        ledger.queue_study("s", study_config(rounds=3))
+        ledger.open_round("s", 0, start_digest="", sample=(), phases=())
+        ledger.set_round_state("s", 0, RoundState.EVALUATING, state_digest=digest("state 0"))
+        ledger.commit_round("s", 0, metrics={"accuracy": 0.5})
+    open_collecting_round(ledger, "s", number, silos)
+
+
+# Opening --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_is_brought_to_this_version_and_opens_again(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").touch()
+    opened(tmp_path).close()
+    again = opened(tmp_path)
+    assert again.query("PRAGMA user_version")[0][0] == len(MIGRATIONS)
+    assert again.query("PRAGMA journal_mode")[0][0] == "wal"
+    assert again.studies() == []
+    again.close()
+
+
+def test_a_ledger_of_an_older_version_is_migrated_with_its_rows(tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    first = opened(tmp_path)
+    first.queue_study("s", study_config(rounds=3))
+    first.close()
+    monkeypatch.setattr(ledger_module, "MIGRATIONS",
+                        (*MIGRATIONS, "ALTER TABLE study ADD COLUMN note TEXT NOT NULL DEFAULT 'none';"))
+    second = opened(tmp_path)
+    assert second.query("PRAGMA user_version")[0][0] == len(MIGRATIONS) + 1
+    assert [row["note"] for row in second.query("SELECT note FROM study")] == ["none"]
+    second.close()
+
+
+def test_a_migration_that_fails_half_way_leaves_the_version_before(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).close()
+    monkeypatch.setattr(ledger_module, "MIGRATIONS",
+                        (*MIGRATIONS, "CREATE TABLE extra (name TEXT); CREATE TABLE study (name TEXT);"))
+    with pytest.raises(sqlite3.OperationalError, match="already exists"):
+        Ledger(tmp_path / "ledger.sqlite")
+    monkeypatch.undo()
+    again = opened(tmp_path)
+    assert again.query("PRAGMA user_version")[0][0] == len(MIGRATIONS)
+    assert again.query("SELECT 1 FROM sqlite_master WHERE name = 'extra'") == []
+    again.close()
+
+
+def test_processes_that_open_a_new_ledger_at_the_same_time_all_succeed(tmp_path: Path) -> None:
+    code = "import sys, pathlib; from coordinator.ledger import Ledger; sys.stdin.read(1);" \
+           "print(Ledger(pathlib.Path(sys.argv[1])).check_events())"
+    others = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "ledger.sqlite")], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [other.communicate("x", timeout=60) for other in others] == [("0\n", "")] * 4
+
+
+def test_a_ledger_of_a_newer_semisilo_is_refused_and_left_alone(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.close()
+    before = (tmp_path / "ledger.sqlite").read_bytes()
+    with pytest.raises(StorageDamaged, match="newer semisilo") as caught:
+        Ledger(tmp_path / "ledger.sqlite")
+    assert "Upgrade" in caught.value.remedy
+    assert (tmp_path / "ledger.sqlite").read_bytes() == before
+
+
+def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"my holiday photographs" * 100)
+    with pytest.raises(StorageDamaged, match="not a database") as caught:
+        Ledger(path)
+    assert str(path) in caught.value.text
+    assert "backup" in caught.value.remedy
+    assert path.read_bytes() == b"my holiday photographs" * 100
+
+
+def test_a_place_that_cannot_be_written_is_no_damaged_ledger(tmp_path: Path) -> None:
+    with pytest.raises(SemisiloError, match="unable to open") as caught:
+        Ledger(tmp_path / "nowhere" / "ledger.sqlite")
+    assert not isinstance(caught.value, StorageDamaged)
+    assert "able to write" in caught.value.remedy
+
+
+def test_a_ledger_that_another_program_locks_is_named_after_a_while(tmp_path: Path, ledger: Ledger,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.query("PRAGMA busy_timeout = 50")
+    with sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SemisiloError, match="kept it locked"):
+            ledger.event("never")
+        other.execute("ROLLBACK")
+    other.close()
+    ledger.event("now")
+    assert ledger.check_events() == 1
+
+
+# Transactions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_is_rolled_back_leaves_nothing(ledger: Ledger) -> None:
+    ledger.queue_study("s", study_config(rounds=3))
+    dump = _dump(ledger)
+
+    def write_and_be_interrupted() -> None:
+        with ledger.transaction():
+            ledger.queue_study("t", study_config(rounds=1))
+            ledger.set_study_state("s", StudyState.PREPARING)
+            ledger.event("seen")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_be_interrupted()
+    assert _dump(ledger) == dump
+    with ledger.transaction():  # the control: the same without the end is kept, and the ledger still works
+        ledger.queue_study("t", study_config(rounds=1))
+    assert [row.name for row in ledger.studies()] == ["s", "t"]
+
+
+def test_every_method_that_writes_several_rows_is_all_or_nothing(ledger: Ledger) -> None:
+    collecting(ledger)
+    dump = _dump(ledger)
+    with pytest.raises(sqlite3.IntegrityError):  # the same phase again: its row is in the way
+        ledger.open_phase(ledger.phase("s", 1, 0), [])
+    with pytest.raises(AssertionError):  # after the row of the update the round cannot move
+        ledger.commit_round("s", 1, metrics={})
+    assert _dump(ledger) == dump
+
+
+def test_what_one_process_has_committed_another_sees_and_hears_of(tmp_path: Path, ledger: Ledger) -> None:
+    other = opened(tmp_path)
+    version = other.data_version()
+    assert other.data_version() == version
+    ledger.queue_study("s", study_config(rounds=3))
+    assert other.data_version() != version
+    assert other.study("s").state is StudyState.QUEUED
+    other.close()
+
+
+def test_a_full_disk_is_said_so_and_loses_nothing(ledger: Ledger) -> None:
+    ledger.queue_study("s", study_config(rounds=3))
+    dump = _dump(ledger)
+    pages = ledger.query("PRAGMA page_count")[0][0]
+    ledger.query(f"PRAGMA max_page_count = {pages + 1}")
+    with pytest.raises(DiskFull, match="disk is full") as caught:
+        ledger.event("large", text="x" * 100_000)
+    assert "safe" in caught.value.remedy
+    assert _dump(ledger) == dump
+    ledger.query("PRAGMA max_page_count = 100000")
+    ledger.event("large", text="x" * 100_000)
+    assert ledger.check_events() == 2
+
+
+def test_a_mistake_in_sql_is_not_blamed_on_the_disk(ledger: Ledger) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        ledger.query("SELECT * FROM absent")
+
+
+# Events ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_chain_of_events_is_the_documented_hash(ledger: Ledger) -> None:
+    ledger.event("first", study="s", number=1)
+    ledger.event("second", text="ä")
+    previous = ""
+    for row in ledger.query("SELECT * FROM event ORDER BY number"):
+        content = json.dumps([previous, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]],
+                             separators=(",", ":"), ensure_ascii=False)
+        previous = hashlib.sha256(content.encode()).hexdigest()
+        assert row["chain"] == previous
+    assert ledger.check_events() == 2
+
+
+@pytest.mark.parametrize("change", [
+    "UPDATE event SET kind = 'harmless' WHERE number = 2", "UPDATE event SET unix = unix + 1 WHERE number = 2",
+    "UPDATE event SET detail_json = '{}' WHERE number = 2", "UPDATE event SET study = 't' WHERE number = 2",
+    "UPDATE event SET number = 9 WHERE number = 3", "DELETE FROM event WHERE number = 2",
+    "UPDATE event SET chain = (SELECT chain FROM event WHERE number = 1) WHERE number = 2"])
+def test_an_altered_event_is_found(tmp_path: Path, ledger: Ledger, change: str) -> None:
+    for number in range(3):
+        ledger.event("kind", study="s", number=number)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        for trigger in ("event_is_append_only_1", "event_is_append_only_2"):
+            db.execute(f"DROP TRIGGER {trigger}")
+        assert ledger.check_events() == 3
+        db.execute(change)
+    db.close()
+    with pytest.raises(StorageDamaged, match=r"event [239] was altered"):
+        ledger.check_events()
+
+
+@pytest.mark.parametrize("change", ["UPDATE event SET kind = 'x'", "DELETE FROM event",
+                                    "UPDATE event SET detail_json = '{}' WHERE number = 1"])
+def test_events_cannot_be_changed_or_removed(ledger: Ledger, change: str) -> None:
+    ledger.event("kind")
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        ledger.query(change)
+    assert ledger.check_events() == 1
+
+
+# Studies --------------------------------------------------------------------------------------------------------------
+
+
+def test_studies_run_in_the_order_of_the_queue_and_an_unknown_one_names_those_there_are(ledger: Ledger) -> None:
+    for name in ("zeta", "alpha"):
+        ledger.queue_study(name, study_config(rounds=1))
+    assert [row.name for row in ledger.studies()] == ["zeta", "alpha"]
+    with pytest.raises(UnknownName, match="'alfa'") as caught:
+        ledger.study("alfa")
+    assert "zeta, alpha" in caught.value.remedy
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.queue_study("zeta", study_config(rounds=1))
+
+
+def test_a_requeued_study_forgets_its_end_and_before_its_first_commit_what_was_measured(ledger: Ledger) -> None:
+    ledger.queue_study("s", study_config(rounds=3))
+    ledger.set_study_state("s", StudyState.PREPARING)
+    ledger.set_study_facts("s", frozen={"classes": ["a"]}, numerics={"threads": 1}, baseline={"epochs": 1})
+    ledger.set_study_state("s", StudyState.FAILED, reason="no images")
+    failed = ledger.study("s")
+    assert (failed.reason, failed.ended_unix is not None, failed.frozen) == ("no images", True, {"classes": ["a"]})
+    ledger.requeue_study("s", study_config(rounds=9))
+    row = ledger.study("s")
+    assert (row.state, row.reason, row.ended_unix) == (StudyState.QUEUED, "", None)
+    assert (row.frozen, row.numerics, row.baseline) == (None, None, None)
+    assert row.config["study"]["rounds"] == 9
+
+
+def test_a_requeued_study_with_a_commit_keeps_what_is_frozen(ledger: Ledger) -> None:
+    collecting(ledger)
+    ledger.set_study_facts("s", frozen={"classes": ["a"]}, numerics={"threads": 1}, baseline={"epochs": 1})
+    ledger.set_study_state("s", StudyState.STOPPED)
+    ledger.requeue_study("s", study_config(rounds=3))
+    row = ledger.study("s")
+    assert (row.frozen, row.numerics, row.baseline) == ({"classes": ["a"]}, {"threads": 1}, {"epochs": 1})
+    assert ledger.committed_digest("s") == digest("state 0")
+
+
+def test_only_an_ended_study_can_be_queued_again(ledger: Ledger) -> None:
+    ledger.queue_study("s", study_config(rounds=3))
+    ledger.set_study_state("s", StudyState.PREPARING)
+    with pytest.raises(AssertionError):
+        ledger.requeue_study("s", study_config(rounds=9))
+    assert ledger.study("s").config["study"]["rounds"] == 3
+
+
+def test_a_refused_study_is_seen_with_its_latest_reason(ledger: Ledger) -> None:
+    ledger.refuse_study("s", "key misspelt")
+    ledger.refuse_study("s", "another key misspelt")
+    row = ledger.study("s")
+    assert (row.state, row.reason, row.config) == (StudyState.FAILED, "another key misspelt", {})
+    ledger.requeue_study("s", study_config(rounds=3))
+    assert ledger.study("s").reason == ""
+
+
+# Tasks and updates ----------------------------------------------------------------------------------------------------
+
+
+def test_silos_come_in_byte_order_of_their_names(ledger: Ledger) -> None:
+    collecting(ledger, silos=("b", "a-1", "a", "a1"))
+    assert [task.silo for task in ledger.tasks("s", 1, 0)] == ["a", "a-1", "a1", "b"]
+
+
+def test_an_open_task_of_a_study_hides_none_of_another(ledger: Ledger) -> None:
+    collecting(ledger)
+    ledger.queue_study("t", study_config(rounds=3))
+    open_collecting_round(ledger, "t", 1, SILOS)
+    found = {study: ledger.open_task("alpha", study=study) for study in ("s", "t", "u")}
+    assert {study: None if task is None else task.study for study, task in found.items()} == {
+        "s": "s", "t": "t", "u": None}
+
+
+def test_a_repeated_declaration_changes_nothing_and_another_one_takes_its_place(ledger: Ledger) -> None:
+    collecting(ledger)
+    task = task_of(ledger)
+    first, second = declared(task, "a"), declared(task, "b")
+    assert ledger.declare_update(first) == []
+    assert ledger.declare_update(replace(first, size_bytes=7)) == []
+    assert ledger.declared_update(first.update_id) == first
+    assert ledger.declare_update(second) == [first.update_id]
+    assert ledger.declared_update(first.update_id) is None
+    assert ledger.unfinished_updates("s", 1) == [second.update_id]
+    ledger.accept_update(second, task)
+    assert ledger.unfinished_updates("s", 1) == []
+
+
+def test_an_accepted_update_answers_its_task_and_is_folded_in_silo_order(ledger: Ledger) -> None:
+    collecting(ledger)
+    for silo in reversed(SILOS):
+        update = declared(task_of(ledger, silo), silo)
+        ledger.declare_update(update)
+        ledger.accept_update(update, task_of(ledger, silo))
+    accepted = ledger.accepted_updates("s", 1, 0)
+    assert [task.silo for task, _ in accepted] == ["alpha", "beta"]
+    assert all(task.state is TaskState.UPDATED and task.update_id == update.update_id
+               and update.accepted_unix is not None for task, update in accepted)
+
+
+def test_an_update_of_a_silo_that_was_revoked_meanwhile_by_another_process_is_not_recorded(
+        tmp_path: Path, ledger: Ledger) -> None:
+    collecting(ledger)
+    task = task_of(ledger)
+    update = declared(task)
+    ledger.declare_update(update)
+    other = opened(tmp_path)
+    assert other.cancel_tasks("alpha", reason="silo revoked") == 1
+    other.close()
+    events = ledger.check_events()
+    with pytest.raises(TaskClosed):
+        ledger.accept_update(update, task)  # the row was read before
+    assert task_of(ledger).state is TaskState.CANCELLED
+    assert ledger.declared_update(update.update_id) == update
+    assert ledger.check_events() == events
+
+
+def test_closing_a_phase_expires_open_tasks_only(ledger: Ledger) -> None:
+    collecting(ledger)
+    ledger.close_task(task_of(ledger), TaskState.ABSTAINED, reason="none")
+    ledger.close_phase(ledger.phase("s", 1, 0))
+    assert {task.silo: task.state for task in ledger.tasks("s", 1, 0)} == {
+        "alpha": TaskState.ABSTAINED, "beta": TaskState.EXPIRED}
+    assert ledger.round("s", 1).state is RoundState.AGGREGATING
+    assert ledger.phase("s", 1, 0).closed_unix is not None
+
+
+# Rounds with several phases -------------------------------------------------------------------------------------------
+
+
+def run_phase(ledger: Ledger, number: int, answers: Mapping[str, TaskState], kept: Mapping[str, str | None]) -> None:
+    """One phase of round 1: its tasks, the answers, and the fold of the updates."""
+    row = ledger.round("s", 1)
+    template = open_spec(ledger)
+    specs = [replace(template, silo=silo, phase=row.phases[number]["name"], task_id=f"s/1/{number}/{silo}")
+             for silo in answers]
+    ledger.open_phase(PhaseRow(study="s", round=1, number=number, name=row.phases[number]["name"], quorum=1,
+                               opened_unix=1.0, deadline_unix=2.0, limit_unix=3.0, closed_unix=None, expects={}), specs)
+    for silo, state in answers.items():
+        task = task_of(ledger, silo, phase=number)
+        if state is TaskState.UPDATED:
+            update = declared(task, task.task_id)
+            ledger.declare_update(update)
+            ledger.accept_update(update, task)
+        elif state is not TaskState.EXPIRED:
+            ledger.close_task(task, state)
+    ledger.close_phase(ledger.phase("s", 1, number))
+    with ledger.transaction():
+        ledger.folded("s", 1, {task.silo: kept[task.silo] for task, _ in ledger.accepted_updates("s", 1, number)})
+        if number + 1 < len(row.phases):
+            ledger.set_round_state("s", 1, RoundState.PREPARING, state_digest=digest(f"after {number}"),
+                                   phase=number + 1)
+        else:
+            ledger.set_round_state("s", 1, RoundState.EVALUATING, state_digest=digest(f"after {number}"))
+
+
+def open_spec(ledger: Ledger) -> TaskSpec:
+    return TaskSpec(task_id="", study="s", round=1, rounds=3, phase="", silo="", method="semifl", settings={},
+                    model=ModelSettings(classes=("a", "b")), numerics=Numerics(), augmentation=AugmentationSettings(),
+                    image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), payloads=(), last_folded_round=0,
+                    seed=1)
+
+
+def two_phase_round(ledger: Ledger) -> None:
+    ledger.queue_study("s", study_config(rounds=3))
+    ledger.open_round("s", 1, start_digest=digest("start"), sample=SILOS, phases=TWO_PHASES)
+
+
+UPDATED, EXPIRED, REFUSED, ABSTAINED, CANCELLED = (TaskState.UPDATED, TaskState.EXPIRED, TaskState.REFUSED,
+                                                   TaskState.ABSTAINED, TaskState.CANCELLED)
+
+
+def test_what_is_folded_counts_only_once_the_round_is_committed(ledger: Ledger) -> None:
+    two_phase_round(ledger)
+    run_phase(ledger, 0, dict.fromkeys(SILOS, UPDATED), dict.fromkeys(SILOS, "k1"))
+    assert ledger.silo_state("s", "alpha") == (0, None)
+    assert ledger.silo_state("s", "alpha", round=1) == (0, "k1")  # what the next phase of the round goes on from
+    assert ledger.silo_state("s", "alpha", round=2) == (0, None)
+    run_phase(ledger, 1, dict.fromkeys(SILOS, UPDATED), {"alpha": "k2", "beta": None})
+    assert ledger.kept_digests("s") == {"k1", "k2"}
+    ledger.commit_round("s", 1, metrics={"accuracy": 0.6})
+    assert ledger.silo_state("s", "alpha") == (1, "k2")
+    assert ledger.silo_state("s", "beta") == (1, "k1")  # the second phase kept nothing new
+    assert all(row["folded"] for row in ledger.query("SELECT folded FROM declared_update"))
+
+
+@pytest.mark.parametrize("missed", [EXPIRED, REFUSED, CANCELLED])
+@pytest.mark.parametrize("phase", [0, 1])
+def test_a_silo_that_missed_one_phase_of_the_round_is_left_as_it_was(ledger: Ledger, phase: int,
+                                                                    missed: TaskState) -> None:
+    two_phase_round(ledger)
+    for number in (0, 1):
+        run_phase(ledger, number, {"alpha": UPDATED, "beta": missed if number == phase else UPDATED},
+                  dict.fromkeys(SILOS, f"k{number}"))
+    ledger.commit_round("s", 1, metrics={})
+    assert ledger.silo_state("s", "alpha") == (1, "k1")
+    assert ledger.silo_state("s", "beta") == (0, None)
+    assert ledger.kept_digests("s") == {"k1"}
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [
+    (ABSTAINED, ABSTAINED, (0, None)), (ABSTAINED, UPDATED, (1, "k1")), (UPDATED, ABSTAINED, (1, "k0"))])
+def test_an_abstention_is_an_answer_and_takes_nothing_back(ledger: Ledger, first: TaskState, second: TaskState,
+                                                          expected: tuple[int, str | None]) -> None:
+    two_phase_round(ledger)
+    for number, state in enumerate((first, second)):
+        run_phase(ledger, number, {"alpha": UPDATED, "beta": state}, dict.fromkeys(SILOS, f"k{number}"))
+    ledger.commit_round("s", 1, metrics={})
+    assert ledger.silo_state("s", "beta") == expected
+
+
+def test_a_silo_that_was_asked_in_the_second_phase_only_counts_with_that(ledger: Ledger) -> None:
+    two_phase_round(ledger)
+    run_phase(ledger, 0, {"alpha": UPDATED}, {"alpha": "k0"})
+    run_phase(ledger, 1, dict.fromkeys(SILOS, UPDATED), dict.fromkeys(SILOS, "k1"))
+    ledger.commit_round("s", 1, metrics={})
+    assert ledger.silo_state("s", "beta") == (1, "k1")
+
+
+def test_of_a_failed_round_nothing_is_kept_and_the_model_stays(ledger: Ledger) -> None:
+    two_phase_round(ledger)
+    run_phase(ledger, 0, dict.fromkeys(SILOS, UPDATED), dict.fromkeys(SILOS, "k0"))
+    ledger.fail_round(ledger.round("s", 1), reason="no quorum")
+    row = ledger.round("s", 1)
+    assert (row.state, row.state_digest, row.reason) == (RoundState.FAILED, digest("start"), "no quorum")
+    assert ledger.silo_state("s", "alpha", round=1) == (0, None)
+    assert ledger.kept_digests("s") == set()
+
+
+def test_what_a_cancelled_round_has_put_aside_is_never_taken_into_a_later_one(ledger: Ledger) -> None:
+    ledger.queue_study("s", study_config(rounds=3))
+    ledger.folded("s", 1, {"alpha": "of the cancelled round"})
+    ledger.folded("s", 2, {"alpha": None})
+    assert ledger.silo_state("s", "alpha", round=2) == (0, None)
+    ledger.folded("s", 2, {"alpha": "k"})
+    ledger.folded("s", 2, {"alpha": None})  # a later phase of the same round
+    assert ledger.silo_state("s", "alpha", round=2) == (0, "k")
+
+
+def test_the_committed_state_is_that_of_the_last_completed_round(ledger: Ledger) -> None:
+    ledger.queue_study("s", study_config(rounds=3))
+    assert ledger.committed_digest("s") == ""
+    for number, state in enumerate((RoundState.COMPLETED, RoundState.COMPLETED, RoundState.FAILED)):
+        ledger.open_round("s", number, start_digest=f"start {number}", sample=(), phases=())
+        ledger.set_round_state("s", number, RoundState.EVALUATING, state_digest=f"end {number}")
+        ledger.set_round_state("s", number, state)
+    assert ledger.committed_digest("s") == "end 1"
+    last = ledger.last_round("s")
+    assert last is not None
+    assert (last.number, last.state) == (2, RoundState.FAILED)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_the_ledger_of_another_user_is_named_with_the_remedy() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        opened(folder).close()
+        done = _as_nobody(folder / "ledger.sqlite")
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"SemisiloError {folder / 'ledger.sqlite'}: ")
+    assert f"able to write {folder}" in done.stdout
+
+
+def _as_nobody(path: Path) -> subprocess.CompletedProcess[str]:
+    """Writes an event as a user who may only read."""
+    code = "import os, sys, pathlib; from coordinator.ledger import Ledger; from common.errors import SemisiloError\n" \
+           "os.setgid(65534); os.setuid(65534)\n" \
+           "try:\n    Ledger(pathlib.Path(sys.argv[1])).event('mine')\n" \
+           "except SemisiloError as error:\n    print(type(error).__name__, error.line())"
+    return subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)

@@ -1,0 +1,105 @@
+"""The coordinator's meter over real connections: whose bytes, which call, which phase, and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from common.meter import ConnectionMeter
+from common.wire import round_service_pb2 as pb
+from coordinator.costs import Cost, costs_of
+from coordinator.metering import RoundMeter
+from tests.coordinator.hub_over_tls import Hub, hub
+
+
+def costs(made: Hub, *, kind: str, phase: str = "") -> list[Cost]:
+    return [row for row in costs_of(made.coordinator.ledger, "s") if row.kind == kind and phase in ("", row.phase)]
+
+
+async def report(made: Hub, silo: str, *, times: int = 1) -> tuple[int, int]:
+    """Calls ReportProgress; returns the bytes of its requests and answers."""
+    up = down = 0
+    for _ in range(times):
+        request = pb.ReportProgressRequest(task_id=made.tasks[silo].task_id, fraction=0.5, text="x" * 1000)
+        answer = await made.silos[silo].ReportProgress(request, timeout=20)
+        up, down = up + request.ByteSize(), down + answer.ByteSize()
+    return up, down
+
+
+def test_messages_are_counted_by_silo_call_and_direction_and_written_to_the_phase_that_is_settled(
+        tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            made.meter.settle(study="s", round=1, phase="standby")
+            alpha_up, alpha_down = await report(made, "alpha", times=3)
+            beta_up, _ = await report(made, "beta")
+            made.meter.settle(study="s", round=1, phase="train")
+            found = {(row.silo, row.item, row.direction): (row.bytes, row.count)
+                     for row in costs(made, kind="message", phase="train")}
+            assert found == {("alpha", "ReportProgress", "up"): (alpha_up, 3),
+                             ("alpha", "ReportProgress", "down"): (alpha_down, 3),
+                             ("beta", "ReportProgress", "up"): (beta_up, 1),
+                             ("beta", "ReportProgress", "down"): (0, 1)}
+    asyncio.run(scenario())
+
+
+def test_a_second_settlement_counts_nothing_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            await report(made, "alpha")
+            made.meter.settle(study="s", round=1, phase="train")
+            before = costs(made, kind="message")
+            made.meter.settle(study="s", round=1, phase="train")
+            assert costs(made, kind="message") == before
+            again, _ = await report(made, "alpha")
+            made.meter.settle(study="s", round=2, phase="train")
+            assert [(row.round, row.bytes) for row in costs(made, kind="message", phase="train")
+                    if (row.item, row.direction) == ("ReportProgress", "up")] == [(1, again), (2, again)]
+    asyncio.run(scenario())
+
+
+def test_wire_bytes_belong_to_the_silo_of_the_connection_and_hold_its_messages(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            made.meter.settle(study="s", round=1, phase="standby")
+            up, _ = await report(made, "alpha", times=20)
+            made.meter.settle(study="s", round=1, phase="train")
+            wire = {(row.silo, row.direction): row for row in costs(made, kind="wire", phase="train")}
+            found = wire["alpha", "up"]
+            assert found.item == "tcp"
+            if not found.estimated:
+                assert up < found.bytes < 2 * up
+            assert "beta" not in {silo for silo, _ in wire} or wire["beta", "up"].bytes < up / 10
+    asyncio.run(scenario())
+
+
+class _Uncounted(ConnectionMeter):
+    """A machine whose kernel does not count."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(local_port=port)
+        self.supported = False
+
+
+def test_where_the_kernel_does_not_count_wire_bytes_are_estimated_and_said_to_be(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            meter = RoundMeter(made.coordinator.ledger, port=made.port, connections=_Uncounted)
+            meter.bind("ipv4:127.0.0.1:5", "alpha")
+            meter.message("SubmitUpdate", "alpha", "up", 100_000)
+            meter.settle(study="s", round=7, phase="train")
+            rows = [row for row in costs_of(made.coordinator.ledger, "s") if row.round == 7]
+            assert [(row.bytes, row.estimated) for row in rows if row.kind == "message"] == [(100_000, False)]
+            wire = [row for row in rows if (row.kind, row.direction) == ("wire", "up")]
+            assert [row.estimated for row in wire] == [True]
+            assert 100_000 < wire[0].bytes < 120_000
+    asyncio.run(scenario())
+
+
+def test_a_time_without_traffic_writes_no_rows(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            meter = RoundMeter(made.coordinator.ledger, port=1)
+            meter.settle(study="s", round=9, phase="train")
+            assert [row for row in costs_of(made.coordinator.ledger, "s") if row.round == 9] == []
+    asyncio.run(scenario())

@@ -1,0 +1,172 @@
+"""From study files to the queue: what is taken, what is refused, and that one bad file stops no other study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadConfiguration, UnknownName, UsageError
+from coordinator.federation import Federation, create_federation
+from coordinator.ledger import Ledger
+from coordinator.queue import create_study, queue_new_studies, queue_study
+from coordinator.states import RoundState, StudyState
+
+GOOD = '[study]\nrounds = 3\n[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n[method]\nname = "semifl"\n'
+BAD = GOOD.replace("rounds", "ronds")
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return create_federation(tmp_path / "lung", name="lung", address="hub.example:8443")
+
+
+@pytest.fixture
+def ledger(federation: Federation) -> Ledger:
+    return Ledger(federation.ledger)
+
+
+def write(federation: Federation, name: str, text: str = GOOD) -> Path:
+    path = federation.studies / name / "study.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def commit_round_0(ledger: Ledger, name: str) -> None:
+    ledger.open_round(name, 0, start_digest="", sample=(), phases=())
+    ledger.set_round_state(name, 0, RoundState.EVALUATING, state_digest="s0")
+    ledger.commit_round(name, 0, metrics={})
+
+
+def end(ledger: Ledger, name: str, state: StudyState) -> None:
+    ledger.set_study_state(name, StudyState.PREPARING)
+    if state is StudyState.COMPLETED:
+        ledger.set_study_state(name, StudyState.WAITING)
+        ledger.set_study_state(name, StudyState.RUNNING)
+    ledger.set_study_state(name, state, reason="because")
+
+
+def test_a_new_study_is_made_once_and_can_be_queued(federation: Federation, ledger: Ledger) -> None:
+    path = create_study(federation, "second")
+    assert queue_study(federation, ledger, "second").data.labelled == "data/labelled"
+    path.write_text("edited")
+    with pytest.raises(UsageError, match="exists already"):
+        create_study(federation, "second")
+    assert path.read_text() == "edited"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "a b", "-a", "ä", "a" * 64, "a\n"])
+def test_a_name_that_could_leave_the_folder_or_confuse_is_refused(federation: Federation, ledger: Ledger,
+                                                                  name: str) -> None:
+    before = sorted(federation.folder.rglob("*"))
+    with pytest.raises(UsageError, match="cannot name a study"):
+        create_study(federation, name)
+    with pytest.raises(UsageError):
+        queue_study(federation, ledger, name)
+    assert ledger.studies() == []
+    assert sorted(federation.folder.rglob("*")) == before
+
+
+def test_a_study_without_a_file_names_those_there_are(federation: Federation, ledger: Ledger) -> None:
+    write(federation, "first")
+    with pytest.raises(UnknownName, match=r"second.study\.toml") as caught:
+        queue_study(federation, ledger, "second")
+    assert "first" in caught.value.remedy
+
+
+def test_settings_are_frozen_when_queued(federation: Federation, ledger: Ledger) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
+    with pytest.raises(UsageError, match="'first' is queued"):
+        queue_study(federation, ledger, "first")
+    assert queue_new_studies(federation, ledger) == ([], {})
+    assert ledger.study("first").config["study"]["rounds"] == 3
+
+
+@pytest.mark.parametrize("state", [StudyState.FAILED, StudyState.STOPPED])
+def test_before_its_first_commit_a_study_is_queued_again_with_the_file_as_it_is_now(
+        federation: Federation, ledger: Ledger, state: StudyState) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    end(ledger, "first", state)
+    write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
+    queue_study(federation, ledger, "first")
+    row = ledger.study("first")
+    assert (row.state, row.config["study"]["rounds"], row.reason) == (StudyState.QUEUED, 9, "")
+
+
+def test_after_its_first_commit_a_study_goes_on_only_with_the_settings_that_it_began_with(
+        federation: Federation, ledger: Ledger) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    commit_round_0(ledger, "first")
+    end(ledger, "first", StudyState.FAILED)
+    write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
+    with pytest.raises(UsageError, match="other settings") as caught:
+        queue_study(federation, ledger, "first")
+    assert "Undo the edit" in caught.value.remedy
+    write(federation, "first", f"# a comment changes nothing\n{GOOD}")
+    queue_study(federation, ledger, "first")
+    assert ledger.study("first").state is StudyState.QUEUED
+
+
+def test_a_complete_study_is_not_run_again(federation: Federation, ledger: Ledger) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    end(ledger, "first", StudyState.COMPLETED)
+    with pytest.raises(UsageError, match="is complete"):
+        queue_study(federation, ledger, "first")
+    assert queue_new_studies(federation, ledger) == ([], {})
+
+
+def test_serve_queues_new_and_failed_studies_and_leaves_stopped_ones(federation: Federation, ledger: Ledger) -> None:
+    for name in ("failed", "begun", "stopped", "new"):
+        write(federation, name)
+        if name != "new":
+            queue_study(federation, ledger, name)
+    commit_round_0(ledger, "begun")
+    end(ledger, "failed", StudyState.FAILED)
+    end(ledger, "begun", StudyState.FAILED)
+    end(ledger, "stopped", StudyState.STOPPED)
+    assert queue_new_studies(federation, ledger) == (["begun", "failed", "new"], {})
+    assert ledger.study("stopped").state is StudyState.STOPPED
+    assert ledger.committed_digest("begun") == "s0"
+
+
+def test_a_bad_file_is_visible_stops_no_other_study_and_is_tried_again(federation: Federation, ledger: Ledger) -> None:
+    write(federation, "a-bad", BAD)
+    write(federation, "b-good")
+    queued, refused = queue_new_studies(federation, ledger)
+    assert queued == ["b-good"]
+    assert list(refused) == ["a-bad"]
+    assert isinstance(refused["a-bad"], BadConfiguration)
+    row = ledger.study("a-bad")
+    assert (row.state, row.reason) == (StudyState.FAILED, refused["a-bad"].line())
+    assert "Did you mean 'rounds'?" in row.reason
+
+    assert queue_new_studies(federation, ledger)[0] == []  # still bad: told again, and nothing else happens
+    write(federation, "a-bad")
+    assert queue_new_studies(federation, ledger) == (["a-bad"], {})
+    assert ledger.study("a-bad").config["study"]["rounds"] == 3
+
+
+def test_an_edit_that_keeps_a_begun_study_from_going_on_is_visible(federation: Federation, ledger: Ledger) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    commit_round_0(ledger, "first")
+    end(ledger, "first", StudyState.FAILED)
+    write(federation, "first", GOOD.replace("rounds = 3", "rounds = 9"))
+    assert list(queue_new_studies(federation, ledger)[1]) == ["first"]
+    assert "other settings" in ledger.study("first").reason
+    assert ledger.study("first").config["study"]["rounds"] == 3
+
+
+def test_a_file_that_is_edited_to_be_wrong_does_not_disturb_a_study_in_the_queue(federation: Federation,
+                                                                                 ledger: Ledger) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    write(federation, "first", BAD)
+    assert queue_new_studies(federation, ledger) == ([], {})
+    assert ledger.study("first").state is StudyState.QUEUED

@@ -1,0 +1,58 @@
+"""Which state files stay: the last three rounds, the best, every n-th, and what the open round starts from."""
+
+from __future__ import annotations
+
+from coordinator.ledger import RoundRow
+from coordinator.retention import states_to_keep
+from coordinator.states import RoundState
+
+
+def row(number: int, *, accuracy: float | None = None, state: RoundState = RoundState.COMPLETED) -> RoundRow:
+    """Round n starts from state s(n-1) and, once completed, ends in s(n)."""
+    done = state is RoundState.COMPLETED
+    return RoundRow(study="s", number=number, state=state, phase=0, phases=(), sample=(), opened_unix=0.0,
+                    closed_unix=None, start_digest=f"s{number - 1}" if number else "",
+                    state_digest=f"s{number}" if done else f"s{number - 1}" if number else "",
+                    metrics={} if accuracy is None else {"accuracy": accuracy}, reason="")
+
+
+def test_the_last_three_the_best_and_every_fiftieth_stay() -> None:
+    rounds = [row(n, accuracy=0.9 if n == 17 else 0.5) for n in range(121)]
+    assert states_to_keep(rounds, every=50) == {"s0", "s17", "s50", "s100", "s117", "s118", "s119", "s120"}
+
+
+def test_of_equally_good_rounds_the_earliest_stays() -> None:
+    rounds = [row(n, accuracy=0.8 if n in (5, 9) else 0.1) for n in range(30)]
+    kept = states_to_keep(rounds, every=1000)
+    assert "s5" in kept
+    assert "s9" not in kept
+
+
+def test_without_a_test_set_there_is_no_best() -> None:
+    assert states_to_keep([row(n) for n in range(10)], every=1000) == {"s0", "s6", "s7", "s8", "s9"}
+
+
+def test_a_failed_round_is_never_the_best_nor_one_of_every_nth() -> None:
+    rounds = [row(n, accuracy=0.5) for n in range(10)]
+    rounds.append(row(10, accuracy=0.99, state=RoundState.FAILED))
+    rounds += [row(n, accuracy=0.4) for n in range(11, 20)]
+    assert "s10" not in states_to_keep(rounds, every=10)
+    assert "s9" not in states_to_keep(rounds, every=1000)
+
+
+def test_what_the_open_round_starts_from_and_has_made_so_far_stays() -> None:
+    open_round = row(8, state=RoundState.COLLECTING)
+    kept = states_to_keep([*(row(n) for n in range(8)), open_round], every=1000)
+    assert {open_round.start_digest, open_round.state_digest} <= kept
+
+
+def test_after_a_run_of_failed_rounds_the_committed_model_stays() -> None:
+    """A failed round ends in the state it began with, so the last three rounds always name the committed one."""
+    failed = [RoundRow(study="s", number=n, state=RoundState.FAILED, phase=0, phases=(), sample=(), opened_unix=0.0,
+                       closed_unix=1.0, start_digest="s4", state_digest="s4", metrics={}, reason="") for n in (5, 6, 7)]
+    assert "s4" in states_to_keep([*(row(n) for n in range(5)), *failed], every=1000)
+
+
+def test_before_round_0_nothing_is_named() -> None:
+    assert states_to_keep([], every=50) == set()
+    assert states_to_keep([row(0, state=RoundState.PREPARING)], every=50) == set()

@@ -1,0 +1,196 @@
+"""The roster in the ledger: what the authority needs of it, and whom a round may sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import CertificateRevoked, InvitationInvalid, InvitationUsed, UnknownSilo
+from common.identity import load_certificate, make_key, make_request
+from common.invitation import decode_invitation, token_hash
+from coordinator.authority import create_authority
+from coordinator.enrollment import Authority, Issued, Roster, SiloStatus
+from coordinator.ledger import Ledger
+from coordinator.roster import LedgerRoster
+from coordinator.states import TaskState
+from tests.coordinator.ledger_fixture import open_collecting_round, study_config
+
+NOW = 1_800_000_000.0
+DAY = 86400.0
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(tmp_path / "ledger.sqlite")
+    made.query("PRAGMA synchronous = OFF")
+    return made
+
+
+@pytest.fixture
+def roster(ledger: Ledger) -> LedgerRoster:
+    return LedgerRoster(ledger)
+
+
+@pytest.fixture
+def authority(tmp_path: Path, roster: LedgerRoster) -> Authority:
+    contract: Roster = roster  # the type checker proves that every method of the protocol is there
+    return Authority(keys=create_authority(tmp_path / "authority", "lung", now=NOW), roster=contract)
+
+
+def invite(authority: Authority, silo: str = "alpha", *, now: float = NOW) -> str:
+    return authority.invite(silo, address="hub.example:8443", enrollment_address="hub.example:8444", now=now)
+
+
+def enroll(authority: Authority, line: str, *, now: float = NOW) -> Issued:
+    return authority.enroll(token=decode_invitation(line).token, request_der=make_request(make_key()), silo_unix=now,
+                            now=now)
+
+
+def serial_of(issued: Issued) -> int:
+    return load_certificate(issued.certificate_der).serial_number
+
+
+def hello(roster: LedgerRoster, silo: str, **changes: object) -> None:
+    known: dict[str, object] = {"version": "0.1", "methods": ("semifl",), "labelled_count": 0, "unlabelled_count": 10,
+                                "memory_study": "", "memory_round": 0}
+    roster.joined(silo, **(known | changes))  # type: ignore[arg-type]
+
+
+def test_a_silo_is_invited_enrolled_renewed_revoked_and_invited_again(authority: Authority,
+                                                                      roster: LedgerRoster) -> None:
+    line = invite(authority)
+    assert roster.silo_status("alpha") is None
+    assert roster.open_invitations(NOW) == 1
+    first = enroll(authority, line)
+    assert roster.silo_status("alpha") == SiloStatus(revoked=False, valid_serials=frozenset({serial_of(first)}))
+    assert roster.open_invitations(NOW) == 0
+
+    renewed = authority.renew("alpha", request_der=make_request(make_key()), now=NOW + 20 * DAY)
+    assert roster.silo_status("alpha") == SiloStatus(
+        revoked=False, valid_serials=frozenset({serial_of(first), serial_of(renewed)}))
+
+    authority.revoke("alpha")
+    assert roster.silo_status("alpha") == SiloStatus(revoked=True, valid_serials=frozenset())
+    with pytest.raises(CertificateRevoked):
+        authority.renew("alpha", request_der=make_request(make_key()), now=NOW)
+
+    again = enroll(authority, invite(authority))
+    assert roster.silo_status("alpha") == SiloStatus(revoked=False, valid_serials=frozenset({serial_of(again)}))
+    assert [row.name for row in roster.silos()] == ["alpha"]
+
+
+def test_serials_of_160_bits_come_back_exactly(roster: LedgerRoster) -> None:
+    serial = 2**159 + 1
+    roster.add_invitation(silo="alpha", token_hash=b"t" * 32, expires_unix=NOW)
+    roster.use_invitation(b"t" * 32, key_fingerprint=b"k", certificate_der=b"c", serial=serial, not_after_unix=NOW)
+    status = roster.silo_status("alpha")
+    assert status is not None
+    assert status.valid_serials == {serial}
+
+
+def test_a_new_invitation_ends_the_certificates_before_it_only_when_it_is_used(authority: Authority,
+                                                                              roster: LedgerRoster) -> None:
+    first = enroll(authority, invite(authority))
+    line = invite(authority)
+    status = roster.silo_status("alpha")
+    assert status is not None
+    assert status.valid_serials == {serial_of(first)}
+    second = enroll(authority, line)
+    status = roster.silo_status("alpha")
+    assert status is not None
+    assert status.valid_serials == {serial_of(second)}
+
+
+def test_a_newer_invitation_replaces_the_open_one_of_the_same_silo_only(authority: Authority,
+                                                                        roster: LedgerRoster) -> None:
+    older, other, newer = invite(authority), invite(authority, "beta"), invite(authority)
+    with pytest.raises(InvitationInvalid):
+        enroll(authority, older)
+    assert roster.open_invitations(NOW) == 2
+    enroll(authority, other)
+    enroll(authority, newer)
+
+
+def test_a_token_is_used_once_even_if_two_processes_race_for_it(tmp_path: Path, authority: Authority,
+                                                                roster: LedgerRoster) -> None:
+    hashed = token_hash(decode_invitation(invite(authority)).token)
+    other = LedgerRoster(Ledger(tmp_path / "ledger.sqlite"))
+    other.use_invitation(hashed, key_fingerprint=b"theirs", certificate_der=b"", serial=1, not_after_unix=NOW)
+    with pytest.raises(InvitationUsed):
+        roster.use_invitation(hashed, key_fingerprint=b"ours", certificate_der=b"", serial=2, not_after_unix=NOW)
+    status = roster.silo_status("alpha")
+    assert status is not None
+    assert status.valid_serials == {1}
+    found = roster.invitation(hashed)
+    assert found is not None
+    assert found.used_key_fingerprint == b"theirs"
+
+
+def test_the_ledger_never_holds_a_token(tmp_path: Path, authority: Authority, ledger: Ledger) -> None:
+    token = decode_invitation(invite(authority)).token
+    ledger.close()
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("ledger.sqlite*"))
+    assert token_hash(token) in kept
+    assert token.encode() not in kept
+
+
+def test_an_expired_invitation_is_not_counted_as_open(authority: Authority, roster: LedgerRoster) -> None:
+    invite(authority)
+    assert (roster.open_invitations(NOW + DAY - 1), roster.open_invitations(NOW + DAY)) == (1, 0)
+
+
+def test_revoking_withdraws_an_open_invitation_and_an_unknown_name_is_refused_with_those_there_are(
+        authority: Authority, roster: LedgerRoster) -> None:
+    enroll(authority, invite(authority, "beta"))
+    line = invite(authority, "alpha")
+    roster.revoke("alpha")
+    with pytest.raises(InvitationInvalid):
+        enroll(authority, line)
+    with pytest.raises(UnknownSilo, match="'alfa'") as caught:
+        roster.revoke("alfa")
+    assert caught.value.remedy == "Silos: beta."
+
+
+def test_revoking_cancels_the_open_task_and_no_other_silos(authority: Authority, roster: LedgerRoster,
+                                                           ledger: Ledger) -> None:
+    for silo in ("alpha", "beta"):
+        enroll(authority, invite(authority, silo))
+    ledger.queue_study("s", study_config(rounds=3))
+    open_collecting_round(ledger, "s", 1, ("alpha", "beta"))
+    roster.revoke("alpha")
+    assert {task.silo: task.state for task in ledger.tasks("s", 1, 0)} == {
+        "alpha": TaskState.CANCELLED, "beta": TaskState.OPEN}
+    roster.revoke("alpha")  # again: nothing more happens
+    assert len(ledger.query("SELECT 1 FROM event WHERE kind = 'task_cancelled'")) == 1
+
+
+def test_members_have_joined_and_are_not_revoked_in_byte_order(authority: Authority, roster: LedgerRoster) -> None:
+    for silo in ("b", "a-1", "a", "a1", "never-joined"):
+        enroll(authority, invite(authority, silo))
+    for silo in ("b", "a-1", "a", "a1"):
+        hello(roster, silo)
+    assert roster.members() == ["a", "a-1", "a1", "b"]
+    roster.revoke("a1")
+    assert roster.members() == ["a", "a-1", "b"]
+    enroll(authority, invite(authority, "a1"))  # let in again, it is a member at once
+    assert roster.members() == ["a", "a-1", "a1", "b"]
+
+
+def test_a_silo_joins_once_and_what_it_says_of_itself_is_kept(authority: Authority, roster: LedgerRoster,
+                                                              ledger: Ledger) -> None:
+    enroll(authority, invite(authority))
+    assert (roster.silos()[0].joined_unix, roster.silos()[0].version) == (None, "")
+    hello(roster, "alpha")
+    first = roster.silos()[0].joined_unix
+    hello(roster, "alpha", version="0.2", methods=("b", "a"), unlabelled_count=12, memory_study="s", memory_round=4)
+    row = roster.silos()[0]
+    assert (row.joined_unix, row.version, row.methods, row.unlabelled_count, row.memory_study, row.memory_round) == (
+        first, "0.2", ("a", "b"), 12, "s", 4)
+    assert len(ledger.query("SELECT 1 FROM event WHERE kind = 'silo_joined'")) == 1
+
+
+def test_the_certificate_shown_is_the_one_that_lasts_longest(authority: Authority, roster: LedgerRoster) -> None:
+    enroll(authority, invite(authority))
+    authority.renew("alpha", request_der=make_request(make_key()), now=NOW + 20 * DAY)
+    assert roster.silos()[0].certificate_not_after_unix == NOW + 50 * DAY

@@ -1,0 +1,483 @@
+"""Hostile RPCs over real mutual TLS: every refusal has a code of the catalogue, and the coordinator works on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from common.errors import BadPayload, SemisiloError, by_code
+from common.exchange import Meaning, TensorSpec
+from common.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES
+from common.wire import round_service_pb2 as pb
+from common.wire.tensors_pb2 import Chunk
+from coordinator.costs import costs_of
+from coordinator.states import RoundState, TaskState
+from tests.coordinator.federation_in_memory import content_of, id_of
+from tests.coordinator.hub_over_tls import (
+    MODEL,
+    Hub,
+    begin,
+    deliver,
+    hello,
+    hub,
+    pieces,
+    refusal,
+    stream,
+    submit,
+)
+
+pytestmark = pytest.mark.usefixtures("no_unexpected_errors")
+
+
+@pytest.fixture
+def no_unexpected_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that a stranger sends may reach a place where nobody expected it."""
+    yield
+    assert [record.getMessage() for record in caplog.records
+            if "unexpected" in record.getMessage() or record.exc_info] == []
+
+
+async def round_goes_on(made: Hub, folder: Path) -> None:
+    """The control of every scenario: both silos deliver and the round is committed."""
+    for silo, task in made.tasks.items():
+        if made.alive(task):
+            await deliver(made, silo, folder)
+    for _ in range(500):
+        if made.coordinator.ledger.round("s", 1).state is RoundState.COMPLETED:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(made.coordinator.ledger.round("s", 1))
+
+
+# Declarations ---------------------------------------------------------------------------------------------------------
+
+
+def test_calls_for_another_silos_task_update_or_payload_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, beta = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["beta"]
+            await made.silos["alpha"].BeginUpdate(begin(task, content), timeout=20)
+            found = [await refusal(call) for call in (
+                beta.BeginUpdate(begin(task, content), timeout=20),
+                beta.BeginUpdate(pb.BeginUpdateRequest(task_id=task.task_id, abstention=pb.Abstention()), timeout=20),
+                beta.BeginUpdate(pb.BeginUpdateRequest(task_id=task.task_id, refusal=pb.Refusal()), timeout=20),
+                submit(beta, stream(id_of(task, content), pieces(content, tmp_path))),
+                download(beta, task.task_id, task.payloads[0].digest),
+                download(beta, made.tasks["beta"].task_id, "f" * 64),
+                download(beta, made.tasks["beta"].task_id, "ff"))]
+            assert [error.code for error in found] == ["TASK_CLOSED"] * 5 + ["PAYLOAD_NOT_SERVED"] * 2
+            request = pb.ReportProgressRequest(task_id=task.task_id, fraction=0.9)
+            progress = await beta.ReportProgress(request, timeout=20)
+            assert progress.abort
+            assert made.coordinator.bulletin.silos == {}
+            await round_goes_on(made, tmp_path)
+            assert [row.silo for row in made.coordinator.ledger.tasks("s", 1, 0)
+                    if row.state is TaskState.UPDATED] == ["alpha", "beta"]
+    asyncio.run(scenario())
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("path in the update_id", {"update_id": "../../../../tmp/x"}, "BAD_PAYLOAD"),
+    ("zero byte in the update_id", {"update_id": "a" * 31 + "\0"}, "BAD_PAYLOAD"),
+    ("undeclared group", {"groups": (MODEL, replace(MODEL, name="patients"))}, "BAD_PAYLOAD"),
+    ("group twice", {"groups": (MODEL, MODEL)}, "BAD_PAYLOAD"),
+    ("no group", {"groups": ()}, "BAD_PAYLOAD"),
+    ("wrong meaning", {"groups": (replace(MODEL, meaning=Meaning.VALUES, base=""),)}, "BAD_PAYLOAD"),
+    ("wrong base", {"groups": (replace(MODEL, base="00" * 32),)}, "WRONG_BASE"),
+    ("short base", {"groups": (replace(MODEL, base="00"),)}, "BAD_PAYLOAD"),
+    ("wrong shape", {"groups": (replace(MODEL, tensors=(TensorSpec("weight", (2, 2), "float32"),)),)},
+     "LAYOUT_MISMATCH"),
+    ("huge shape", {"groups": (replace(MODEL, tensors=(TensorSpec("weight", (2**40, 2**40), "float32"),)),)},
+     "BAD_PAYLOAD"),
+    ("negative shape", {"groups": (replace(MODEL, tensors=(TensorSpec("weight", (-4,), "float32"),)),)}, "BAD_PAYLOAD"),
+    ("more bytes than the elements have", {"groups": (replace(MODEL, encoded_bytes=2**50),)}, "BAD_PAYLOAD"),
+    ("oversized", {"size_bytes": 2**40}, "BAD_PAYLOAD"),
+    ("oversized beyond belief", {"size_bytes": 2**63 - 1}, "BAD_PAYLOAD"),
+    ("negative size", {"size_bytes": -1}, "BAD_PAYLOAD"),
+    ("short digest", {"digest": b"x"}, "BAD_PAYLOAD"),
+    ("undeclared metric", {"metrics": {"patient_age": 60.0}}, "BAD_PAYLOAD"),
+    ("metric NaN", {"metrics": {"loss": math.nan}}, "BAD_PAYLOAD"),
+    ("metric infinite", {"metrics": {"loss": math.inf}}, "BAD_PAYLOAD"),
+    ("many metrics", {"metrics": {f"m{number}": 1.0 for number in range(1000)}}, "BAD_PAYLOAD"),
+    ("negative count", {"example_count": -1}, "BAD_PAYLOAD"),
+]
+
+
+def test_declarations_that_cannot_be_are_refused_with_their_code_and_the_task_stays_open(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content = made.tasks["alpha"], content_of(made.tasks["alpha"])
+            for name, changes, code in WRONG:
+                error = await refusal(made.silos["alpha"].BeginUpdate(begin(task, content, **changes), timeout=20))
+                assert (name, error.code) == (name, code)
+                assert made.alive(task), name
+            for outcome in ({}, {"update": pb.UpdateDeclaration()},
+                            {"abstention": pb.Abstention(metrics={"patient_age": 60.0})}):
+                request = pb.BeginUpdateRequest(task_id=task.task_id, update_id="a" * 32, **outcome)
+                assert (await refusal(made.silos["alpha"].BeginUpdate(request, timeout=20))).code == "BAD_PAYLOAD"
+            slow = begin(task, content)
+            slow.update.training_duration.seconds = 2**62  # no time that Python knows
+            assert (await made.silos["alpha"].BeginUpdate(slow, timeout=20)).state == pb.BeginUpdateResponse.STATE_SEND
+            assert made.coordinator.spool.total_bytes() == 0
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_a_repeated_declaration_and_upload_say_have_and_a_late_one_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await deliver(made, "alpha", tmp_path)
+            for _ in range(3):
+                answer = await alpha.BeginUpdate(begin(task, content), timeout=20)
+                assert answer.state == pb.BeginUpdateResponse.STATE_HAVE
+            again = await refusal(submit(alpha, stream(id_of(task, content), pieces(content, tmp_path))))
+            assert again.code == "TASK_CLOSED"
+            late = await alpha.BeginUpdate(begin(task, b"other".ljust(100)), timeout=20)
+            assert (late.state, "over" in late.reason) == (pb.BeginUpdateResponse.STATE_REFUSED, True)
+            await round_goes_on(made, tmp_path)
+            assert sum(row.count for row in costs_of(made.coordinator.ledger, "s") if (
+                row.kind, row.item, row.silo, row.direction) == ("payload", "model", "alpha", "up")) == 1
+    asyncio.run(scenario())
+
+
+def test_an_abstention_may_be_repeated(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            request = pb.BeginUpdateRequest(task_id=made.tasks["alpha"].task_id, update_id="a" * 32,
+                                            abstention=pb.Abstention(reason="no_confident_example\x1b[2J" * 100))
+            for _ in range(3):
+                answer = await made.silos["alpha"].BeginUpdate(request, timeout=20)
+                assert answer.state == pb.BeginUpdateResponse.STATE_HAVE
+            reason = made.coordinator.ledger.tasks("s", 1, 0)[0].reason
+            assert (len(reason) <= 64, reason.isprintable()) == (True, True)
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+# Bytes ----------------------------------------------------------------------------------------------------------------
+
+
+def damaged(chunks: list[Chunk]) -> dict[str, list[Chunk]]:
+    """Streams that are not the content, by what is wrong with them."""
+    first, second, *rest = chunks
+    return {
+        "out of order": [second, first, *rest],
+        "repeated": [first, first, second, *rest],
+        "one missing": [first, *rest],
+        "jump": [first, Chunk(offset=2**60, crc32=second.crc32, data=second.data), *rest],
+        "negative offset": [Chunk(offset=-1, crc32=first.crc32, data=first.data), second, *rest],
+        "bad checksum": [first, Chunk(offset=second.offset, crc32=second.crc32 ^ 1, data=second.data), *rest],
+        "empty chunk": [Chunk(offset=0, crc32=0, data=b""), first, second, *rest],
+        "too short": [first, second],
+        "too long": [*chunks, Chunk(offset=100, crc32=zlib.crc32(b"x"), data=b"x")],
+        "last one too long": [first, second, rest[0],
+                              Chunk(offset=90, crc32=zlib.crc32(b"y" * 5000), data=b"y" * 5000)],
+        "nothing": [],
+    }
+
+
+def test_a_damaged_stream_is_refused_and_the_upload_goes_on_from_the_last_good_byte(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            chunks = pieces(content, tmp_path)
+            assert [len(chunk.data) for chunk in chunks] == [30, 30, 30, 10]
+            good = {"out of order": 0, "repeated": 30, "one missing": 30, "jump": 30, "negative offset": 0,
+                    "bad checksum": 30, "empty chunk": 0, "too short": 60, "too long": 100, "last one too long": 90,
+                    "nothing": 0}
+            for number, (name, sent) in enumerate(damaged(chunks).items()):
+                update_id = f"{number:032x}"
+                await alpha.BeginUpdate(begin(task, content, update_id=update_id), timeout=20)
+                messages = stream(update_id, sent) or [pb.SubmitUpdateRequest(update_id=update_id)]
+                error = await refusal(submit(alpha, messages))
+                assert (name, error.code) == (name, "BAD_PAYLOAD")
+                answer = await alpha.BeginUpdate(begin(task, content, update_id=update_id), timeout=20)
+                assert (name, answer.resume_offset) == (name, good[name])
+                assert made.alive(task), name
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_bytes_with_another_digest_are_dropped_and_the_same_update_may_be_sent_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=20)
+            error = await refusal(submit(alpha, stream(id_of(task, content), pieces(b"z" * 100, tmp_path))))
+            assert (error.code, "SHA-256" in error.text) == ("BAD_PAYLOAD", True)
+            assert made.coordinator.spool.digests() == set()
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_a_stream_names_one_update_in_its_first_message(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=20)
+            first, *rest = stream(id_of(task, content), pieces(content, tmp_path))
+            codes = [(await refusal(submit(alpha, messages))).code for messages in (
+                [], [pb.SubmitUpdateRequest(chunk=first.chunk)], [pb.SubmitUpdateRequest(update_id="../x")],
+                [pb.SubmitUpdateRequest(update_id="a" * 32, chunk=first.chunk)],
+                [first, pb.SubmitUpdateRequest(), *rest], [first, pb.SubmitUpdateRequest(update_id="b" * 32)])]
+            assert codes == ["BAD_PAYLOAD", "BAD_PAYLOAD", "BAD_PAYLOAD", "TASK_CLOSED", "BAD_PAYLOAD", "BAD_PAYLOAD"]
+            await alpha.BeginUpdate(begin(task, content), timeout=20)
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_content_that_fails_the_check_ends_the_task_with_the_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], b"bad".ljust(100), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=20)
+            error = await refusal(submit(alpha, stream(id_of(task, content), pieces(content, tmp_path))))
+            assert (error.code, "not finite" in error.text) == ("BAD_PAYLOAD", True)
+            row = made.coordinator.ledger.tasks("s", 1, 0)[0]
+            assert (row.state, "not finite" in row.reason) == (TaskState.REFUSED, True)
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_of_two_uploads_of_one_silo_the_newer_goes_on_and_the_older_is_told_to_try_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path, max_uploads=2) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            first = stream(id_of(task, content), pieces(content, tmp_path))[0]
+            await alpha.BeginUpdate(begin(task, content), timeout=20)
+            older = alpha.SubmitUpdate(timeout=20)
+            await older.write(first)
+            while not (tmp_path / "hub-files" / "spool" / "incoming").exists() or not made.servicer._uploading:
+                await asyncio.sleep(0.01)
+            answer = await alpha.BeginUpdate(begin(task, content), timeout=20)
+            name = pb.SubmitUpdateRequest(update_id=id_of(task, content))
+            chunks = pieces(content, tmp_path)[answer.resume_offset // 30:]
+            newer = submit(alpha, stream(id_of(task, content), chunks) or [name])
+            found = await asyncio.gather(newer, older, return_exceptions=True)
+            assert isinstance(found[0], pb.SubmitUpdateResponse), found
+            assert isinstance(found[1], grpc.aio.AioRpcError)
+            code = dict(found[1].trailing_metadata() or ()).get("semisilo-error-code")
+            assert code in ("UNREACHABLE", "BAD_PAYLOAD"), found[1]  # told so while it waited, or at its next chunk
+            assert len(made.coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'task_updated'")) == 1
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path, max_uploads=1, idle_seconds=0.6) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=20)
+            silent = alpha.SubmitUpdate(timeout=30)
+            await silent.write(stream(id_of(task, content), pieces(content, tmp_path))[0])
+            mute = alpha.SubmitUpdate(timeout=30)  # not even a first message
+            await deliver(made, "beta", tmp_path)
+            errors = [await refusal(call) for call in (silent, mute)]
+            assert {error.code for error in errors} == {"UNREACHABLE"}
+            assert all(error.retry for error in errors)
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_phase_ends_an_upload_that_is_on_its_way(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task = made.tasks["alpha"]
+            content = content_of(task)
+            await made.silos["alpha"].BeginUpdate(begin(task, content), timeout=20)
+            call = made.silos["alpha"].SubmitUpdate(timeout=20)
+            first, *rest = stream(id_of(task, content), pieces(content, tmp_path, size=1))
+            await call.write(first)
+            made.coordinator.ledger.cancel_tasks("alpha", reason="the study was stopped")
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the answer may be here before
+                for message in rest:
+                    await call.write(message)
+                await call.done_writing()
+            assert (await refusal(call)).code == "TASK_CLOSED"
+    asyncio.run(scenario())
+
+
+def test_a_full_spool_says_disk_full_without_its_path_and_a_later_try_works(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path, spool_bytes=150) as made:
+            await deliver(made, "alpha", tmp_path)
+            task, content, beta = made.tasks["beta"], content_of(made.tasks["beta"]), made.silos["beta"]
+            error = await refusal(beta.BeginUpdate(begin(task, content), timeout=20))
+            assert (error.code, error.retry, str(tmp_path) in error.line()) == ("DISK_FULL", True, False)
+            made.coordinator.spool.limit_bytes = 1000
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+# Downloads ------------------------------------------------------------------------------------------------------------
+
+
+async def download(stub: Any, task_id: str, digest: str, *, offset: int = 0) -> bytes:
+    data = b""
+    async for message in stub.DownloadPayload(pb.DownloadPayloadRequest(
+            task_id=task_id, digest=bytes.fromhex(digest), offset=offset), timeout=20):
+        assert message.chunk.offset == offset + len(data)
+        data += message.chunk.data
+    return data
+
+
+def test_a_payload_is_served_from_any_offset_inside_it_and_from_none_outside(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, alpha = made.tasks["alpha"], made.silos["alpha"]
+            digest, size = task.payloads[0].digest, task.payloads[0].size_bytes
+            whole = await download(alpha, task.task_id, digest)
+            assert hashlib.sha256(whole).hexdigest() == digest
+            assert await download(alpha, task.task_id, digest, offset=5) == whole[5:]
+            assert await download(alpha, task.task_id, digest, offset=size) == b""
+            for offset in (-1, size + 1, 2**62):
+                error = await refusal(download(alpha, task.task_id, digest, offset=offset))
+                assert error.code == "BAD_PAYLOAD"
+            down = [row for row in costs_of(made.coordinator.ledger, "s") if row.direction == "down"]
+            assert [(row.silo, row.item, row.bytes, row.count) for row in down] == [
+                ("alpha", "model", size + size - 5, 2)]
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+# Callers --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_silo_is_whom_its_certificate_names_whatever_it_says(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            spoofed = (("silo", "alpha"), ("x-silo", "alpha"), ("authorization", "alpha"))
+            answer = await made.silos["beta"].AwaitTask(hello(), metadata=spoofed, timeout=20)
+            assert answer.task.task_id == made.tasks["beta"].task_id
+            assert "silo" not in {field.name for message in pb.DESCRIPTOR.message_types_by_name.values()
+                                  for field in message.fields if message.name.endswith("Request")}
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_a_flood_of_hellos_with_huge_lists_leaves_no_trace(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            alpha = made.silos["alpha"]
+            for request in (hello(held_digests=[b"x" * 32] * 257), hello(labelled_count=-1), hello(memory_round=-1),
+                            pb.AwaitTaskRequest(methods=["m"] * 100_000)):
+                assert (await refusal(alpha.AwaitTask(request, timeout=20))).code == "BAD_PAYLOAD"
+            before = len(made.coordinator.ledger.query("SELECT 1 FROM event"))
+            for seconds in (2**62, -(2**62), 0):
+                request = hello(memory_study="s" * 100_000, labelled_count=2**63 - 1)
+                request.version, request.methods[:] = "\x1b]0;owned\x07" * 1000, ["\x1b[2J" * 1000] * 256
+                request.poll_timeout.seconds = seconds
+                answer = await alpha.AwaitTask(request, timeout=20)
+                assert answer.task.task_id == made.tasks["alpha"].task_id
+            row = made.coordinator.roster.silos()[0]
+            assert (len(row.version), len(row.memory_study), len(row.methods)) == (64, 128, 256)
+            assert all(text.isprintable() for text in (row.version, *row.methods))
+            for _ in range(30):
+                await alpha.AwaitTask(request, timeout=20)
+            assert len(made.coordinator.ledger.query("SELECT 1 FROM event")) == before
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_a_connection_has_a_bounded_number_of_calls_in_flight(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            alpha, most = made.silos["alpha"], 0
+            made.coordinator.desk.abstain("alpha", made.tasks["alpha"].task_id, "none", {})  # now it has to wait
+            request = hello()
+            request.poll_timeout.seconds, request.poll_timeout.nanos = 0, 200_000_000
+            calls = asyncio.gather(*(alpha.AwaitTask(request, timeout=20) for _ in range(20 * MAX_CALLS)),
+                                   return_exceptions=True)
+            while not calls.done():
+                most = max(most, made.coordinator.bulletin.connected.get("alpha", 0))
+                await asyncio.sleep(0.01)
+            refused = [answer for answer in await calls if isinstance(answer, BaseException)]
+            assert {answer.code() for answer in refused if isinstance(answer, grpc.aio.AioRpcError)} <= {
+                grpc.StatusCode.UNAVAILABLE}
+            assert len(refused) < 20 * MAX_CALLS
+            assert 1 < most <= MAX_CALLS
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_a_message_above_the_limit_is_refused_by_the_transport(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            stranger = made.connect(made.credentials["alpha"], message_limit_bytes=32 * 2**20)
+            for size in (MESSAGE_LIMIT_BYTES + 1, 3 * MESSAGE_LIMIT_BYTES):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stranger.ReportProgress(pb.ReportProgressRequest(text="x" * size), timeout=20)
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert made.coordinator.bulletin.silos == {}
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_progress_is_bounded_and_printable(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            for fraction in (math.nan, math.inf, -math.inf, -3.0, 7.0):
+                answer = await made.silos["alpha"].ReportProgress(pb.ReportProgressRequest(
+                    task_id=made.tasks["alpha"].task_id, fraction=fraction, text="\x1b[2J\n" * 10_000, stage=99),
+                    timeout=20)
+                assert not answer.abort
+                said = made.coordinator.bulletin.silos["alpha"]
+                assert 0.0 <= said.fraction <= 1.0
+                assert (len(said.text) <= 200, said.text.isprintable(), said.stage) == (True, True, "working")
+            await round_goes_on(made, tmp_path)
+    asyncio.run(scenario())
+
+
+def test_revoking_a_silo_ends_its_waiting_call_and_every_later_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=20)
+            upload = alpha.SubmitUpdate(timeout=20)
+            await upload.write(stream(id_of(task, content), pieces(content, tmp_path))[0])
+            await asyncio.sleep(0.1)
+            made.coordinator.roster.revoke("alpha")
+            errors = [await refusal(call) for call in (
+                upload, alpha.AwaitTask(hello(), timeout=20), alpha.BeginUpdate(begin(task, content), timeout=20),
+                alpha.ReportProgress(pb.ReportProgressRequest(task_id=task.task_id), timeout=20),
+                download(alpha, task.task_id, task.payloads[0].digest))]
+            assert {error.code for error in errors} == {"CERTIFICATE_REVOKED"}
+            made.coordinator.bulletin.notify()
+            assert made.coordinator.bulletin.connected.get("alpha", 0) == 0
+    asyncio.run(scenario())
+
+
+def test_what_the_coordinator_itself_does_wrong_is_told_to_no_stranger(tmp_path: Path,
+                                                                       caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> SemisiloError:
+        async with hub(tmp_path) as made:
+            task = made.tasks["alpha"]
+            made.coordinator.payloads.path(task.payloads[0].digest).unlink()
+            return await refusal(download(made.silos["alpha"], task.task_id, task.payloads[0].digest))
+    with caplog.at_level(logging.ERROR):
+        error = asyncio.run(scenario())
+    assert error.code == "STORAGE_DAMAGED"
+    assert str(tmp_path) not in error.line()
+    request = error.text.partition("request ")[2].rstrip(").")
+    assert any(request in record.getMessage() and str(tmp_path) in record.getMessage() for record in caplog.records)
+
+
+def test_every_code_that_a_refusal_carries_is_in_the_catalogue() -> None:
+    codes = {code for _, _, code in WRONG} | {"TASK_CLOSED", "PAYLOAD_NOT_SERVED", "DISK_FULL", "UNREACHABLE"}
+    assert {code: by_code(code).code for code in codes} == {code: code for code in codes}
+    assert by_code("BAD_PAYLOAD") is BadPayload
+
+

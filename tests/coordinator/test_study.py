@@ -1,0 +1,196 @@
+"""Study files: every wrong key, type and value is one line that names file, table, key and remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from common.config import to_dict
+from common.errors import BadConfiguration, UnknownName, UsageError
+from coordinator.federation import study_template
+from coordinator.study import ParticipationSettings, StudyConfig, config_from_dict, load_study
+
+DATA = '[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n'
+METHOD = '[method]\nname = "semifl"\n'
+
+
+def load(folder: Path, text: str) -> StudyConfig:
+    path = folder / "study.toml"
+    path.write_text(text)
+    return load_study(path)
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(folder, text)
+    line = caught.value.line()
+    assert "\n" not in line
+    assert line.startswith(f"{folder / 'study.toml'}: ")
+    assert caught.value.exit_status == 2
+    return line.removeprefix(f"{folder / 'study.toml'}: ")
+
+
+def test_a_minimal_file_has_the_documented_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, DATA + METHOD)
+    assert (config.study.rounds, config.study.seed, config.study.start_with) == (100, 1, 1)
+    assert (config.model.name, config.data.image.mean, config.data.classes) == ("small_cnn", "labelled", ())
+    assert (config.participation.timeout_seconds, config.participation.limit_seconds) == (1800.0, 172800.0)
+    assert (config.method.name, config.method.settings.confidence_threshold) == ("semifl", 0.95)
+
+
+def test_the_template_of_a_new_study_is_a_valid_file(tmp_path: Path) -> None:
+    assert load(tmp_path, study_template()).data.labelled == "data/labelled"
+
+
+def test_settings_survive_the_ledger_unchanged(tmp_path: Path) -> None:
+    config = load(tmp_path, DATA.replace("channels = 1", "channels = 1, mean = [0.3], std = [0.2]")
+                  + METHOD + "lr = 0.1\n[participation]\nsilos_per_round = 2\n")
+    kept = json.loads(json.dumps(to_dict(config)))
+    assert config_from_dict(kept, where="ledger") == config
+    kept["method"]["settings"]["lr"] = 0.2
+    assert config_from_dict(kept, where="ledger") != config
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    (DATA + METHOD + "[study]\nronds = 3", "[study]: unknown key 'ronds'. Did you mean 'rounds'?"),
+    (DATA + METHOD + "[participaton]\n", "unknown key 'participaton'. Did you mean 'participation'?"),
+    (DATA + METHOD + "confidence_treshold = 0.9",
+     "[method]: unknown key 'confidence_treshold'. Did you mean 'confidence_threshold'?"),
+    (DATA + METHOD + "[wire]\nuplnk = 'raw'", "[wire]: unknown key 'uplnk'. Did you mean 'uplink'?"),
+    (DATA + METHOD + "[model]\nnam = 'x'", "[model]: unknown key 'nam'. Did you mean 'name'?"),
+    (DATA + METHOD + "[numerics]\nthread = 2", "[numerics]: unknown key 'thread'. Did you mean 'threads'?"),
+    (DATA + METHOD + "[augmentation]\npolcy = 'small'", "[augmentation]: unknown key 'polcy'. Did you mean 'policy'?"),
+    (DATA.replace("labelled", "labeled") + METHOD, "[data]: unknown key 'labeled'. Did you mean 'labelled'?"),
+    (DATA.replace("size", "sise") + METHOD, "[data] image: unknown key 'sise'. Did you mean 'size'?"),
+    (DATA + METHOD + "[model]\nclasses = ['a']",
+     "[model]: unknown key 'classes'. Class names belong in [data] classes."),
+])
+def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path, text: str, line: str) -> None:
+    assert refusal(tmp_path, text) == line
+
+
+@pytest.mark.parametrize(("table", "assignment", "words"), [
+    ("study", 'rounds = "3"', ("[study] rounds", "whole number", "'3'")),
+    ("study", "rounds = 3.0", ("[study] rounds", "whole number", "3.0")),
+    ("study", "seed = true", ("[study] seed", "whole number", "true")),
+    ("study", 'labelled_only_baseline = "yes"', ("[study] labelled_only_baseline", "true or false")),
+    ("model", "name = 3", ("[model] name", "text in quotes")),
+    ("model", 'normalisation = "batch"', ("[model] normalisation", "static_batch")),
+    ("participation", "round_timeout = 30", ("[participation] round_timeout", "text in quotes")),
+    ("participation", "silos_per_round = true", ("[participation] silos_per_round", "true")),
+    ("augmentation", 'without = "Invert"', ("[augmentation] without", "list")),
+    ("augmentation", 'policy = "smal"', ("[augmentation] policy", "'small'")),
+    ("wire", 'uplink = "bitmask"', ("[wire] uplink", "raw")),
+    ("numerics", "deterministic = 1", ("[numerics] deterministic", "true or false")),
+])
+def test_a_wrong_type_is_named_with_its_place(tmp_path: Path, table: str, assignment: str,
+                                              words: tuple[str, ...]) -> None:
+    line = refusal(tmp_path, f"{DATA}{METHOD}[{table}]\n{assignment}\n")
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(("table", "assignment", "words"), [
+    ("study", "rounds = 0", ("[study]", "rounds = 0", "at least 1")),
+    ("study", "start_with = 0", ("[study]", "start_with = 0")),
+    ("study", "baseline_epochs = -1", ("[study]", "baseline_epochs = -1")),
+    ("study", "keep_every = 0", ("[study]", "keep_every = 0")),
+    ("study", f"seed = {2**63}", ("[study]", "seed", "64 bits")),
+    ("model", 'name = ""', ("[model]", "name is empty")),
+    ("participation", "quorum = -1", ("[participation]", "quorum = -1")),
+    ("participation", "silos_per_round = 0", ("[participation]", "silos_per_round = 0")),
+    ("participation", 'silos_per_round = "0%"', ("[participation]", '"0%"', '"10%"')),
+    ("participation", 'silos_per_round = "101%"', ("[participation]", '"101%"')),
+    ("participation", 'silos_per_round = "half"', ("[participation]", '"half"')),
+    ("participation", 'round_timeout = "5 min"', ("[participation]", "round_timeout", "'5 min'", '"5m"')),
+    ("participation", 'round_limit = "0s"', ("[participation]", "round_limit", "above 0")),
+    ("numerics", "threads = 0", ("[numerics]", "threads = 0", "between 1 and")),
+])
+def test_a_value_out_of_range_is_named_with_the_range(tmp_path: Path, table: str, assignment: str,
+                                                      words: tuple[str, ...]) -> None:
+    line = refusal(tmp_path, f"{DATA}{METHOD}[{table}]\n{assignment}\n")
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(("before", "after", "words"), [
+    ("size = 8", "size = 0", ("size = 0", "4096")),
+    ("size = 8", "size = 4097", ("size = 4097", "4096")),
+    ("channels = 1", "channels = 2", ("channels", "1, 3")),
+    ("channels = 1", "channels = 3, mean = [0.1]", ("mean", "3 number(s)")),
+    ("channels = 1", 'channels = 1, std = "measured"', ("std", '"labelled"')),
+    ("channels = 1", "channels = 1, std = [0.0]", ("std", "above 0")),
+    ("channels = 1", "channels = 1, mean = [nan]", ("mean", "finite")),
+    ('labelled = "data"', 'labelled = ""', ("semifl", "labelled images", 'labelled = "folder"')),
+    ('labelled = "data"', 'labelled = "data"\nclasses = ["a", "a"]', ("classes", "'a' twice")),
+    ('labelled = "data"', 'labelled = "data"\nclasses = ["a"]', ("classes", "two names")),
+    ('labelled = "data"', 'labelled = "data"\non_error = "ignore"', ("on_error", "stop, skip")),
+])
+def test_what_is_said_of_the_images_must_fit_together(tmp_path: Path, before: str, after: str,
+                                                      words: tuple[str, ...]) -> None:
+    assert before in DATA
+    line = refusal(tmp_path, DATA.replace(before, after) + METHOD)
+    assert line.startswith("[data")
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (DATA, ("[method]", "missing", 'name = "semifl"')),
+    (METHOD, ("[data]", "missing")),
+    ('[data]\nlabelled = "x"\n' + METHOD, ("[data]", "'image' is missing")),
+    (DATA + '[method]\nname = "semi_fl"\n', ("[method]", "'semi_fl'", "semifl")),
+    (DATA + METHOD + "lr = -1", ("[method]", "lr = -1")),
+    (DATA + METHOD + "lr = nan", ("[method]", "lr = nan")),
+    (DATA + METHOD + "momentum = 1", ("[method]", "momentum = 1")),
+    (DATA + METHOD + 'scenario = "labels-at-silo"', ("[method]", "scenario")),
+    ("method = 3\n" + DATA, ("[method]", "missing")),
+    ("study = 3\n" + DATA + METHOD, ("[study]", "expected a table", "3")),
+    (DATA + METHOD + "[study]\nrounds =\nseed = 1", ("not valid TOML", "line 7")),
+    (DATA + METHOD + DATA, ("not valid TOML", "line")),
+])
+def test_missing_tables_and_wrong_methods_are_named(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    line = refusal(tmp_path, text)
+    assert all(word in line for word in words), line
+
+
+def test_an_unknown_method_is_an_unknown_name_and_a_wrong_value_a_bad_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName):
+        load(tmp_path, DATA + '[method]\nname = "x"\n')
+    with pytest.raises(BadConfiguration):
+        load(tmp_path, DATA + METHOD + "lr = -1")
+
+
+def test_a_file_that_is_not_text_or_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadConfiguration, match=r"study\.toml: cannot be read"):
+        load_study(tmp_path / "study.toml")
+    with pytest.raises(BadConfiguration, match="no such file"):
+        load_study(tmp_path / "nowhere.toml")
+
+
+def test_every_table_of_the_file_is_a_field_of_the_study(tmp_path: Path) -> None:
+    """The list of tables that misspellings are compared with must not fall behind the dataclass."""
+    for field in dataclasses.fields(StudyConfig):
+        line = refusal(tmp_path, f"{field.name}x = 1\n" + DATA + METHOD)
+        assert line == f"unknown key '{field.name}x'. Did you mean '{field.name}'?"
+
+
+@pytest.mark.parametrize(("share", "joined", "asked"), [
+    ("100%", 7, 7), ("10%", 9, 1), ("10%", 20, 2), ("50%", 5, 2), ("0.1%", 3, 1), ("29%", 100, 29), (3, 2, 2),
+    (3, 9, 3),
+])
+def test_a_share_of_the_silos_is_rounded_down_but_never_to_nobody(share: int | str, joined: int, asked: int) -> None:
+    """floor(29 % of 100) is 29, although 0.29 * 100 = 28.999999999999996 in floating point."""
+    assert ParticipationSettings(silos_per_round=share).sample_size(joined) == asked
+
+
+@pytest.mark.parametrize(("quorum", "asked", "needed"), [
+    (0, 1, 1), (0, 4, 2), (0, 5, 3), (2, 5, 2), (9, 5, 5), (0, 0, 0)])
+def test_the_quorum_is_half_of_those_asked_rounded_up_unless_the_study_says(quorum: int, asked: int,
+                                                                            needed: int) -> None:
+    assert ParticipationSettings(quorum=quorum).quorum_of(asked) == needed
+
+
+def test_the_limit_of_a_round_is_never_before_its_deadline() -> None:
+    assert ParticipationSettings(round_timeout="2h", round_limit="1h").limit_seconds == 7200.0
