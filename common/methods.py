@@ -34,6 +34,8 @@ class MethodSpec:
     """Numbers that a silo may send with an update or an abstention."""
     settings: type
     """Dataclass of the method's settings."""
+    set_by_strategy: tuple[str, ...] = ()
+    """Settings that the strategy writes into every task; a study file must not have them."""
     discloses: str
     """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
 
@@ -123,6 +125,7 @@ SEMIFL = MethodSpec(
     metrics=("label_ratio", "loss", "fix_loss", "mix_loss", "steps", "pseudo_label_accuracy",
              "threshold_accuracy"),
     settings=SemiFLSettings,
+    set_by_strategy=("round_lr",),
     discloses="The coordinator sees a silo's model difference, how many images it used and which share it could label; "
               "with sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer.",
 )

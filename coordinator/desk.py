@@ -33,8 +33,9 @@ from common.methods import find_method
 from common.store import PartialFile, PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs
-from coordinator.ledger import DeclaredUpdate, Ledger, PhaseRow, TaskRow
+from coordinator.ledger import Ledger
 from coordinator.roster import LedgerRoster
+from coordinator.rows import DeclaredUpdate, PhaseRow, TaskRow
 from coordinator.states import StudyState, TaskState
 
 __all__ = ["Announcement", "BeginAnswer", "Desk", "Hello", "Standby"]

@@ -25,9 +25,10 @@ from common.describe import describe_bytes, describe_seconds, describe_share
 from common.logs import LineFormatter, printable
 from coordinator.bulletin import Bulletin, SiloProgress
 from coordinator.costs import Cost
-from coordinator.ledger import Ledger, RoundRow, StudyRow
+from coordinator.ledger import Ledger
 from coordinator.live import PRESENT_SECONDS
 from coordinator.roster import LedgerRoster, SiloRow
+from coordinator.rows import RoundRow, StudyRow
 from coordinator.states import RoundState, StudyState, TaskState
 from coordinator.summary import (
     Traffic,

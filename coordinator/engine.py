@@ -21,9 +21,10 @@ from common.exchange import ModelSettings, PayloadRef, TaskSpec
 from common.seeds import numpy_generator
 from common.store import PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.ledger import Ledger, PhaseRow, RoundRow, StudyRow
+from coordinator.ledger import Ledger
 from coordinator.retention import states_to_keep
 from coordinator.roster import LedgerRoster
+from coordinator.rows import PhaseRow, RoundRow, StudyRow
 from coordinator.states import RoundState, StudyState, TaskState
 from coordinator.study import FrozenStudy, StudyConfig, config_from_dict
 

@@ -7,19 +7,29 @@ processes may open the same ledger: `serve` and the commands of the operator.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.config import canonical_json
 from common.errors import DiskFull, SemisiloError, StorageDamaged, TaskClosed, UnknownName
 from common.exchange import TaskSpec
+from coordinator.rows import (
+    DeclaredUpdate,
+    PhaseRow,
+    RoundRow,
+    StudyRow,
+    TaskRow,
+    declared_update,
+    phase_row,
+    round_row,
+    study_row,
+    task_row,
+)
 from coordinator.schema import MIGRATIONS
 from coordinator.states import (
     ROUND_TRANSITIONS,
@@ -31,97 +41,10 @@ from coordinator.states import (
     check_transition,
 )
 
-__all__ = ["DeclaredUpdate", "Ledger", "PhaseRow", "RoundRow", "StudyRow", "TaskRow"]
+__all__ = ["Ledger"]
 
 _BUSY_SECONDS = 30.0
 _FULL_BYTES = 256 * 1024  # with less, SQLite's own complaint may be another one than "full"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyRow:
-    """One study."""
-
-    name: str
-    position: int
-    state: StudyState
-    config: dict[str, Any]
-    frozen: dict[str, Any] | None
-    numerics: dict[str, Any] | None
-    baseline: dict[str, Any] | None
-    queued_unix: float
-    started_unix: float | None
-    ended_unix: float | None
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundRow:
-    """One round of a study."""
-
-    study: str
-    number: int
-    state: RoundState
-    phase: int
-    phases: tuple[dict[str, str], ...]
-    sample: tuple[str, ...]
-    opened_unix: float
-    closed_unix: float | None
-    start_digest: str
-    state_digest: str
-    metrics: dict[str, float]
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseRow:
-    """One phase of a round."""
-
-    study: str
-    round: int
-    number: int
-    name: str
-    quorum: int
-    opened_unix: float
-    deadline_unix: float
-    limit_unix: float
-    closed_unix: float | None
-    expects: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskRow:
-    """What one silo was asked, and its answer."""
-
-    task_id: str
-    study: str
-    round: int
-    phase: int
-    silo: str
-    state: TaskState
-    spec: dict[str, Any]
-    opened_unix: float
-    given_unix: float | None
-    closed_unix: float | None
-    update_id: str | None
-    reason: str
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeclaredUpdate:
-    """An update that a silo has announced; complete when `accepted_unix` is set."""
-
-    update_id: str
-    task_id: str
-    digest: str
-    size_bytes: int
-    groups: dict[str, int]
-    example_count: int
-    metrics: dict[str, float]
-    training_seconds: float
-    declared_unix: float
-    accepted_unix: float | None
-    folded: bool
 
 
 class Ledger:
@@ -259,7 +182,7 @@ class Ledger:
 
     def studies(self) -> list[StudyRow]:
         """All studies in order of the queue."""
-        return [_study(row) for row in self.query("SELECT * FROM study ORDER BY position")]
+        return [study_row(row) for row in self.query("SELECT * FROM study ORDER BY position")]
 
     def study(self, name: str) -> StudyRow:
         """One study.
@@ -270,7 +193,7 @@ class Ledger:
         if not rows:
             names = ", ".join(row.name for row in self.studies()) or "none yet"
             raise UnknownName(f"There is no study '{name}' in the ledger.", remedy=f"Studies: {names}.")
-        return _study(rows[0])
+        return study_row(rows[0])
 
     def set_study_state(self, name: str, state: StudyState, *, reason: str = "") -> None:
         """Moves a study on; sets its start and end times."""
@@ -310,16 +233,16 @@ class Ledger:
 
     def rounds(self, study: str) -> list[RoundRow]:
         """All rounds of a study in order."""
-        return [_round(row) for row in self.query("SELECT * FROM round WHERE study = ? ORDER BY number", study)]
+        return [round_row(row) for row in self.query("SELECT * FROM round WHERE study = ? ORDER BY number", study)]
 
     def round(self, study: str, number: int) -> RoundRow:
         """One round; it must exist."""
-        return _round(self.query("SELECT * FROM round WHERE study = ? AND number = ?", study, number)[0])
+        return round_row(self.query("SELECT * FROM round WHERE study = ? AND number = ?", study, number)[0])
 
     def last_round(self, study: str) -> RoundRow | None:
         """The round with the highest number, None before round 0."""
         rows = self.query("SELECT * FROM round WHERE study = ? ORDER BY number DESC LIMIT 1", study)
-        return _round(rows[0]) if rows else None
+        return round_row(rows[0]) if rows else None
 
     def committed_digest(self, study: str) -> str:
         """The state file of the last completed round; '' before round 0."""
@@ -361,7 +284,7 @@ class Ledger:
 
     def phase(self, study: str, round: int, number: int) -> PhaseRow:
         """One phase; it must exist."""
-        return _phase(self.query("SELECT * FROM phase WHERE study = ? AND round = ? AND number = ?",
+        return phase_row(self.query("SELECT * FROM phase WHERE study = ? AND round = ? AND number = ?",
                                  study, round, number)[0])
 
     def move_deadline(self, phase: PhaseRow, *, deadline_unix: float, limit_unix: float) -> None:
@@ -388,18 +311,18 @@ class Ledger:
     def tasks(self, study: str, round: int, phase: int) -> list[TaskRow]:
         """The tasks of a phase in byte order of the silos' names."""
         rows = self.query("SELECT * FROM task WHERE study = ? AND round = ? AND phase = ?", study, round, phase)
-        return sorted((_task(row) for row in rows), key=lambda task: task.silo.encode())
+        return sorted((task_row(row) for row in rows), key=lambda task: task.silo.encode())
 
     def task(self, task_id: str) -> TaskRow | None:
         """One task."""
         rows = self.query("SELECT * FROM task WHERE task_id = ?", task_id)
-        return _task(rows[0]) if rows else None
+        return task_row(rows[0]) if rows else None
 
     def open_task(self, silo: str, *, study: str = "") -> TaskRow | None:
         """The task that a silo should work on now, of one study or of any."""
         rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ? AND (study = ? OR ? = '')"
                           " ORDER BY opened_unix LIMIT 1", silo, TaskState.OPEN, study, study)
-        return _task(rows[0]) if rows else None
+        return task_row(rows[0]) if rows else None
 
     def task_given(self, task_id: str) -> None:
         """Notes that the silo has been told of its task."""
@@ -429,7 +352,7 @@ class Ledger:
         with self.transaction():
             rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ?", silo, TaskState.OPEN)
             for row in rows:
-                self.close_task(_task(row), TaskState.CANCELLED, reason=reason)
+                self.close_task(task_row(row), TaskState.CANCELLED, reason=reason)
             return len(rows)
 
     def declare_update(self, update: DeclaredUpdate) -> list[str]:
@@ -462,7 +385,7 @@ class Ledger:
     def declared_update(self, update_id: str) -> DeclaredUpdate | None:
         """One announced update."""
         rows = self.query("SELECT * FROM declared_update WHERE update_id = ?", update_id)
-        return _declared(rows[0]) if rows else None
+        return declared_update(rows[0]) if rows else None
 
     def accept_update(self, update: DeclaredUpdate, task: TaskRow) -> None:
         """The update is complete, checked and on disk: the task is answered."""
@@ -556,43 +479,3 @@ def _explained(path: Path, error: sqlite3.Error) -> SemisiloError | None:
         return StorageDamaged(f"{path}: cannot be read as a ledger: {error}.",
                               remedy="Check the disk, then restore the file from a backup.")
     return None
-
-
-def _json(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
-
-
-def _study(row: sqlite3.Row) -> StudyRow:
-    return StudyRow(name=row["name"], position=row["position"], state=StudyState(row["state"]),
-                    config=_json(row["config_json"]), frozen=_json(row["frozen_json"]),
-                    numerics=_json(row["numerics_json"]), baseline=_json(row["baseline_json"]),
-                    queued_unix=row["queued_unix"], started_unix=row["started_unix"], ended_unix=row["ended_unix"],
-                    reason=row["reason"])
-
-
-def _round(row: sqlite3.Row) -> RoundRow:
-    return RoundRow(study=row["study"], number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
-                    phases=tuple(_json(row["phases_json"])), sample=tuple(_json(row["sample_json"])),
-                    opened_unix=row["opened_unix"], closed_unix=row["closed_unix"], start_digest=row["start_digest"],
-                    state_digest=row["state_digest"], metrics=_json(row["metrics_json"]), reason=row["reason"])
-
-
-def _phase(row: sqlite3.Row) -> PhaseRow:
-    return PhaseRow(study=row["study"], round=row["round"], number=row["number"], name=row["name"],
-                    quorum=row["quorum"], opened_unix=row["opened_unix"], deadline_unix=row["deadline_unix"],
-                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], expects=_json(row["expects_json"]))
-
-
-def _task(row: sqlite3.Row) -> TaskRow:
-    return TaskRow(task_id=row["task_id"], study=row["study"], round=row["round"], phase=row["phase"],
-                   silo=row["silo"], state=TaskState(row["state"]), spec=_json(row["spec_json"]),
-                   opened_unix=row["opened_unix"], given_unix=row["given_unix"], closed_unix=row["closed_unix"],
-                   update_id=row["update_id"], reason=row["reason"], metrics=_json(row["metrics_json"]))
-
-
-def _declared(row: sqlite3.Row) -> DeclaredUpdate:
-    return DeclaredUpdate(update_id=row["update_id"], task_id=row["task_id"], digest=row["digest"],
-                          size_bytes=row["size_bytes"], groups=_json(row["groups_json"]),
-                          example_count=row["example_count"], metrics=_json(row["metrics_json"]),
-                          training_seconds=row["training_seconds"], declared_unix=row["declared_unix"],
-                          accepted_unix=row["accepted_unix"], folded=bool(row["folded"]))

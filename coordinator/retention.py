@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.ledger import RoundRow
+from coordinator.rows import RoundRow
 from coordinator.states import RoundState
 
 __all__ = ["states_to_keep"]

@@ -14,9 +14,10 @@ from common.describe import describe_bytes, describe_seconds, describe_share
 from common.logs import printable
 from coordinator.costs import costs_of
 from coordinator.federation import Federation
-from coordinator.ledger import Ledger, RoundRow, StudyRow
+from coordinator.ledger import Ledger
 from coordinator.live import PRESENT_SECONDS, LiveSilo, LiveStatus
 from coordinator.roster import LedgerRoster, SiloRow
+from coordinator.rows import RoundRow, StudyRow
 from coordinator.states import RoundState, TaskState
 from coordinator.summary import (
     accuracy_in,

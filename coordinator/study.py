@@ -256,7 +256,12 @@ def load_study(path: Path) -> StudyConfig:
 
     Raises: BadConfiguration or UnknownName, naming file, table and key.
     """
-    config = config_from_dict(load_toml(path), where=str(path))
+    tables = load_toml(path)
+    config = config_from_dict(tables, where=str(path))
+    for key in find_method(config.method.name).set_by_strategy:
+        if key in tables["method"]:
+            raise BadConfiguration(f"{path}: [method]: '{key}' is set by the method itself in every task.",
+                                   remedy="Remove that line.")
     if not config.data.labelled and find_method(config.method.name).scenarios == ("labels-at-coordinator",):
         raise BadConfiguration(f"{path}: [data]: {config.method.name} needs labelled images at the coordinator.",
                                remedy='Give their place: labelled = "folder".')

@@ -12,7 +12,8 @@ from typing import Any
 
 from common.errors import StorageDamaged
 from coordinator.costs import Cost, Direction, Kind, costs_of
-from coordinator.ledger import Ledger, RoundRow, StudyRow
+from coordinator.ledger import Ledger
+from coordinator.rows import RoundRow, StudyRow
 from coordinator.states import RoundState, TaskState
 
 __all__ = ["AuditSummary", "RoundSummary", "StudySummary", "Traffic", "accuracy_in", "audit", "labelled_only_accuracy",

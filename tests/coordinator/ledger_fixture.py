@@ -16,8 +16,9 @@ from common.data.form import AugmentationSettings, ImageForm
 from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
 from coordinator.costs import Cost, Direction, Kind, add_costs
 from coordinator.federation import Federation, create_federation
-from coordinator.ledger import DeclaredUpdate, Ledger, PhaseRow
+from coordinator.ledger import Ledger
 from coordinator.roster import LedgerRoster
+from coordinator.rows import DeclaredUpdate, PhaseRow
 from coordinator.states import RoundState, StudyState, TaskState
 
 __all__ = ["DENSE_BYTES", "LABELLED_ONLY", "OVERHEAD", "PAYLOAD_DOWN", "PAYLOAD_UP", "SECONDS_PER_ROUND", "SILOS",

@@ -19,7 +19,8 @@ import coordinator.ledger as ledger_module
 from common.data.form import AugmentationSettings, ImageForm
 from common.errors import DiskFull, SemisiloError, StorageDamaged, TaskClosed, UnknownName
 from common.exchange import ModelSettings, Numerics, TaskSpec
-from coordinator.ledger import DeclaredUpdate, Ledger, PhaseRow, TaskRow
+from coordinator.ledger import Ledger
+from coordinator.rows import DeclaredUpdate, PhaseRow, TaskRow
 from coordinator.schema import MIGRATIONS
 from coordinator.states import RoundState, StudyState, TaskState
 from tests.coordinator.ledger_fixture import digest, open_collecting_round, study_config

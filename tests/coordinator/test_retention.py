@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.ledger import RoundRow
 from coordinator.retention import states_to_keep
+from coordinator.rows import RoundRow
 from coordinator.states import RoundState
 
 

@@ -45,6 +45,11 @@ def test_the_template_of_a_new_study_is_a_valid_file(tmp_path: Path) -> None:
     assert load(tmp_path, study_template()).data.labelled == "data/labelled"
 
 
+def test_a_setting_that_the_strategy_writes_is_refused_in_a_file(tmp_path: Path) -> None:
+    line = refusal(tmp_path, DATA + METHOD + "round_lr = 0.1\n")
+    assert line == "[method]: 'round_lr' is set by the method itself in every task. Remove that line."
+
+
 def test_settings_survive_the_ledger_unchanged(tmp_path: Path) -> None:
     config = load(tmp_path, DATA.replace("channels = 1", "channels = 1, mean = [0.3], std = [0.2]")
                   + METHOD + "lr = 0.1\n[participation]\nsilos_per_round = 2\n")

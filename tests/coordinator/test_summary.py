@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.costs import Cost, Direction, Kind, add_costs
-from coordinator.ledger import RoundRow
+from coordinator.rows import RoundRow
 from coordinator.states import RoundState, TaskState
 from coordinator.summary import audit, outcomes_of, seconds_left, summarise, traffic_of
 from tests.coordinator.ledger_fixture import (
