@@ -7,7 +7,7 @@ processes may import it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     import torch
 
     from common.data.readers import ImageSet
-    from common.models import ModelBuilder
 
 __all__ = [
-    "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "ModelSettings", "Numerics", "PayloadRef",
-    "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup",
+    "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "ModelBuilder", "ModelSettings", "Numerics",
+    "PayloadRef", "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup",
     "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader",
 ]
 
 Tensors = Mapping[str, "torch.Tensor"]
 """Named tensors in a fixed order: the order of the model's `named_parameters()`."""
 
+ModelBuilder = Callable[[], "torch.nn.Module"]
+"""Makes the network of a study on the CPU; every call gives a new one, with weights from torch's global generator."""
 State = TypeVar("State")
 Tally = Any
 """What a strategy carries while it folds: its own frozen dataclass."""

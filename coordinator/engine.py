@@ -154,9 +154,13 @@ class Engine:
         settings = study.config.study
         wanted = settings.labelled_only_baseline and study.frozen.num_test > 0
         if wanted and self._ledger.study(study.name).baseline is None:
+            _LOG.info("training on %d labelled images alone, %d epochs: the line to beat", study.frozen.num_labelled,
+                      settings.baseline_epochs)
             baseline = await self._call("baseline", {"epochs": settings.baseline_epochs},
                                         activity="training on labels only")
             self._ledger.set_study_facts(study.name, baseline=baseline)
+            if "accuracy" in baseline.get("metrics", {}):
+                _LOG.info("labels alone reach an accuracy of %.4f", baseline["metrics"]["accuracy"])
         answer = await self._call("prepare", {}, activity="round 0: training on labels")
         with self._ledger.transaction():
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=answer["state"],

@@ -239,8 +239,8 @@ start_with = 2                    # silos that must have joined before round 1
 name = "small_cnn"                # or wide_resnet_28_2, any torchvision model, "package.module:factory"
 
 [data]                            # what the coordinator holds
-labelled = "{labelled}"    # a folder of class folders, or file.npz, or "digits"
-test = "{test}"              # measured after every round
+labelled = "{labelled}"        # a folder of class folders, or file.npz, or "digits"
+test = "{test}"                # measured after every round
 # classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
 image = {{ size = {size}, channels = {channels}, mean = "labelled", std = "labelled", resize = "fit" }}
 
@@ -254,7 +254,7 @@ name = "semifl"
 confidence_threshold = 0.95
 local_epochs = 5
 labelled_batch = 10
-coordinator_epochs = 5            # more with few labels: an epoch should have some hundred images in all
+coordinator_epochs = 5            # with a hundred labels rather 20, with twenty 40: see docs/study.md
 
 [participation]
 silos_per_round = "100%"          # or a number

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from common.batch_norm import Normalisation, convert
 from common.data.form import ImageForm
 from common.errors import BadConfiguration, NotPermitted, UnknownName
-from common.exchange import ModelSettings
+from common.exchange import ModelBuilder, ModelSettings
 from common.models.small_cnn import SmallCNN
 from common.models.torchvision_models import build_torchvision_model, torchvision_names
 from common.models.wide_resnet import WideResNet28
@@ -21,9 +21,6 @@ from common.seeds import derive_seed
 from common.tensors import parameters_of
 
 __all__ = ["ModelBuilder", "build_model", "check_model", "initial_model", "model_builder", "model_names"]
-
-ModelBuilder = Callable[[], nn.Module]
-"""Makes the network of a study on the CPU; every call gives a new one, with weights from torch's global generator."""
 
 _BuiltIn = Callable[[int, int, int, Normalisation], nn.Module]
 

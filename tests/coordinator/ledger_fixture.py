@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import coordinator.ledger as ledger_module
+import coordinator.ledger_file as ledger_file_module
 from common.data.form import AugmentationSettings, ImageForm
 from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
 from coordinator.costs import Cost, Direction, Kind, add_costs
@@ -99,7 +100,8 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
     filled = open_federation_with_silos(folder, silos=silos)
     done = rounds if done is None else done
     clock = _Clock(time.time() - SECONDS_PER_ROUND * (done + (0.5 if collecting else 0)) - PREPARATION_SECONDS)
-    with mock.patch.object(ledger_module, "time", SimpleNamespace(time=clock.read)):
+    fake = SimpleNamespace(time=clock.read)
+    with mock.patch.object(ledger_module, "time", fake), mock.patch.object(ledger_file_module, "time", fake):
         _fill(filled.ledger, name, rounds, done, test=test, silos=silos, collecting=collecting, complete=complete,
               estimated=estimated, clock=clock)
     return filled

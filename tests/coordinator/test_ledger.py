@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.ledger as ledger_module
+import coordinator.ledger_file as ledger_file
 from common.data.form import AugmentationSettings, ImageForm
 from common.errors import DiskFull, SemisiloError, StorageDamaged, TaskClosed, UnknownName
 from common.exchange import ModelSettings, Numerics, TaskSpec
@@ -86,7 +86,7 @@ def test_a_ledger_of_an_older_version_is_migrated_with_its_rows(tmp_path: Path,
     first = opened(tmp_path)
     first.queue_study("s", study_config(rounds=3))
     first.close()
-    monkeypatch.setattr(ledger_module, "MIGRATIONS",
+    monkeypatch.setattr(ledger_file, "MIGRATIONS",
                         (*MIGRATIONS, "ALTER TABLE study ADD COLUMN note TEXT NOT NULL DEFAULT 'none';"))
     second = opened(tmp_path)
     assert second.query("PRAGMA user_version")[0][0] == len(MIGRATIONS) + 1
@@ -97,7 +97,7 @@ def test_a_ledger_of_an_older_version_is_migrated_with_its_rows(tmp_path: Path,
 def test_a_migration_that_fails_half_way_leaves_the_version_before(tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path).close()
-    monkeypatch.setattr(ledger_module, "MIGRATIONS",
+    monkeypatch.setattr(ledger_file, "MIGRATIONS",
                         (*MIGRATIONS, "CREATE TABLE extra (name TEXT); CREATE TABLE study (name TEXT);"))
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
         Ledger(tmp_path / "ledger.sqlite")

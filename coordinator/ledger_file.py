@@ -1,0 +1,139 @@
+"""The file of the ledger: opening, migrations, transactions that survive kill -9, and the hash-chained events."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from common.config import canonical_json
+from common.errors import DiskFull, SemisiloError, StorageDamaged
+from coordinator.schema import MIGRATIONS
+
+__all__ = ["LedgerFile"]
+
+_BUSY_SECONDS = 30.0
+_FULL_BYTES = 256 * 1024  # with less, SQLite's own complaint may be another one than "full"
+
+
+class LedgerFile:
+    """The open SQLite file. `Ledger` says what it holds."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the ledger and brings it to this version.
+
+        Raises: StorageDamaged when the file is no ledger or comes from a newer semisilo; DiskFull; SemisiloError when
+        this user may not write it.
+        """
+        self.path = path
+        with self._explaining():
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._migrate()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    def _migrate(self) -> None:
+        if (version := self._version()) > len(MIGRATIONS):
+            raise StorageDamaged(f"{self.path}: written by a newer semisilo (ledger version {version}).",
+                                 remedy="Upgrade semisilo on this machine.")
+        while (version := self._version()) < len(MIGRATIONS):
+            try:
+                self._db.executescript(
+                    f"BEGIN IMMEDIATE; {MIGRATIONS[version]} PRAGMA user_version = {version + 1}; COMMIT;")
+            except sqlite3.Error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if self._version() == version:  # else another process has just done the same
+                    raise
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """What keeps SQLite from its file becomes an error of the catalogue; a mistake in our SQL stays what it is."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _explained(self.path, error) or error from None
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One atomic, durable write. Nested use joins the outer transaction."""
+        if self._db.in_transaction:
+            yield self._db
+            return
+        with self._explaining():
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # on a full disk SQLite has rolled back by itself
+                    with suppress(sqlite3.Error):
+                        self._db.execute("ROLLBACK")
+                raise
+
+    def query(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """Rows of a SELECT."""
+        with self._explaining():
+            return self._db.execute(sql, values).fetchall()
+
+    def data_version(self) -> int:
+        """Changes when another process has written."""
+        return int(self.query("PRAGMA data_version")[0][0])
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def event(self, kind: str, *, study: str = "", **detail: Any) -> None:
+        """Appends to the audit trail: `chain = sha256(previous chain + this row)`."""
+        with self.transaction() as db:
+            last = db.execute("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1").fetchone()
+            number, previous = (last["number"] + 1, last["chain"]) if last else (1, "")
+            unix, text = time.time(), canonical_json(detail)
+            chain = hashlib.sha256(canonical_json([previous, number, unix, kind, study, text]).encode()).hexdigest()
+            db.execute("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", (number, unix, kind, study, text, chain))
+
+    def check_events(self) -> int:
+        """Recomputes the chain; returns how many events there are.
+
+        Raises: StorageDamaged, naming the first event that was altered.
+        """
+        previous, count = "", 0
+        for row in self.query("SELECT * FROM event ORDER BY number"):
+            content = [previous, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]]
+            previous = hashlib.sha256(canonical_json(content).encode()).hexdigest()
+            if previous != row["chain"]:
+                raise StorageDamaged(f"{self.path}: event {row['number']} was altered.",
+                                     remedy="Restore the ledger from a backup.")
+            count += 1
+        return count
+
+
+def _explained(path: Path, error: sqlite3.Error) -> SemisiloError | None:
+    """The error of the catalogue for what SQLite says of its file; None for what is a mistake of ours."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the rest tells only where it was noticed
+    files = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else _FULL_BYTES
+    if code == sqlite3.SQLITE_FULL or (code in files and free < _FULL_BYTES):
+        return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return SemisiloError(f"{path}: {error}.", remedy=f"This user must be able to write {path.parent}.")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return SemisiloError(f"{path}: another process has kept it locked for {_BUSY_SECONDS:.0f} s.",
+                             remedy="End the program that has it open, then try again.")
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR):
+        return StorageDamaged(f"{path}: cannot be read as a ledger: {error}.",
+                              remedy="Check the disk, then restore the file from a backup.")
+    return None
