@@ -124,7 +124,8 @@ def open_display() -> PlainDisplay | LiveDisplay:
         return PlainDisplay()
     from rich.console import Console
 
-    return LiveDisplay(Console(highlight=False))
+    console = Console(highlight=False)
+    return PlainDisplay() if console.is_dumb_terminal else LiveDisplay(console)
 
 
 def _line(text: str) -> str:

@@ -149,10 +149,16 @@ def test_a_whole_federation_runs_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert not any("semisilo-invite" in step for step in listener.steps), "an invitation is a secret"
 
 
+def _heed_interrupts() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen([*console_script("semisilo"), "demo", "--silos", "1", "--rounds", "500"],
-                            stdout=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
+                            stdout=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+                            preexec_fn=_heed_interrupts)
     assert demo.stdout is not None
     try:
         for line in demo.stdout:

@@ -319,7 +319,7 @@ def test_the_live_display_shows_events_states_and_bars_and_leaves_no_line_behind
     from rich.console import Console
 
     stream = io.StringIO()
-    display = LiveDisplay(Console(file=stream, force_terminal=True, width=100))
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, _environ={"TERM": "xterm-256color"}))
     display.state("waiting [for] silos")
     display.event("round 1/3: training")
     display.progress("training", 0.5, "epoch 1 of 2")
