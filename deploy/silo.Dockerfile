@@ -11,7 +11,7 @@ FROM python:${PYTHON}-slim AS build
 ARG TORCH_INDEX=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
 RUN python -m venv /opt/semisilo
-RUN /opt/semisilo/bin/pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch>=2.6" "torchvision>=0.21"
+RUN PIP_INDEX_URL="${TORCH_INDEX:-$PIP_INDEX_URL}" /opt/semisilo/bin/pip install "torch>=2.6" "torchvision>=0.21"
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY common common
