@@ -16,6 +16,7 @@ __all__ = ["main"]
 
 app = typer.Typer(
     name="coordinator", no_args_is_help=True, add_completion=True, rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Trains one image model across silos that keep their images.\n\n"
          "A first federation:\n\n"
          "    coordinator init lung --address hub.example:8443\n\n"
@@ -31,7 +32,7 @@ Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERAT
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"coordinator {__version__}")
+        typer.echo(f"semisilo {__version__}")
         raise typer.Exit
 
 

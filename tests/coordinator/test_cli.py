@@ -135,4 +135,4 @@ def test_help_and_version_load_neither_grpc_nor_torch(words: tuple[str, ...]) ->
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("status 0, loaded []\n"), done.stdout + done.stderr
     if words == ("--version",):
-        assert done.stdout.startswith(f"coordinator {__version__}\n")
+        assert done.stdout.startswith(f"semisilo {__version__}\n")
