@@ -44,7 +44,9 @@ _SETTLE_SECONDS = 2.0
 _CERTIFICATE_SECONDS = 3600.0
 _DISK_SECONDS = 10.0
 _ENROLLMENT_SECONDS = 5.0
-_FAREWELL_SECONDS = 10.0
+_FAREWELL_SECONDS = 15.0
+_LATELY_SECONDS = 600.0
+_QUIET_SECONDS = 1.5
 
 
 def authority_of(federation: Federation, roster: LedgerRoster) -> Authority:
@@ -186,10 +188,15 @@ class _Server:
             await self._bulletin.wait(60.0)
 
     async def _farewell(self) -> None:
-        """Gives the silos that wait time to hear that the study is over."""
-        end = time.monotonic() + _FAREWELL_SECONDS
-        await asyncio.sleep(1.0)
-        while self._bulletin.connected and time.monotonic() < end:
+        """Waits until every silo that was here lately has heard that the study is over, even if it must reconnect."""
+        began, end = time.time(), time.monotonic() + _FAREWELL_SECONDS
+        lately = {silo.name for silo in self._roster.silos() if silo.revoked_unix is None
+                  and silo.seen_unix is not None and began - silo.seen_unix < _LATELY_SECONDS}
+        quiet = time.monotonic()
+        # An answer may be lost on a connection that breaks; then its silo is back within a second or so.
+        while time.monotonic() < min(end, quiet + _QUIET_SECONDS):
+            if self._bulletin.connected or any(self._desk.dismissed.get(silo, 0.0) < began for silo in lately):
+                quiet = time.monotonic()
             await asyncio.sleep(0.1)
 
     async def _watch(self) -> None:

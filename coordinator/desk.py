@@ -102,6 +102,8 @@ class Desk:
         self._spool = spool
         self._compute = compute
         self._clock = clock
+        self.dismissed: dict[str, float] = {}
+        """Silo -> when it was last told that there is no study; Unix seconds."""
         self._late_task: dict[str, str] = {}
 
     # Tasks ------------------------------------------------------------------------------------------------------------
@@ -123,6 +125,8 @@ class Desk:
                 return from_dict(TaskSpec, task.spec)
             reason = self._bulletin.reason
             if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
+                if reason is StandbyReason.NO_STUDY:
+                    self.dismissed[silo] = time.time()
                 return Standby(reason=reason, study=self._bulletin.study, round=self._bulletin.round,
                                rounds=self._bulletin.rounds, text=self._bulletin.text)
             await self._bulletin.wait(end - self._clock())
