@@ -119,7 +119,10 @@ def test_a_large_payload_goes_through_a_connection_that_is_cut_every_few_seconds
         proxy.bytes_per_second = megabytes * 1e6 / (4 * cut_seconds)
         processes.factory = f"wide_network:{network}"
         start(processes)
-        processes.finish(seconds=800)
+        processes.wait_for(lambda: bool(processes.query(
+            "SELECT 1 FROM declared_update WHERE accepted_unix IS NOT NULL")), seconds=700)
+        proxy.cut_after_seconds = None
+        processes.finish(seconds=100)
         (size,), = processes.query("SELECT size_bytes FROM declared_update WHERE accepted_unix IS NOT NULL")
         assert int(str(size)) > megabytes * 1e6
         assert len(proxy.connections) >= 6, "the connection was cut several times each way"
