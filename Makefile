@@ -12,12 +12,13 @@ PYTHON ?=                # the interpreter to make the environment with; empty: 
 DEMO_ARGS ?=             # for example DEMO_ARGS=--help
 PYTEST_ARGS ?=           # for example PYTEST_ARGS="-k upload -x"
 TEST_PROCESSES ?= 2
+BENCH_ARGS ?=            # for example BENCH_ARGS=--quick, or BENCH_ARGS="--only nvflare"
 
 # Set for what runs the code: no tool of ours needs a terminal or asks a question.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all lint docs protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all bench-wire bench-lossy lint docs protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -40,6 +41,14 @@ test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 mi
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-all: test test-slow  ## run all tests
+
+bench-wire: setup-demo build/peers/flower/.made build/peers/nvflare/.made  ## measure rounds against Flower and NVIDIA FLARE (half an hour); writes benchmarks/wire/RESULTS.md
+	@echo "==> python -m benchmarks.wire.run $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.wire.run $(BENCH_ARGS)
+
+bench-lossy: setup-demo  ## measure accuracy against the bytes of lossy updates (half an hour); writes benchmarks/lossy/RESULTS.md
+	@echo "==> python -m benchmarks.lossy.run --write $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.lossy.run --write $(BENCH_ARGS)
 
 lint: setup  ## check style, types, protos, and that what is generated is current
 	@echo "==> ruff, mypy, buf, generated code and lists" >&2
@@ -86,3 +95,12 @@ $(VENV)/.semisilo-dev: pyproject.toml | $(VENV)/.made
 	@echo "==> installing semisilo and the tools of development into $(VENV) (the first time this fetches torch, which is large)" >&2
 	$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $(VENV)/.semisilo $@
+
+# The peers of the benchmark, each in an environment of its own; used again while their requirements stay the same.
+
+build/peers/%/.made: benchmarks/wire/requirements-%.txt | $(VENV)/.made
+	@echo "==> installing $* into build/peers/$*" >&2
+	@rm -rf build/peers/$* && mkdir -p build/peers
+	$(BIN)/python -m venv build/peers/$*
+	build/peers/$*/bin/python -m pip install --requirement $<
+	@touch $@

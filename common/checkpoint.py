@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import struct
 import sys
 import tempfile
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,20 +25,24 @@ from torch import Tensor
 from common.durable import sync_folder
 from common.errors import DiskFull, StorageDamaged
 
-__all__ = ["load", "load_facts", "load_tensors", "save", "save_tensors"]
+__all__ = ["load", "load_facts", "load_tensors", "save", "save_tensors", "settled"]
 
 T = TypeVar("T")
 
 _KEY = "semisilo"
 _FORMAT = 1
+_PIECE_BYTES = 2**20
 _TYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
           torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 """Names in the file; tensors lie in it in this order of types, as the format's own library writes them."""
 
 
-def save(path: Path, state: Any) -> None:
+def save(path: Path, state: Any, *, named: bool = True) -> str:
     """Writes a frozen dataclass. Equal states give equal bytes.
 
+    Args:
+        named: whether the name `path` lasts as well when this returns; False when the caller gives it another.
+    Returns: the SHA-256 of the file, hex.
     Raises: DiskFull, with nothing written at `path`; TypeError for a field of another kind (our own mistake).
     """
     fields: dict[str, Any] = {}
@@ -50,7 +55,23 @@ def save(path: Path, state: Any) -> None:
             tensors.update({f"{field.name}/{name}": tensor for name, tensor in value.items()})
         else:
             fields[field.name] = value
-    _write(path, tensors, {"class": type(state).__name__, "fields": fields, "groups": groups})
+    return _write(path, tensors, {"class": type(state).__name__, "fields": fields, "groups": groups}, named=named)
+
+
+def settled(state: T) -> T:
+    """What `load` would give of a state that was saved, without the disk: copies nothing that it need not.
+
+    Tensors are contiguous and on the CPU, as they come from a file, so that later arithmetic has the same order.
+    """
+    hints = typing.get_type_hints(type(state))
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(state):  # type: ignore[arg-type]
+        value = getattr(state, field.name)
+        if isinstance(value, Mapping) and any(isinstance(item, Tensor) for item in value.values()):
+            values[field.name] = {name: tensor.detach().to("cpu").contiguous() for name, tensor in value.items()}
+        else:
+            values[field.name] = _tuples(hints[field.name], json.loads(json.dumps(value)))
+    return type(state)(**values)
 
 
 def load(path: Path, cls: type[T]) -> T:
@@ -99,19 +120,23 @@ def load_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
-def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], *, named: bool = True) -> str:
     # One metadata entry: the order of several is not fixed, and equal states must give equal bytes.
     text = json.dumps({"format": _FORMAT, **header}, sort_keys=True, separators=(",", ":"))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     try:
-        with open(temporary, "wb") as file:
-            _write_tensors(file, tensors, {_KEY: text})
-            file.flush()
+        with open(temporary, "wb", buffering=0) as file:
+            total = hashlib.sha256()
+            for part in _parts(tensors, {_KEY: text}):
+                total.update(part)
+                _write_all(file.fileno(), part)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        if named:
+            sync_folder(path.parent)
+        return total.hexdigest()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"No space to write {path}.", remedy="Free space; the work is then repeated.") from error
@@ -120,8 +145,8 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> No
         Path(temporary).unlink(missing_ok=True)
 
 
-def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes the safetensors format, one tensor at a time: the library's own writer copies all of them first.
+def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The safetensors format, one tensor at a time: the library's own writer copies all of them first.
 
     Raises: TypeError for a type that the format does not have.
     """
@@ -138,13 +163,20 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapp
         head[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    file.write(struct.pack("<Q", len(text)))
-    file.write(text)
+    yield struct.pack("<Q", len(text)) + text
     for name in names:
         raw = tensors[name].detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
         if sys.byteorder == "big":
             raw = raw.reshape(-1, tensors[name].element_size()).flip(1).reshape(-1)
-        file.write(raw.numpy().data)
+        data = raw.numpy().data
+        # In pieces, so that what was hashed is still in the processor's cache when it is written.
+        yield from (data[start:start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
+
+
+def _write_all(handle: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view):]
 
 
 def _header(path: Path, *, need_header: bool) -> dict[str, Any]:

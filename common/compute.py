@@ -293,7 +293,9 @@ class _Child:
         count = str(threads)
         environment = {**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count,
                        # cuBLAS is deterministic only with this, and reads it once.
-                       "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+                       "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+                       # torch then asks the system for large pages: models are made and dropped in every round.
+                       "THP_MEM_ALLOC_ENABLE": "1"}
         loop = asyncio.get_running_loop()
         try:
             # -P keeps the current folder off sys.path, so that a stray common.py in it does no harm.

@@ -57,6 +57,8 @@ def run_operation(operations: object, operation: str, arguments: dict[str, Any])
     result: dict[str, Any] = method(**arguments)
     return result
 
+_IDLE_SECONDS = 0.5
+
 
 def _out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
@@ -127,6 +129,15 @@ def _load(target: str) -> Callable[[OnProgress], object]:
     return loaded
 
 
+def _next_request(connection: _Connection) -> bytes:
+    """The next request. Memory is given back only when there is none for a moment: the operations of a round follow
+    each other closely, and each would have to fetch from the system what the one before has just returned."""
+    with contextlib.suppress(queue.Empty):
+        return connection.requests.get(timeout=_IDLE_SECONDS)
+    _give_back_memory()
+    return connection.requests.get()
+
+
 def _give_back_memory() -> None:
     """Returns freed memory to the system: glibc keeps what lies between pieces in use, in the end several models."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
@@ -145,7 +156,7 @@ def _serve(target: str, connection: _Connection) -> None:
         return
     connection.send({"ready": True})
     while True:
-        request = json.loads(connection.requests.get())
+        request = json.loads(_next_request(connection))
         number, operation, arguments = request["id"], request["operation"], request["arguments"]
         connection.call = number
         connection.throttle = ProgressThrottle(connection._send_progress)
@@ -159,7 +170,6 @@ def _serve(target: str, connection: _Connection) -> None:
             connection.send({"id": number, "error": describe(error), "exits": exits})
             if exits:
                 return
-        _give_back_memory()
 
 
 def _main(target: str, descriptor: str, parent: str) -> None:

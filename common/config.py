@@ -93,7 +93,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
             hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
-            raise BadConfiguration(f"{_at(where)}unknown key '{key}'.", remedy=hint)
+            raise BadConfiguration(f"{_at(where)}unknown key {_short(repr(str(key)))}.", remedy=hint)
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for name, field in fields.items():
@@ -113,7 +113,12 @@ def _at(where: str) -> str:
 
 def _kind(value: Any) -> str:
     names = {dict: "a table", list: "a list", str: f"the text {value!r}", bool: str(value).lower()}
-    return names.get(type(value), f"{value!r}")
+    return _short(names.get(type(value), f"{value!r}"))
+
+
+def _short(text: str) -> str:
+    """What a stranger wrote, on a line that stays readable."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -17,12 +17,13 @@ from common.errors import BadPayload
 from common.exchange import ModelSettings, Numerics, TaskSpec
 from common.manifest import parse_reference as reference_from_proto
 from common.manifest import reference_to_proto
+from common.uplink import Uplink
 from common.wire import round_service_pb2 as round_pb
 
 __all__ = [
     "augmentation_from_proto", "augmentation_to_proto", "check_metrics", "image_from_proto", "image_to_proto",
     "model_from_proto", "model_to_proto", "numerics_from_proto", "numerics_to_proto", "reference_from_proto",
-    "reference_to_proto", "task_from_proto", "task_to_proto",
+    "reference_to_proto", "task_from_proto", "task_to_proto", "uplink_from_proto",
 ]
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ def task_to_proto(spec: TaskSpec, *, report_interval_seconds: float) -> round_pb
         # Microseconds: in nanoseconds a date of today does not fit the 53 bits of a float.
         message.deadline_time.FromMicroseconds(round(spec.deadline_unix * 1e6))
     message.report_interval.FromMicroseconds(round(report_interval_seconds * 1e6))
+    message.uplink.CopyFrom(round_pb.Uplink(**to_dict(spec.uplink)))
     return message
 
 
@@ -80,6 +82,7 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         payloads=tuple(reference_from_proto(ref) for ref in message.payloads),
         last_folded_round=message.last_folded_round, seed=message.seed,
         deadline_unix=_unix(message) if message.HasField("deadline_time") else 0.0,
+        uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
     )
 
 
@@ -138,6 +141,14 @@ def numerics_from_proto(message: round_pb.Numerics) -> Numerics:
     return Numerics(threads=message.threads, deterministic=message.deterministic)
 
 
+def uplink_from_proto(message: round_pb.Uplink) -> Uplink:
+    """The form of updates of a message, checked. Raises: BadPayload or BadConfiguration."""
+    if not 0 < message.top_k <= 1:
+        raise BadPayload(f"The task asks for a share of {message.top_k} of the elements.")
+    return _build(Uplink, {"aim": message.aim, "values": message.values, "top_k": message.top_k,
+                           "rounding": message.rounding, "error_feedback": message.error_feedback}, "uplink")
+
+
 def check_metrics(metrics: Any) -> dict[str, float]:
     """Metrics of an update or abstention as plain numbers.
 
@@ -157,6 +168,7 @@ def _settings(text: str) -> dict[str, Any]:
         raise BadPayload(f"The task's settings are longer than {_MAX_SETTINGS_BYTES} bytes.")
     try:
         value = json.loads(text, parse_constant=_no_constant)
+        canonical_json(value).encode()  # 1e999 is an infinity, and half of a surrogate pair no text
     except (ValueError, RecursionError):
         raise BadPayload("The task's settings are not JSON.") from None
     if not isinstance(value, dict):

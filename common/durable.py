@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import secrets
 from pathlib import Path
 
-__all__ = ["sync_folder", "write_durably", "write_secret"]
+__all__ = ["start_writing", "sync_folder", "write_durably", "write_secret"]
 
 
 def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -36,6 +38,29 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 def write_secret(path: Path, content: bytes) -> None:
     """As `write_durably`, readable by the owner only. The one function that writes private keys."""
     write_durably(path, content, mode=0o600)
+
+
+def start_writing(descriptor: int, offset: int, length: int) -> None:
+    """Lets the disk begin with a part of a file that will be synchronised later; promises nothing, waits for nothing.
+
+    Does nothing where the system has no such call.
+    """
+    call = _sync_file_range()
+    if call is not None:
+        call(descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
+
+
+@functools.cache
+def _sync_file_range() -> ctypes._NamedFuncPointer | None:
+    try:
+        call = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError):
+        return None
+    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return call
+
+
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 def sync_folder(folder: Path) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "SemisiloError",
     "StorageDamaged",
     "TaskClosed",
+    "TensorsMissing",
     "UnknownName",
     "UnknownSilo",
     "Unreachable",
@@ -126,6 +127,12 @@ class WrongBase(SemisiloError):
     """A difference refers to a base that the receiver does not hold."""
 
     code, status = "WRONG_BASE", "FAILED_PRECONDITION"
+
+
+class TensorsMissing(SemisiloError):
+    """A task builds on tensors that the silo no longer holds; taken again, it brings them whole."""
+
+    code, status, retry = "TENSORS_MISSING", "FAILED_PRECONDITION", True
 
 
 class TaskClosed(SemisiloError):

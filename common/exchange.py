@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from common.data.form import AugmentationSettings, ImageForm
+from common.uplink import Uplink
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,8 @@ class TensorGroup:
     meaning: Meaning = Meaning.VALUES
     base: str = ""
     """Hex digest (`common.tensors.digest`) of the tensors that a DIFFERENCE or OVERWRITE refers to; else empty."""
+    digest: str = ""
+    """Hex digest of `tensors` where it is known, so that nobody computes it twice (`common.tensors.group_digest`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,10 @@ class PayloadRef:
     """SHA-256 of the whole file, hex."""
     size_bytes: int
     groups: tuple[str, ...]
+    tensors: str = ""
+    """Hex digest of the tensors of its only group: set in tasks, so that who holds them fetches nothing."""
+    reference: str = ""
+    """Hex digest of the tensors that its reader must hold; empty for a payload that stands alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +147,7 @@ class TaskSpec:
     last_folded_round: int
     seed: int
     deadline_unix: float = 0.0
+    uplink: Uplink = field(default_factory=Uplink)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

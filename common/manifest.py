@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from common.codec import ELEMENT_TYPES, largest_encoded_bytes, smallest_encoded_bytes
 from common.errors import BadPayload, LayoutMismatch
@@ -11,11 +12,11 @@ from common.exchange import Meaning, PayloadRef, TensorSpec
 from common.wire import tensors_pb2 as pb
 
 __all__ = [
-    "DEFAULT_MAX_BYTES", "FORMAT", "MAX_GROUPS", "MAX_TENSORS", "GroupManifest", "check_manifest", "manifest_to_proto",
-    "parse_manifest", "parse_reference", "reference_to_proto",
+    "DEFAULT_MAX_BYTES", "FORMAT", "MAX_GROUPS", "MAX_TENSORS", "GroupManifest", "ReferenceForm", "check_manifest",
+    "is_held_reference", "manifest_to_proto", "parse_manifest", "parse_reference", "reference_to_proto",
 ]
 
-FORMAT = 1
+FORMAT = 2
 MAX_GROUPS = 1024
 MAX_TENSORS = 65_536
 """Of all groups together."""
@@ -47,6 +48,25 @@ if set(_DATA_TYPES) != set(ELEMENT_TYPES) or set(_MEANINGS) != set(Meaning):
     raise RuntimeError("Every element type and every meaning needs its number on the wire.")
 
 
+class ReferenceForm(StrEnum):
+    """How a group is coded against tensors that the reader holds: part of the encoding, always exact."""
+
+    ALONE = "alone"
+    """It is not."""
+    BITS = "bits"
+    """Differences of the bit patterns (`common.codec.subtract_bits`)."""
+    SUM = "sum"
+    """Numbers to be added in the type's own arithmetic, where that gives every bit of the result."""
+
+
+_REFERENCE_FORMS: dict[ReferenceForm, pb.ReferenceForm] = {
+    ReferenceForm.ALONE: pb.REFERENCE_FORM_UNSPECIFIED,
+    ReferenceForm.BITS: pb.REFERENCE_FORM_BITS,
+    ReferenceForm.SUM: pb.REFERENCE_FORM_SUM,
+}
+_REFERENCE_FORM_OF = {number: form for form, number in _REFERENCE_FORMS.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class GroupManifest:
     """What a payload says about one tensor group before its bytes are read."""
@@ -58,6 +78,11 @@ class GroupManifest:
     tensors: tuple[TensorSpec, ...]
     encoded_bytes: int
     """Payload bytes of the group."""
+    tensors_digest: str = ""
+    """Hex digest (`common.tensors.digest`) of what the blocks decode to; empty where nobody refers to it."""
+    reference: str = ""
+    """Hex digest of the tensors that the blocks are coded against; empty when they stand alone."""
+    reference_form: ReferenceForm = ReferenceForm.ALONE
 
     @property
     def dense_bytes(self) -> int:
@@ -75,6 +100,9 @@ def manifest_to_proto(groups: Sequence[GroupManifest]) -> pb.PayloadManifest:
             tensors=[pb.TensorSpec(name=spec.name, shape=spec.shape, data_type=_DATA_TYPES[spec.dtype])
                      for spec in group.tensors],
             encoded_bytes=group.encoded_bytes,
+            tensors_digest=bytes.fromhex(group.tensors_digest),
+            reference_digest=bytes.fromhex(group.reference),
+            reference_form=_REFERENCE_FORMS[group.reference_form],
         ) for group in groups])
 
 
@@ -105,6 +133,15 @@ def _parse_group(message: pb.GroupManifest) -> GroupManifest:
     if len(message.base_digest) != expected:
         raise BadPayload(f"The group '{name}' ({meaning}) has a base digest of {len(message.base_digest)} bytes, "
                          f"not {expected}.")
+    form = _REFERENCE_FORM_OF.get(message.reference_form)
+    if form is None:
+        raise BadPayload(f"The group '{name}' is coded against its reference in the unknown form "
+                         f"{message.reference_form}.", remedy="The sender may be newer; update this side.")
+    if len(message.tensors_digest) not in (0, 32):
+        raise BadPayload(f"The group '{name}' has a tensors_digest of {len(message.tensors_digest)} bytes, not 32.")
+    wanted = 0 if form is ReferenceForm.ALONE else 32
+    if len(message.reference_digest) != wanted or (wanted and not message.tensors_digest):
+        raise BadPayload(f"The group '{name}' has a reference ({form}) that cannot be.")
     tensors = tuple(_parse_tensor(name, tensor) for tensor in message.tensors)
     _check_unique([spec.name for spec in tensors], f"tensor of the group '{name}'")
     smallest = sum(smallest_encoded_bytes(spec.num_elements) for spec in tensors)
@@ -112,7 +149,8 @@ def _parse_group(message: pb.GroupManifest) -> GroupManifest:
     if not smallest <= message.encoded_bytes <= largest:
         raise BadPayload(f"The group '{name}' cannot take {message.encoded_bytes} bytes: its tensors need "
                          f"{smallest} to {largest}.")
-    return GroupManifest(name, meaning, message.base_digest.hex(), tensors, message.encoded_bytes)
+    return GroupManifest(name, meaning, message.base_digest.hex(), tensors, message.encoded_bytes,
+                         message.tensors_digest.hex(), message.reference_digest.hex(), form)
 
 
 def _parse_tensor(group: str, message: pb.TensorSpec) -> TensorSpec:
@@ -206,17 +244,29 @@ def _check_layout(group: GroupManifest, layout: tuple[TensorSpec, ...]) -> None:
 def reference_to_proto(reference: PayloadRef) -> pb.PayloadReference:
     """The message for a reference."""
     return pb.PayloadReference(digest=bytes.fromhex(reference.digest), size_bytes=reference.size_bytes,
-                               groups=reference.groups)
+                               groups=reference.groups, tensors_digest=bytes.fromhex(reference.tensors),
+                               reference_digest=bytes.fromhex(reference.reference))
+
+
+def is_held_reference(message: pb.PayloadReference) -> bool:
+    """Whether it names no file: a task says so of tensors that the silo holds."""
+    return bool(message.tensors_digest) and not message.digest and message.size_bytes == 0
 
 
 def parse_reference(message: pb.PayloadReference, *, max_bytes: int = DEFAULT_MAX_BYTES) -> PayloadRef:
     """Checks a reference that arrived. Raises: BadPayload."""
-    if len(message.digest) != 32:
-        raise BadPayload(f"A payload's digest has {len(message.digest)} bytes, not 32.")
-    if not 0 < message.size_bytes <= max_bytes:
-        raise BadPayload(f"A payload of {message.size_bytes} bytes cannot be; {max_bytes} are allowed here.")
+    if not is_held_reference(message):
+        if len(message.digest) != 32:
+            raise BadPayload(f"A payload's digest has {len(message.digest)} bytes, not 32.")
+        if not 0 < message.size_bytes <= max_bytes:
+            raise BadPayload(f"A payload of {message.size_bytes} bytes cannot be; {max_bytes} are allowed here.")
     if len(message.groups) > MAX_GROUPS:
         raise BadPayload(f"A payload has {len(message.groups)} groups; {MAX_GROUPS} are allowed.")
     names = tuple(_checked_name(name, "group", _MAX_GROUP_NAME_BYTES) for name in message.groups)
     _check_unique(names, "group")
-    return PayloadRef(message.digest.hex(), message.size_bytes, names)
+    if len(message.tensors_digest) not in (0, 32) or len(message.reference_digest) not in (0, 32):
+        raise BadPayload("A payload's digest of tensors or of its reference does not have 32 bytes.")
+    if message.tensors_digest and len(names) != 1:
+        raise BadPayload(f"A payload of {len(names)} groups has one digest of tensors.")
+    return PayloadRef(message.digest.hex(), message.size_bytes, names, message.tensors_digest.hex(),
+                      message.reference_digest.hex())

@@ -158,6 +158,13 @@ class ConnectionMeter:
             self._scan()
         return {**self._ended, **{each.connection: each.counters for each in self._watched.values()}}
 
+    def delivery_rate(self, peer: str) -> float:
+        """Bytes per second that the live connection to `peer` (as `format_peer` writes it) was last seen to deliver."""
+        for watched in self._watched.values():
+            if watched.connection.peer == peer and watched.released is None:
+                return tcp_info.delivery_rate(watched.copy.fileno())
+        return 0.0
+
     def forget(self, connection: Connection) -> None:
         """Drops the totals of a connection that has ended; a live one stays."""
         self._ended.pop(connection, None)
@@ -327,6 +334,14 @@ class WireMeter:
         for connection in self._connections.sample():
             if connection.peer == peer and connection not in ended_or_owned:
                 self._owners[connection] = silo
+
+    def delivery_rate(self, peer: str) -> float:
+        """Bytes per second that the kernel last saw acknowledged on a connection; 0.0 when it does not tell.
+
+        Args:
+            peer: gRPC's `context.peer()`.
+        """
+        return self._connections.delivery_rate(parse_peer(peer))
 
     def take(self, label: str = "") -> list[WireUse]:
         """What each silo's connections carried since the last `take`, both directions, in order of names.

@@ -1,7 +1,8 @@
 """The table of methods: what each is called, where it comes from, what crosses and what it discloses.
 
 The halves live in `coordinator/strategies/<name>.py` and `silo/trainers/<name>.py`. Settings are dataclasses whose
-fields carry the paper's symbols; they travel as canonical JSON.
+fields carry the paper's symbols; they travel as canonical JSON. Methods of others come as plug-ins (common/plugins.py);
+they cannot take a name that is in this table.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import UnknownName
 from common.exchange import Meaning
 
-__all__ = ["METHODS", "MethodSpec", "Scenario", "SemiFLSettings", "find_method"]
+__all__ = ["METHODS", "MethodPlugin", "MethodSpec", "Scenario", "SemiFLSettings", "find_method"]
 
 Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
 
@@ -38,6 +38,25 @@ class MethodSpec:
     """Settings that the strategy writes into every task; a study file must not have them."""
     discloses: str
     """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodPlugin:
+    """A method of somebody else's: what an entry point of the group `semisilo.methods` names.
+
+        [project.entry-points."semisilo.methods"]
+        ours = "our_package.method:OURS"          # OURS is a MethodPlugin, its spec is called "ours"
+
+    The module of the entry point is imported by the light processes of both sides, so it must import neither torch nor
+    the halves; these are named as text and imported by the compute processes alone.
+    """
+
+    spec: MethodSpec
+    """Its name is the entry point's. Its settings need a field `scenario`, as those of every method."""
+    strategy: str
+    """"package.module:Class" of the coordinator half, built as `Class(settings, environment)`."""
+    trainer: str
+    """"package.module:Class" of the silo half, built as `Class()`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,11 +153,12 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in (SEMIFL,)}
 
 
 def find_method(name: str) -> MethodSpec:
-    """The spec of a method.
+    """The spec of a method: built in, or an installed plug-in's.
 
-    Raises: UnknownName, with the names there are.
+    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be used.
     """
-    try:
+    if name in METHODS:
         return METHODS[name]
-    except KeyError:
-        raise UnknownName(f"There is no method '{name}'.", remedy=f"Methods: {', '.join(sorted(METHODS))}.") from None
+    from common.plugins import find_plugin  # later: looking through what is installed takes its time
+
+    return find_plugin(name).spec

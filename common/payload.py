@@ -1,8 +1,7 @@
-"""The payload file: a checked manifest, then the encoded blocks of every tensor, group by group.
+"""Writing a payload file: the encoded blocks of every tensor, group by group, then the manifest.
 
-Layout (also at `PayloadManifest` in tensors.proto): the 8 bytes "SEMISILO", the manifest's length as 4 bytes little
-endian, the manifest, the blocks. Everything read here may come from a stranger: counts, names, shapes and sizes are
-checked before memory is taken.
+Layout (also at `PayloadManifest` in tensors.proto): the 8 bytes "SEMISILO", the blocks, the manifest, its length as 4
+bytes little endian, "SEMISILO" again. So a file is written and hashed in one pass. `common.payload_reader` reads it.
 """
 
 from __future__ import annotations
@@ -12,53 +11,27 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from common.codec import (
-    BLOCK_ELEMENTS,
-    ELEMENT_TYPES,
-    HEADER_BYTES,
-    Bits,
-    IndexEncoding,
-    all_finite,
-    decode_block,
-    encode_blocks,
-    largest_encoded_bytes,
-    parse_header,
-    smallest_encoded_bytes,
-)
+from common.codec import ELEMENT_TYPES, Bits, Plan, coded_kind, encode_blocks
 from common.errors import BadPayload, DiskFull, LayoutMismatch
 from common.exchange import Meaning, PayloadRef, TensorSpec
-from common.manifest import (
-    DEFAULT_MAX_BYTES,
-    MAX_GROUPS,
-    GroupManifest,
-    check_manifest,
-    manifest_to_proto,
-    parse_manifest,
-    parse_reference,
-    reference_to_proto,
-)
+from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest
+from common.payload_reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, PayloadReader
+from common.reference_form import choose_form, code_against
 from common.store import PayloadStore
-from common.wire import tensors_pb2 as pb
 
-__all__ = [
-    "DEFAULT_MAX_BYTES", "MAX_GROUPS", "MAX_MANIFEST_BYTES", "EncodedInput", "GroupManifest", "PayloadReader",
-    "TensorInput", "check_manifest", "manifest_to_proto", "parse_manifest", "parse_reference", "read_manifest",
-    "reference_to_proto", "write_payload",
-]
+__all__ = ["EncodedInput", "Reference", "TensorInput", "write_payload"]
 
-MAGIC = b"SEMISILO"
-MAX_MANIFEST_BYTES = 2 * 2**20
-"""About 25 groups of 1000 tensors each; parsing one takes at most some tens of MiB."""
-_LENGTH = struct.Struct("<I")
-_HEAD_BYTES = len(MAGIC) + _LENGTH.size
-_COPY_BYTES = 2**20
+_PIECE_BYTES = 2**20
+"""Small parts are gathered until there are so many bytes, so that a network of small tensors costs few writes."""
+_PIECES_UNDER_WAY = 4
+"""Pieces that wait for hash and disk while further blocks are encoded: bounds the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +40,17 @@ class TensorInput:
 
     spec: TensorSpec
     bits: Callable[[], Bits]
-    """Gives the elements as little-endian unsigned integers, contiguous; called once, when the tensor's turn comes."""
+    """Gives the elements as little-endian unsigned integers, contiguous; called when the tensor's turn comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Tensors that the reader of a payload will hold: a payload file with one group of the same layout."""
+
+    digest: str
+    """Hex digest of the tensors."""
+    path: Path
+    """A payload that stands alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +61,33 @@ class EncodedInput:
     meaning: Meaning = Meaning.VALUES
     base: str = ""
     """Hex digest of the tensors that a DIFFERENCE or OVERWRITE refers to; else empty."""
+    plan: Plan = field(default_factory=Plan)
+    generator: np.random.Generator | None = None
+    """For a plan with stochastic rounding."""
+    digest: str = ""
+    """Hex digest of the tensors; needed with a reference, and where a later payload may refer to them."""
+    reference: Reference | None = None
+    """What the group may be coded against; used only where that makes it smaller."""
 
 
-def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput]) -> PayloadRef:
-    """Encodes tensor groups into a payload of the store; durable when this returns.
+def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput], *, durable: bool = True) -> PayloadRef:
+    """Encodes tensor groups into a payload of the store. Encoding, hashing and writing overlap.
 
-    One tensor is in memory at a time. The manifest comes first in the file, but its sizes are known last: the file is
-    written with the sizes of an encoding without any saving, and copied behind the right manifest where that was wrong.
+    One tensor is in memory at a time, beside a few blocks that wait to be written.
 
+    Args:
+        durable: on disk for good when this returns; False for what can be made again from what is.
+    Returns: the reference; `tensors` and `reference` are set for a payload of one group with a digest.
     Raises: BadPayload for groups that no reader would accept (`parse_manifest`); DiskFull, nothing is left then.
     """
-    planned = tuple(
-        GroupManifest(name, group.meaning, group.base, tuple(tensor.spec for tensor in group.tensors),
-                      sum(_largest(tensor.spec) for tensor in group.tensors))
-        for name, group in groups.items())
-    temporary = store.temporary()
+    temporary = store.temporary(expected_bytes=_dense_bytes(groups))
     try:
-        head = _head(planned)
-        sizes, digest = _write_body(temporary, head, groups)
-        actual = tuple(replace(group, encoded_bytes=size) for group, size in zip(planned, sizes, strict=True))
-        if actual != planned:
-            digest = _replace_head(store, temporary, len(head), _head(actual))
-        size_bytes = temporary.stat().st_size
-        store.add_file(temporary, digest=digest)
+        with _open_pieces(temporary) as pieces:
+            pieces.add(MAGIC)
+            manifest = [_write_group(pieces, name, group) for name, group in groups.items()]
+            pieces.add(_tail(manifest))
+            digest, size_bytes = pieces.finish()
+        store.add_file(temporary, digest=digest, durable=durable)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -109,188 +96,122 @@ def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput]) -> Pa
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return PayloadRef(digest, size_bytes, tuple(groups))
+    single = manifest[0] if len(manifest) == 1 else None
+    return PayloadRef(digest, size_bytes, tuple(groups), tensors=single.tensors_digest if single else "",
+                      reference=single.reference if single else "")
 
 
-def _largest(spec: TensorSpec) -> int:
+def _write_group(pieces: _Pieces, name: str, group: EncodedInput) -> GroupManifest:
+    form, before = ReferenceForm.ALONE, pieces.size_bytes
+    for tensor in group.tensors:
+        _check_type(tensor.spec)
+    if group.reference is None:
+        for tensor in group.tensors:
+            _write_tensor(pieces, tensor, group)
+    else:
+        assert group.digest, "what is coded against a reference is checked by its own digest"
+        with PayloadReader(group.reference.path) as reader:
+            form = choose_form(reader, [(tensor.spec, tensor.bits) for tensor in group.tensors], group.plan)
+            theirs = reader.tensors(reader.groups[0].name) if form is not ReferenceForm.ALONE else None
+            for tensor in group.tensors:
+                _write_tensor(pieces, tensor, group, form=form, base=None if theirs is None else next(theirs)[1])
+    return GroupManifest(name, group.meaning, group.base, tuple(tensor.spec for tensor in group.tensors),
+                         pieces.size_bytes - before, group.digest,
+                         group.reference.digest if group.reference and form is not ReferenceForm.ALONE else "", form)
+
+
+def _write_tensor(pieces: _Pieces, tensor: TensorInput, group: EncodedInput, *,
+                  form: ReferenceForm = ReferenceForm.ALONE, base: Bits | None = None) -> None:
+    kind = ELEMENT_TYPES[tensor.spec.dtype]
+    bits = tensor.bits()
+    if bits.dtype != kind.bits or bits.size != tensor.spec.num_elements:
+        raise LayoutMismatch(f"The tensor '{tensor.spec.name}' is not what its specification says.")
+    if base is not None:
+        bits = code_against(bits.reshape(-1), base.reshape(-1), kind, form)
+        kind = coded_kind(kind) if form is ReferenceForm.BITS else kind
+    for parts in encode_blocks(bits, kind, group.plan, every_value=group.meaning is Meaning.OVERWRITE,
+                               generator=group.generator):
+        for part in parts:
+            pieces.add(part)
+
+
+def _dense_bytes(groups: Mapping[str, EncodedInput]) -> int:
+    """What the file is going to take when nothing is saved."""
+    return sum(tensor.spec.num_elements * ELEMENT_TYPES[tensor.spec.dtype].size_bytes
+               for group in groups.values() for tensor in group.tensors if tensor.spec.dtype in ELEMENT_TYPES)
+
+
+def _check_type(spec: TensorSpec) -> None:
     if spec.dtype not in ELEMENT_TYPES:
         raise BadPayload(f"The tensor '{spec.name}' has the type {spec.dtype}, which cannot be sent.",
                          remedy=f"Types: {', '.join(ELEMENT_TYPES)}.")
-    return largest_encoded_bytes(spec.num_elements, ELEMENT_TYPES[spec.dtype].size_bytes)
 
 
-def _head(groups: Sequence[GroupManifest]) -> bytes:
+def _tail(groups: Sequence[GroupManifest]) -> bytes:
     message = manifest_to_proto(groups)
     parse_manifest(message)  # so that nothing is sent which the other side must refuse
     manifest = message.SerializeToString(deterministic=True)
     if len(manifest) > MAX_MANIFEST_BYTES:
         raise BadPayload(f"The manifest has {len(manifest)} bytes; {MAX_MANIFEST_BYTES} are allowed.",
                          remedy="Send fewer groups, or shorter tensor names.")
-    return MAGIC + _LENGTH.pack(len(manifest)) + manifest
+    return manifest + struct.pack(TRAILER, len(manifest), MAGIC)
 
 
-def _write_body(path: Path, head: bytes, groups: Mapping[str, EncodedInput]) -> tuple[list[int], str]:
-    """Writes head and blocks; returns the encoded bytes of each group, and the SHA-256 of the file."""
-    total = hashlib.sha256(head)
-    sizes = []
-    with path.open("wb", buffering=0) as file:
-        _write_all(file.fileno(), head)
-        for group in groups.values():
-            size = 0
-            for tensor in group.tensors:
-                bits = tensor.bits()
-                kind = ELEMENT_TYPES[tensor.spec.dtype]
-                if bits.dtype != kind.bits or bits.size != tensor.spec.num_elements:
-                    raise LayoutMismatch(f"The tensor '{tensor.spec.name}' is not what its specification says.")
-                for parts in encode_blocks(bits, every_value=group.meaning is Meaning.OVERWRITE):
-                    for part in parts:
-                        total.update(part)
-                        _write_all(file.fileno(), part)
-                        size += len(part)
-            sizes.append(size)
-    return sizes, total.hexdigest()
+class _Pieces:
+    """A file that is hashed and written by a thread while the next blocks are encoded."""
+
+    def __init__(self, handle: int, worker: ThreadPoolExecutor) -> None:
+        self.size_bytes = 0
+        """Bytes added so far."""
+        self._handle = handle
+        self._worker = worker
+        self._hash = hashlib.sha256()
+        self._small = bytearray()
+        self._under_way: list[Future[None]] = []
+
+    def add(self, part: bytes | memoryview) -> None:
+        """Appends bytes; a view must keep its content until `finish`."""
+        self.size_bytes += len(part)
+        if len(part) < _PIECE_BYTES // 4:
+            self._small += part
+            if len(self._small) >= _PIECE_BYTES:
+                self._flush()
+        else:
+            self._flush()
+            self._hand_over(part)
+
+    def finish(self) -> tuple[str, int]:
+        """(SHA-256 of the file in hex, its size), once all of it is written."""
+        self._flush()
+        self._wait(0)
+        os.ftruncate(self._handle, self.size_bytes)  # the file may be an old one that is written over
+        return self._hash.hexdigest(), self.size_bytes
+
+    def _flush(self) -> None:
+        if self._small:
+            self._hand_over(bytes(self._small))
+            self._small.clear()
+
+    def _hand_over(self, piece: bytes | memoryview) -> None:
+        self._wait(_PIECES_UNDER_WAY - 1)
+        self._under_way.append(self._worker.submit(self._write, piece))
+
+    def _wait(self, most: int) -> None:
+        while len(self._under_way) > most:
+            self._under_way.pop(0).result()
+
+    def _write(self, piece: bytes | memoryview) -> None:
+        self._hash.update(piece)
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(self._handle, view):]
 
 
-def _replace_head(store: PayloadStore, path: Path, old_head_bytes: int, head: bytes) -> str:
-    """Puts another head in front of the body of a file; returns the SHA-256 of the result."""
-    total = hashlib.sha256(head)
-    body = store.temporary()
+@contextmanager
+def _open_pieces(path: Path) -> Iterator[_Pieces]:
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.replace(path, body)
-        with body.open("rb", buffering=0) as source, path.open("wb", buffering=0) as target:
-            source.seek(old_head_bytes)
-            _write_all(target.fileno(), head)
-            while data := source.read(_COPY_BYTES):
-                total.update(data)
-                _write_all(target.fileno(), data)
+        with ThreadPoolExecutor(1, thread_name_prefix="payload") as worker:
+            yield _Pieces(handle, worker)
     finally:
-        body.unlink(missing_ok=True)
-    return total.hexdigest()
-
-
-def _write_all(handle: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view):]
-
-
-class PayloadReader:
-    """Reads a payload file: its checked manifest at once, its tensors one at a time when asked for."""
-
-    def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, require_finite: bool = False) -> None:
-        """Opens the file and checks its head.
-
-        Args:
-            path: the file.
-            max_bytes: most bytes that its groups may have when decoded.
-            require_finite: refuse infinities and NaN in float tensors.
-        Raises: BadPayload when the file is not a payload, its size is not what the manifest says, or it is too large.
-        """
-        self._require_finite = require_finite
-        self._file = path.open("rb", buffering=0)
-        try:
-            self.groups, start = self._read_head()
-            size = os.fstat(self._file.fileno()).st_size
-            if (expected := start + sum(group.encoded_bytes for group in self.groups)) != size:
-                raise BadPayload(f"The payload has {size} bytes; its manifest says {expected}.")
-            if (dense := sum(group.dense_bytes for group in self.groups)) > max_bytes:
-                raise BadPayload(f"The payload has {dense} bytes when decoded; {max_bytes} are allowed here.")
-        except BaseException:
-            self._file.close()
-            raise
-        self._starts: dict[str, int] = {}
-        for group in self.groups:
-            self._starts[group.name] = start
-            start += group.encoded_bytes
-
-    def __enter__(self) -> PayloadReader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-    def group(self, name: str) -> GroupManifest:
-        """The manifest of one group. Raises: BadPayload when the payload does not have it."""
-        for group in self.groups:
-            if group.name == name:
-                return group
-        raise BadPayload(f"The payload has no group '{name}'.")
-
-    def tensors(self, name: str) -> Iterator[tuple[TensorSpec, Bits]]:
-        """Decodes the tensors of one group in order, one at a time.
-
-        Yields: (spec, bits), bits in the tensor's shape as little-endian unsigned integers of the element's width.
-        Raises: BadPayload, naming the tensor.
-        """
-        group = self.group(name)
-        position = self._starts[name]
-        end = position + group.encoded_bytes
-        later = sum(smallest_encoded_bytes(spec.num_elements) for spec in group.tensors)
-        for spec in group.tensors:
-            # What the tensors behind this one need at least is not for this one to take.
-            later -= smallest_encoded_bytes(spec.num_elements)
-            try:
-                bits, position = self._read_tensor(group, spec, position, end - later)
-            except BadPayload as error:
-                raise BadPayload(f"Tensor '{spec.name}' of the group '{name}': {error.text}",
-                                 remedy=error.remedy) from None
-            yield spec, bits
-        if position != end:
-            raise BadPayload(f"The group '{name}' has {end - position} bytes after its last tensor.")
-
-    def _read_head(self) -> tuple[tuple[GroupManifest, ...], int]:
-        start = self._read(_HEAD_BYTES, 0)
-        if len(start) != _HEAD_BYTES or not start.startswith(MAGIC):
-            raise BadPayload("The file is not a payload: it does not begin with SEMISILO.")
-        length: int = _LENGTH.unpack_from(start, len(MAGIC))[0]
-        if length > MAX_MANIFEST_BYTES:
-            raise BadPayload(f"The manifest has {length} bytes; {MAX_MANIFEST_BYTES} are allowed.")
-        data = self._read(length, _HEAD_BYTES)
-        if len(data) != length:
-            raise BadPayload(f"The manifest of {length} bytes ends after {len(data)}.")
-        try:
-            message = pb.PayloadManifest.FromString(data)
-        except DecodeError:
-            raise BadPayload("The manifest is no message of the expected form.") from None
-        return parse_manifest(message), _HEAD_BYTES + length
-
-    def _read_tensor(self, group: GroupManifest, spec: TensorSpec, position: int, end: int) -> tuple[Bits, int]:
-        """Decodes the blocks from `position` on, none of which may reach beyond `end`."""
-        kind = ELEMENT_TYPES[spec.dtype]
-        elements = spec.num_elements
-        # Zeroed memory is taken from the system page by page as it is written, so empty blocks cost nothing yet.
-        flat = _zeros(elements, spec)
-        for start in range(0, elements, BLOCK_ELEMENTS):
-            out = flat[start:start + BLOCK_ELEMENTS]
-            head = self._read(min(HEADER_BYTES, end - position), position)
-            position += HEADER_BYTES
-            header = parse_header(head, elements=len(out), remaining_bytes=end - position, kind=kind)
-            if group.meaning is Meaning.OVERWRITE and header.index is not IndexEncoding.DENSE:
-                raise BadPayload("It overwrites only some elements, which this version cannot read.",
-                                 remedy="Update this side.")
-            decode_block(header, self._read(header.body_bytes, position), out, kind=kind)
-            position += header.body_bytes
-            if self._require_finite and not all_finite(out, kind):
-                raise BadPayload("It has an infinity or NaN.", remedy="Look for a learning rate that is too high.")
-        return flat.reshape(spec.shape), position
-
-    def _read(self, length: int, position: int) -> bytes:
-        return os.pread(self._file.fileno(), length, position)
-
-
-def _zeros(elements: int, spec: TensorSpec) -> Bits:
-    try:
-        return np.zeros(elements, dtype=ELEMENT_TYPES[spec.dtype].bits)
-    except MemoryError:
-        raise BadPayload(f"There is no memory for {elements} elements.") from None
-
-
-def read_manifest(path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES) -> tuple[GroupManifest, ...]:
-    """The checked manifest of a payload file. Raises: BadPayload, as `PayloadReader`."""
-    with PayloadReader(path, max_bytes=max_bytes) as reader:
-        return reader.groups
+        os.close(handle)

@@ -44,8 +44,7 @@ class StateFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{secrets.token_hex(8)}.tmp"
         try:
-            save(temporary, state)
-            digest = hash_file(temporary)
+            digest = save(temporary, state, named=False)
             os.replace(temporary, self.path(digest))
             sync_folder(self.folder)
         finally:

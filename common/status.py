@@ -33,12 +33,14 @@ from common.errors import (
 )
 from common.logs import printable
 
-__all__ = ["CODE_KEY", "REMEDY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
+__all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
 
 _log = logging.getLogger(__name__)
 
 CODE_KEY = "semisilo-error-code"
 """Trailing metadata: the code of the catalogue, ASCII."""
+CHECK_SECONDS_KEY = "semisilo-check-seconds"
+"""Trailing metadata of an accepted upload: how long the coordinator took after the last byte had come."""
 REMEDY_KEY = "semisilo-error-remedy-bin"
 """Trailing metadata: the remedy, UTF-8."""
 

@@ -1,7 +1,8 @@
 """Payload files on disk, named by the SHA-256 of their bytes, and the partial files that become them.
 
 `<folder>/<digest>` is a complete payload. `<folder>/incoming/` holds what is on its way: `*.part` files that a transfer
-appends to, each with a journal of its chunks, and `*.temporary` files that this side is writing itself.
+appends to, each with a journal of its chunks, and `*.temporary` files that this side is writing itself; also a few
+`*.spare` files (`common.spares`) that the next ones are written over.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
 
-from common.durable import sync_folder
+from common.durable import start_writing, sync_folder
 from common.errors import BadPayload, DiskFull, StorageDamaged
+from common.spares import SPARE_SUFFIX, SpareFiles
 
 __all__ = ["MAX_CHUNK_BYTES", "PartialFile", "PayloadStore", "hash_file"]
 
@@ -29,23 +31,30 @@ MAX_CHUNK_BYTES = 4 * 2**20
 _JOURNAL_ENTRY = struct.Struct("<QI")
 """End of a chunk in the file, CRC-32 of its bytes."""
 _READ_BYTES = 2**20
+_WRITE_BEHIND_BYTES = 16 * 2**20
 _HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 class PayloadStore:
     """Content-addressed files in one folder. Several processes may use the folder; partial files belong to one."""
 
-    def __init__(self, folder: Path, *, limit_bytes: int = 0) -> None:
+    def __init__(self, folder: Path, *, limit_bytes: int = 0, spare_files: int = 0, durable: bool = True) -> None:
         """Opens the store and makes its folders.
 
         Args:
             folder: where the files lie; on the ledger's disk, since both are needed to resume.
             limit_bytes: most bytes that the store may take, partial files included; 0 for no limit of its own.
+            spare_files: most files that `collect` keeps to be written over, which is quicker than to write new ones.
+                They count in `total_bytes`, and go when there is no room for something else.
+            durable: False where what has arrived need not survive a stop of the machine: who uses a file verifies it,
+                and fetches it again.
         """
         self.folder = folder
+        self.durable = durable
         self.limit_bytes = limit_bytes
         self._incoming = folder / "incoming"
         self._incoming.mkdir(parents=True, exist_ok=True)
+        self._spares = SpareFiles(self._incoming, spare_files)
         self._open: dict[Path, PartialFile] = {}
         self._lock = threading.Lock()
 
@@ -80,18 +89,26 @@ class PayloadStore:
                                  remedy="Check the disk, then restore the file from a backup.")
         return path
 
-    def temporary(self) -> Path:
-        """A new empty file beside the payloads, for `add_file`. `clean` removes it if nobody does."""
+    def temporary(self, *, expected_bytes: int = 0) -> Path:
+        """A file beside the payloads, for `add_file`. `clean` removes it if nobody does.
+
+        Args:
+            expected_bytes: roughly what will be written, where the caller writes over what the file holds and cuts it
+                behind its own last byte; then a spare file may come back. With 0 the file is empty.
+        """
         handle, name = mkstemp(suffix=".temporary", dir=self._incoming)
         os.close(handle)
-        return Path(name)
+        path = Path(name)
+        self._spares.take(path, expected_bytes)
+        return path
 
-    def add_file(self, temporary: Path, *, digest: str = "") -> str:
+    def add_file(self, temporary: Path, *, digest: str = "", durable: bool = True) -> str:
         """Takes a finished file into the store, durably.
 
         Args:
             temporary: a file on the same disk; it is moved.
             digest: its SHA-256 where the caller has computed it while writing; else the file is read.
+            durable: False for a file that can be made again: it may be lost when the machine stops.
         Returns: the SHA-256, hex.
         Raises: DiskFull when the store's limit does not allow it; the temporary file is gone then.
         """
@@ -100,9 +117,11 @@ class PayloadStore:
         try:
             if not final.exists():
                 self._check_room(temporary.stat().st_size, own_bytes=temporary.stat().st_size)
-            _sync_file(temporary)
+            if durable:
+                _sync_file(temporary)
             os.replace(temporary, final)
-            sync_folder(self.folder)
+            if durable:
+                sync_folder(self.folder)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise _disk_error(error, final) from error
@@ -128,6 +147,10 @@ class PayloadStore:
                 older.close()
             own_bytes = path.stat().st_size if path.exists() else 0
             self._check_room(size_bytes, own_bytes=own_bytes)
+            if not own_bytes:
+                # In this order: a journal without its file would vouch for a spare's bytes.
+                _journal_path(path).unlink(missing_ok=True)
+                self._spares.take(path, size_bytes)
             opened = PartialFile(path, self, size_bytes=size_bytes)
             self._open[path] = opened
             return opened
@@ -142,23 +165,34 @@ class PayloadStore:
             _unlink_partial(path)
 
     def collect(self, keep: Collection[str]) -> int:
-        """Removes complete payloads that are not in `keep`; returns the bytes that became free."""
-        freed = 0
-        for digest in self.digests() - set(keep):
-            path = self.folder / digest
-            freed += path.stat().st_size
-            path.unlink()
-        return freed
+        """Removes complete payloads that are not in `keep`; returns the bytes that became free.
+
+        The first few become spare files instead, up to `spare_files`; their bytes are not free.
+        """
+        return sum(self.recycle(self.folder / digest) for digest in self.digests() - set(keep))
+
+    def recycle(self, path: Path) -> int:
+        """Removes a file on the store's disk, or keeps it as a spare; returns the bytes that became free."""
+        size = path.stat().st_size
+        if self._spares.add(path):
+            return 0
+        path.unlink()
+        return size
+
+    def drop_spares(self) -> int:
+        """Removes the spare files, as when there is nothing more to come; returns the bytes that became free."""
+        return self._spares.drop()
 
     def clean(self, *, keep_partials: Collection[str] = ()) -> None:
         """Removes what a crash has left: temporary files, and partial files whose key is not in `keep_partials`.
 
-        To be called when a process starts, before anyone writes.
+        To be called when a process starts, before anyone writes. Spare files stay, up to `spare_files`.
         """
         kept = {self._partial_path(key) for key in keep_partials}
         for path in self._incoming.iterdir():
-            if path.suffix != ".journal" and path not in kept:
+            if path.suffix not in (".journal", SPARE_SUFFIX) and path not in kept:
                 _unlink_partial(path)
+        self._spares.drop(keep=self._spares.limit)
 
     def total_bytes(self) -> int:
         """Bytes that the store takes; an open partial file counts with its declared size."""
@@ -177,12 +211,23 @@ class PayloadStore:
         return self._incoming / f"{hashlib.sha256(key.encode()).hexdigest()}.part"
 
     def _check_room(self, size_bytes: int, *, own_bytes: int) -> None:
-        """Raises DiskFull unless a file of that size fits, of which `own_bytes` are on disk already."""
+        """Raises DiskFull unless a file of that size fits, of which `own_bytes` are on disk already.
+
+        Spare files go before anything is refused; while they fit, they count as what they are.
+        """
+        try:
+            self._check_size(size_bytes, own_bytes=own_bytes)
+        except DiskFull:
+            if not self._spares.drop():
+                raise
+            self._check_size(size_bytes, own_bytes=own_bytes)
+
+    def _check_size(self, size_bytes: int, *, own_bytes: int) -> None:
         if self.limit_bytes and self.total_bytes() - own_bytes + size_bytes > self.limit_bytes:
             raise DiskFull(f"A payload of {size_bytes} bytes does not fit: {self.folder} may take {self.limit_bytes}.",
                            remedy="Raise the limit, or wait until a round is committed.")
         # What other open transfers have still to bring is spoken for.
-        promised = sum(max(0, each.size_bytes - each.committed_bytes) for each in list(self._open.values()))
+        promised = sum(max(0, each.size_bytes - each.held_bytes) for each in list(self._open.values()))
         if size_bytes - own_bytes > shutil.disk_usage(self.folder).free - promised:
             raise DiskFull(f"A payload of {size_bytes} bytes does not fit on the disk of {self.folder}.",
                            remedy="Free some space; the transfer is tried again.")
@@ -197,7 +242,8 @@ class PartialFile:
     """A payload file that is arriving. Chunks are appended in order; a crash costs at most the last one.
 
     The journal beside it has the end and the CRC-32 of every chunk, so that after a crash the file is cut to the last
-    chunk that is wholly on disk. Methods may be called from any thread.
+    chunk that is wholly on disk. Behind `committed_bytes` there may be what a spare file held before; it is never read,
+    and cut off at the end. Methods may be called from any thread.
     """
 
     def __init__(self, path: Path, store: PayloadStore, *, size_bytes: int) -> None:
@@ -210,6 +256,8 @@ class PartialFile:
         self._lock = threading.Lock()
         self._hash = hashlib.sha256()
         self._journal_bytes = 0
+        self._length = 0
+        self._under_way = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._journal = -1
         try:
@@ -218,6 +266,11 @@ class PartialFile:
         except BaseException:
             self._close_files()
             raise
+
+    @property
+    def held_bytes(self) -> int:
+        """Length of the file, what a spare brought along included."""
+        return max(self._length, self.committed_bytes)
 
     def append(self, data: bytes | memoryview, *, offset: int, crc32: int) -> int:
         """Writes one chunk behind the others.
@@ -243,16 +296,19 @@ class PartialFile:
                 entry = _JOURNAL_ENTRY.pack(offset + len(data), crc32)
                 _write_all(self._journal, entry, self._journal_bytes)
             except OSError as error:
-                os.ftruncate(self._file, self.committed_bytes)
-                os.ftruncate(self._journal, self._journal_bytes)
+                self._cut()
                 raise _disk_error(error, self.path) from error
             self._hash.update(data)
             self._journal_bytes += _JOURNAL_ENTRY.size
             self.committed_bytes += len(data)
+            if self._store.durable and self.committed_bytes - self._under_way >= _WRITE_BEHIND_BYTES:
+                # So that little is left for `finish`.
+                start_writing(self._file, self._under_way, self.committed_bytes - self._under_way)
+                self._under_way = self.committed_bytes
             return self.committed_bytes
 
     def finish(self, digest: str) -> Path:
-        """Verifies the whole file and moves it into the store; on disk for good when this returns.
+        """Verifies the whole file and moves it into the store; on disk for good when this returns, in a durable store.
 
         Args:
             digest: the expected SHA-256, hex.
@@ -272,9 +328,13 @@ class PartialFile:
             else:
                 problem = None
                 try:
-                    os.fsync(self._file)
+                    if self._length > self.size_bytes:
+                        self._cut()
+                    if self._store.durable:
+                        os.fsync(self._file)
                     os.replace(self.path, final)
-                    sync_folder(final.parent)
+                    if self._store.durable:
+                        sync_folder(final.parent)
                 except OSError as error:
                     raise _disk_error(error, final) from error
                 self._close_files()
@@ -313,8 +373,16 @@ class PartialFile:
             self._hash.update(data)
             self.committed_bytes = end
             self._journal_bytes += _JOURNAL_ENTRY.size
+        self._length = size
+        if self._journal_bytes or os.fstat(self._journal).st_size:
+            self._cut()
+        # Else nothing has come yet, and what is there is a spare's.
+
+    def _cut(self) -> None:
+        """Cuts file and journal to what is committed."""
         os.ftruncate(self._file, self.committed_bytes)
         os.ftruncate(self._journal, self._journal_bytes)
+        self._length = self.committed_bytes
 
     def _check_open(self) -> None:
         if self._file < 0:

@@ -7,7 +7,7 @@ import struct
 import sys
 from dataclasses import dataclass
 
-__all__ = ["TcpCounters", "available", "read"]
+__all__ = ["TcpCounters", "available", "delivery_rate", "read"]
 
 _INFO_BYTES = 512
 """More than any kernel's struct tcp_info; the kernel fills what it knows."""
@@ -16,6 +16,8 @@ _RECEIVED_AT = 128
 _SENT_AT = 200
 """Offset of `tcpi_bytes_sent`, which `tcpi_bytes_retrans` follows (Linux 4.19 and later)."""
 _NEEDED_BYTES = 216
+_DELIVERY_RATE_AT = 160
+"""Offset of `tcpi_delivery_rate`, an unsigned 64-bit number."""
 _CLOSE = 7
 _AFTER_FIN = frozenset({6, _CLOSE, 8, 9, 11})
 """TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING: the states that follow the peer's FIN."""
@@ -51,19 +53,31 @@ def read(fd: int) -> TcpCounters | None:
     Returns: None where the kernel does not tell (other systems, Linux before 4.19).
     Raises: OSError when `fd` is no TCP socket.
     """
-    if not available():
-        return None
-    borrowed = socket.socket(fileno=fd)
-    try:
-        info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    finally:
-        borrowed.detach()
-    return _parse(info)
+    return _parse(_info(fd)) if available() else None
+
+
+def delivery_rate(fd: int) -> float:
+    """Bytes per second that the peer was last seen to acknowledge while there was enough to send; 0.0 when unknown.
+
+    Args:
+        fd: a connected TCP socket's descriptor; it stays open.
+    Raises: OSError when `fd` is no TCP socket.
+    """
+    info = _info(fd) if available() else b""
+    return float(struct.unpack_from("=Q", info, _DELIVERY_RATE_AT)[0]) if len(info) >= _NEEDED_BYTES else 0.0
 
 
 def available() -> bool:
     """Whether this system has the interface at all."""
     return sys.platform == "linux" and hasattr(socket, "TCP_INFO")
+
+
+def _info(fd: int) -> bytes:
+    borrowed = socket.socket(fileno=fd)
+    try:
+        return borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    finally:
+        borrowed.detach()
 
 
 def _parse(info: bytes) -> TcpCounters | None:

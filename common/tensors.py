@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import LayoutMismatch
-from common.exchange import TensorSpec
+from common.exchange import TensorGroup, TensorSpec
 
 __all__ = [
-    "add", "all_finite", "check_same_layout", "digest", "load_into", "norm", "parameters_of", "scale", "specs",
-    "subtract", "zeros_like",
+    "add", "all_finite", "check_same_layout", "digest", "group_digest", "load_into", "norm", "parameters_of", "scale",
+    "specs", "subtract", "zeros_like",
 ]
 
 
@@ -91,6 +91,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
             raw = raw.reshape(-1, tensor.element_size()).flip(1).reshape(-1)
         total.update(raw.numpy().data)
     return total.hexdigest()
+
+
+def group_digest(group: TensorGroup) -> str:
+    """The digest of a group's tensors: what came with it, else computed."""
+    return group.digest or digest(group.tensors)
 
 
 def specs(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from common.codec import ELEMENT_TYPES, Bits
-from common.errors import BadPayload
+from common.codec import ELEMENT_TYPES, Bits, Plan
+from common.errors import BadPayload, WrongBase
 from common.exchange import PayloadRef, TensorGroup, TensorSpec
-from common.payload import DEFAULT_MAX_BYTES, EncodedInput, PayloadReader, TensorInput, write_payload
+from common.manifest import DEFAULT_MAX_BYTES, GroupManifest
+from common.payload import EncodedInput, Reference, TensorInput, write_payload
+from common.payload_reader import PayloadReader
 from common.store import PayloadStore
+from common.tensors import digest
 
-__all__ = ["bits_to_tensor", "decode_groups", "encode_groups", "tensor_spec", "tensor_to_bits"]
+__all__ = [
+    "bits_to_tensor", "decode_groups", "encode_groups", "encoded_input", "tensor_spec", "tensor_to_bits",
+]
 
 _TORCH_TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_TYPES}
 _NAMES = {dtype: name for name, dtype in _TORCH_TYPES.items()}
@@ -47,26 +52,61 @@ def bits_to_tensor(bits: Bits, spec: TensorSpec) -> torch.Tensor:
     return torch.from_numpy(native).view(_TORCH_TYPES[spec.dtype]).reshape(spec.shape)
 
 
-def encode_groups(store: PayloadStore, groups: Mapping[str, TensorGroup]) -> PayloadRef:
-    """Writes tensor groups into a payload of the store; `common.payload.write_payload` says what it raises."""
-    return write_payload(store, {
-        name: EncodedInput(
-            tensors=[TensorInput(tensor_spec(key, tensor), partial(tensor_to_bits, tensor))
-                     for key, tensor in group.tensors.items()],
-            meaning=group.meaning, base=group.base)
-        for name, group in groups.items()})
+def encode_groups(store: PayloadStore, groups: Mapping[str, TensorGroup], *, plan: Plan = Plan(),
+                  reference: Reference | None = None, durable: bool = True) -> PayloadRef:
+    """Writes tensor groups into a payload of the store; `common.payload.write_payload` says what it raises.
+
+    Args:
+        plan: how blocks are encoded; lossless here (`silo.compression` sends lossily).
+        reference: what a single group may be coded against; the group then has its digest.
+        durable: as `write_payload` has it.
+    """
+    return write_payload(store, {name: encoded_input(group, plan=plan, reference=reference)
+                                 for name, group in groups.items()}, durable=durable)
 
 
-def decode_groups(path: Path, *, require_finite: bool, max_bytes: int = DEFAULT_MAX_BYTES) -> dict[str, TensorGroup]:
+def encoded_input(group: TensorGroup, *, plan: Plan = Plan(), reference: Reference | None = None,
+                  generator: np.random.Generator | None = None) -> EncodedInput:
+    """A tensor group as `write_payload` takes it."""
+    return EncodedInput(
+        tensors=[TensorInput(tensor_spec(key, tensor), partial(tensor_to_bits, tensor))
+                 for key, tensor in group.tensors.items()],
+        meaning=group.meaning, base=group.base, plan=plan, generator=generator, digest=group.digest,
+        reference=reference)
+
+
+def decode_groups(path: Path, *, require_finite: bool, max_bytes: int = DEFAULT_MAX_BYTES,
+                  references: Callable[[str], Path | None] = lambda digest: None,
+                  trust_digests: bool = False) -> dict[str, TensorGroup]:
     """Reads every group of a payload file; groups and tensors are in the manifest's order.
 
     Args:
         path: the file.
         require_finite: refuse infinities and NaN.
         max_bytes: most bytes that the groups may have when decoded.
-    Raises: BadPayload.
+        references: the payload file that holds the tensors of a digest, or None where they are not here.
+        trust_digests: take the digest that the file gives for tensors that stand alone. Without it such groups come
+            without one: a stranger could give the digest of other tensors.
+    Raises: BadPayload; WrongBase when a group is coded against tensors that are not here, or that are not those which
+        the sender had: then its digest is not what the manifest says.
     """
     with PayloadReader(path, max_bytes=max_bytes, require_finite=require_finite) as reader:
-        return {group.name: TensorGroup(
-            tensors={spec.name: bits_to_tensor(bits, spec) for spec, bits in reader.tensors(group.name)},
-            meaning=group.meaning, base=group.base) for group in reader.groups}
+        return {group.name: _decoded(reader, group, references, trust_digests) for group in reader.groups}
+
+
+def _decoded(reader: PayloadReader, group: GroupManifest, references: Callable[[str], Path | None],
+             trust_digests: bool) -> TensorGroup:
+    found = references(group.reference) if group.reference else None
+    if found is None:
+        return TensorGroup(_tensors(reader, group.name), group.meaning, group.base,
+                           group.tensors_digest if trust_digests else "")
+    with PayloadReader(found) as theirs:
+        tensors = _tensors(reader, group.name, theirs)
+    if digest(tensors) != group.tensors_digest:
+        raise WrongBase(f"The group '{group.name}' does not come out as it was sent: its reference is damaged here.",
+                        remedy="The whole group is sent when the task is taken again.")
+    return TensorGroup(tensors, group.meaning, group.base, group.tensors_digest)
+
+
+def _tensors(reader: PayloadReader, name: str, reference: PayloadReader | None = None) -> dict[str, torch.Tensor]:
+    return {spec.name: bits_to_tensor(bits, spec) for spec, bits in reader.tensors(name, reference)}

@@ -16,9 +16,8 @@ from rich.console import Console
 from common.compute import ProcessCompute
 from common.config import parse_duration
 from common.errors import BadConfiguration, DiskFull, SemisiloError
-from common.store import PayloadStore
 from common.tls import listen, server_credentials, server_options
-from common.wire import enrollment_service_pb2_grpc, round_service_pb2_grpc
+from common.wire import enrollment_service_pb2_grpc
 from coordinator.authority import CoordinatorCertificate, load_authority
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.desk import Desk
@@ -28,12 +27,14 @@ from coordinator.enrollment import Authority, EnrollmentSettings
 from coordinator.enrollment_services import EnrollmentPort, RenewalService
 from coordinator.federation import Federation
 from coordinator.ledger import Ledger
+from coordinator.link_rates import LinkRates
 from coordinator.live import LiveStatus, write
 from coordinator.metering import RoundMeter
 from coordinator.queue import queue_new_studies
 from coordinator.roster import LedgerRoster
 from coordinator.services import RoundServicer
 from coordinator.states import StudyState
+from coordinator.stores import open_payloads, open_spool
 
 __all__ = ["authority_of", "serve"]
 
@@ -92,14 +93,16 @@ class _Server:
         self._bulletin = Bulletin()
         self._compute = ProcessCompute("coordinator.work:Operations")
         self._meter = RoundMeter(ledger, port=federation.config.address.listen_port)
-        payloads = PayloadStore(federation.payloads)
-        spool = PayloadStore(federation.spool, limit_bytes=federation.config.limits.spool_bytes)
+        payloads = open_payloads(federation.payloads)
+        spool = open_spool(federation.spool, limit_bytes=federation.config.limits.spool_bytes)
+        self._rates = LinkRates()
         payloads.clean()
         spool.clean(keep_partials=ledger.awaited_updates())
         self._desk = Desk(ledger=ledger, roster=self._roster, bulletin=self._bulletin, payloads=payloads, spool=spool,
                           compute=self._compute)
         self._engine = Engine(ledger=ledger, roster=self._roster, bulletin=self._bulletin, compute=self._compute,
                               payloads=payloads, spool=spool, accountant=self._meter,
+                              slowest_link=self._rates.slowest,
                               folders=EngineFolders(studies=federation.studies, payloads=federation.payloads))
         self._display = Display(ledger, self._roster, self._bulletin, console, federation=federation)
 
@@ -110,9 +113,10 @@ class _Server:
         authority = authority_of(self._federation, self._roster)
         keys = load_authority(self._federation.authority)
         server = grpc.aio.server(options=server_options())
-        round_service_pb2_grpc.add_RoundServiceServicer_to_server(RoundServicer(  # type: ignore[no-untyped-call]
+        RoundServicer(
             desk=self._desk, roster=self._roster, bulletin=self._bulletin, meter=self._meter,
-            federation=self._federation.name, max_uploads=self._federation.config.limits.uploads), server)
+            federation=self._federation.name, max_uploads=self._federation.config.limits.uploads,
+            rates=self._rates).add_to(server)
         enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
             RenewalService(authority, self._roster), server)
         listen(server, address.listen_address,
@@ -208,6 +212,7 @@ class _Server:
             if now != version:
                 version = now
                 self._bulletin.notify()
+                self._bulletin.call()
 
     async def _enrollment(self, port: EnrollmentPort) -> None:
         """Lets silos in; what is in the way of that is no reason to leave those that are in."""

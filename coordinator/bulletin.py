@@ -1,4 +1,8 @@
-"""What the coordinator is doing now, kept in memory: silos waiting in AwaitTask, the display and the page read it."""
+"""What the coordinator is doing now, kept in memory: silos waiting in AwaitTask, the display and the page read it.
+
+Two kinds of waiting: the engine's, for anything that a silo or an operator did, and that of silos, for a task. They are
+apart because every silo looks into the ledger when it wakes: hundreds of them must not do so at each other's updates.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class SiloProgress:
 
 @dataclass(slots=True)
 class Bulletin:
-    """The current study and activity. `notify` wakes everyone who waits in `wait`."""
+    """The current study and activity. `notify` wakes who waits in `wait`, `call` who waits in `wait_for_call`."""
 
     study: str = ""
     round: int = 0
@@ -49,26 +53,37 @@ class Bulletin:
     silos: dict[str, SiloProgress] = field(default_factory=dict)
     connected: dict[str, int] = field(default_factory=dict)
     """Silo -> RPCs in flight."""
+    held: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Silo -> digests of the tensor groups that it last said to hold."""
     _event: asyncio.Event = field(default_factory=asyncio.Event)
+    _called: asyncio.Event = field(default_factory=asyncio.Event)
 
     def notify(self) -> None:
-        """Something that others wait for has changed."""
+        """Something that the engine waits for has changed."""
         event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    def call(self) -> None:
+        """There may be tasks, or no study any more: silos that wait should look."""
+        event, self._called = self._called, asyncio.Event()
         event.set()
 
     async def wait(self, timeout_seconds: float) -> None:
         """Returns at the next `notify`, or after the time."""
-        # Not asyncio.wait_for: in Python 3.11 it can swallow a cancellation that comes together with the event.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, timeout_seconds)):
-                await self._event.wait()
+        await _wait(self._event, timeout_seconds)
+
+    async def wait_for_call(self, timeout_seconds: float) -> None:
+        """Returns at the next `call`, or after the time."""
+        await _wait(self._called, timeout_seconds)
 
     def set(self, *, reason: StandbyReason | None = None, activity: str | None = None, text: str | None = None,
             study: str | None = None, round: int | None = None, rounds: int | None = None,
             phase: str | None = None) -> None:
-        """Changes what is given and wakes everyone who waits."""
-        if reason is not None:
+        """Changes what is given and wakes who waits; silos only when the reason to wait is another."""
+        if reason is not None and reason is not self.reason:
             self.reason = reason
+            if reason is not StandbyReason.COORDINATOR_WORKING:
+                self.call()
         if activity is not None:
             self.activity, self.fraction = activity, 0.0
         if text is not None:
@@ -92,3 +107,10 @@ class Bulletin:
     def heard(self, silo: str, *, task_id: str, stage: str, fraction: float, text: str) -> None:
         """Progress of a silo."""
         self.silos[silo] = SiloProgress(task_id=task_id, stage=stage, fraction=fraction, text=text, unix=time.time())
+
+
+async def _wait(event: asyncio.Event, timeout_seconds: float) -> None:
+    # Not asyncio.wait_for: in Python 3.11 it can swallow a cancellation that comes together with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, timeout_seconds)):
+            await event.wait()

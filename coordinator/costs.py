@@ -37,7 +37,7 @@ class Cost:
 
 def add_costs(ledger: Ledger, costs: Iterable[Cost]) -> None:
     """Appends rows in one transaction; rows without bytes and count are left out."""
-    with ledger.transaction() as db:
+    with ledger.transaction(lasting=False) as db:
         db.executemany("INSERT INTO cost VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                        [(c.study, c.round, c.phase, c.silo, c.direction, c.kind, c.item, c.bytes, c.count,
                          int(c.estimated)) for c in costs if c.bytes or c.count])

@@ -26,7 +26,7 @@ from common.errors import (
     UpdateConflict,
     WrongBase,
 )
-from common.exchange import GroupLayout, TaskSpec
+from common.exchange import GroupLayout, PayloadRef, TaskSpec
 from common.logs import printable
 from common.manifest import GroupManifest, check_manifest
 from common.methods import find_method
@@ -56,6 +56,8 @@ class Hello:
     unlabelled_count: int
     memory_study: str = ""
     memory_round: int = 0
+    held: frozenset[str] = frozenset()
+    """Digests of the tensor groups that it holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +115,7 @@ class Desk:
         self._roster.joined(silo, version=hello.version, methods=hello.methods, labelled_count=hello.labelled_count,
                             unlabelled_count=hello.unlabelled_count, memory_study=hello.memory_study,
                             memory_round=hello.memory_round)
+        self._bulletin.held[silo] = hello.held
         self._bulletin.notify()
         first = self._bulletin.reason
         end = self._clock() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
@@ -122,14 +125,30 @@ class Desk:
             if task is not None:
                 if task.given_unix is None:
                     self._ledger.task_given(task.task_id)
-                return from_dict(TaskSpec, task.spec)
+                return await self._readable(task, hello.held)
             reason = self._bulletin.reason
             if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
                 if reason is StandbyReason.NO_STUDY:
                     self.dismissed[silo] = time.time()
                 return Standby(reason=reason, study=self._bulletin.study, round=self._bulletin.round,
                                rounds=self._bulletin.rounds, text=self._bulletin.text)
-            await self._bulletin.wait(end - self._clock())
+            await self._bulletin.wait_for_call(end - self._clock())
+
+    async def _readable(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
+        """The task with payloads that a silo which holds `held` can read: they were written for what it held when the
+        phase opened, and it may have lost that since."""
+        spec = from_dict(TaskSpec, task.spec)
+        if all(not payload.tensors or payload.tensors in held
+               or (payload.digest and (not payload.reference or payload.reference in held))
+               for payload in spec.payloads):
+            return spec
+        answer = await self._compute.call("tasks", {
+            "state": self._ledger.round(task.study, task.round).state_digest, "round": task.round,
+            "phase": self._phase_dict(task),
+            "silos": {task.silo: self._ledger.silo_state(task.study, task.silo, round=task.round)[1]},
+            "held": {task.silo: sorted(held)}, "link_bytes_per_second": 0.0})
+        return self._ledger.replace_payloads(
+            task, [from_dict(PayloadRef, payload) for payload in answer["tasks"][task.silo]["payloads"]])
 
     def report(self, silo: str, task_id: str, *, stage: str, fraction: float, text: str) -> str:
         """Takes note of progress; returns the reason to abort, or an empty text to go on."""
@@ -160,7 +179,7 @@ class Desk:
     def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int) -> None:
         """Accounts for the bytes of a payload that went out in one stream, complete or not."""
         task = self._task_of(silo, task_id)
-        groups = next(payload["groups"] for payload in task.spec["payloads"] if payload["digest"] == digest)
+        groups = next((payload["groups"] for payload in task.spec["payloads"] if payload["digest"] == digest), ())
         add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
                                       direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
                                       count=1)])
@@ -207,6 +226,7 @@ class Desk:
             return self._late(task)
         self._check_metrics(task, metrics)
         self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
+        self._note_held(task)
         self._bulletin.notify()
         return BeginAnswer("have")
 
@@ -277,6 +297,7 @@ class Desk:
             add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
                                           direction="up", kind="payload", item=item, bytes=size, count=1)
                                      for item, size in sizes])
+        self._note_held(task)
         self._bulletin.notify()
 
     # Checks -----------------------------------------------------------------------------------------------------------
@@ -318,6 +339,11 @@ class Desk:
             raise TaskClosed("The coordinator knows no such task of this silo.")
         return task
 
+    def _note_held(self, task: TaskRow) -> None:
+        """A silo that has answered a task holds what came with it: the next phase may open before it says so."""
+        came = frozenset(payload["tensors"] for payload in task.spec["payloads"] if payload["tensors"])
+        self._bulletin.held[task.silo] = self._bulletin.held.get(task.silo, frozenset()) | came
+
     def _late(self, task: TaskRow) -> BeginAnswer:
         if self._late_task.get(task.silo) != task.task_id:  # once, however often the silo repeats it
             self._late_task[task.silo] = task.task_id
@@ -336,6 +362,8 @@ class Desk:
         if {group.name for group in announcement.groups} != expects.keys():
             raise BadPayload(f"The update must hold the groups {', '.join(sorted(expects))}.")
         for group in announcement.groups:
+            if group.reference:
+                raise BadPayload(f"Group '{group.name}' is coded against other tensors; an update stands alone.")
             if group.meaning is not expects[group.name].meaning:
                 raise BadPayload(f"Group '{group.name}' must mean {expects[group.name].meaning}.")
             if group.base != expects[group.name].base:

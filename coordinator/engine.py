@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,7 +66,12 @@ class Engine:
 
     def __init__(self, *, ledger: Ledger, roster: LedgerRoster, bulletin: Bulletin, compute: Compute,
                  payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
+                 slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0,
                  clock: Callable[[], float] = time.time) -> None:
+        """
+        Args:
+            slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
+        """
         self._ledger = ledger
         self._roster = roster
         self._bulletin = bulletin
@@ -75,6 +80,7 @@ class Engine:
         self._spool = spool
         self._folders = folders
         self._accountant = accountant
+        self._slowest_link = slowest_link
         self._clock = clock
         self._resumed = True  # the first phase found open after a start gets a fresh deadline
 
@@ -225,7 +231,9 @@ class Engine:
         answer = await self._call("tasks", {
             "state": row.state_digest, "round": row.number, "phase": phase,
             "silos": {silo: self._ledger.silo_state(study.name, silo, round=row.number)[1]
-                      for silo in asked}}, activity="writing tasks")
+                      for silo in asked},
+            "held": {silo: sorted(self._bulletin.held.get(silo, ())) for silo in asked},
+            "link_bytes_per_second": self._slowest_link(asked)}, activity="writing tasks")
         now = self._clock()
         participation = study.config.participation
         quorum = participation.quorum_of(len(row.sample)) if phase["quorum"] == "study" else 0
@@ -254,7 +262,7 @@ class Engine:
             numerics=study.config.numerics,
             payloads=tuple(from_dict(PayloadRef, payload) for payload in task["payloads"]),
             last_folded_round=self._ledger.silo_state(study.name, silo)[0], seed=study.config.study.seed,
-            deadline_unix=deadline_unix)
+            deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form())
 
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
         phase = self._ledger.phase(study.name, row.number, row.phase)
@@ -313,7 +321,7 @@ class Engine:
                          "kept": self._ledger.silo_state(study.name, task.silo, round=row.number)[1]}
                         for task, update in accepted]},
             activity=f"aggregating {len(accepted)} updates")
-        with self._ledger.transaction():
+        with self._ledger.transaction(lasting=False):
             self._ledger.folded(study.name, row.number, answer["kept"])
             if row.phase + 1 < len(row.phases):
                 self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING,
@@ -370,6 +378,7 @@ class Engine:
             before, self._bulletin.reason = self._bulletin.reason, StandbyReason.PAUSED
             await self._bulletin.wait(1.0)
             self._bulletin.reason = before
+            self._bulletin.call()
         if state is not StudyState.STOPPED:
             return False
         row = self._ledger.last_round(study.name)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from common.config import canonical_json
+from common.config import canonical_json, from_dict
 from common.errors import TaskClosed, UnknownName
-from common.exchange import TaskSpec
+from common.exchange import PayloadRef, TaskSpec
 from coordinator.ledger_file import LedgerFile
 from coordinator.rows import (
     DeclaredUpdate,
@@ -119,7 +120,7 @@ class Ledger(LedgerFile):
     def open_round(self, study: str, number: int, *, start_digest: str, sample: Sequence[str],
                    phases: Sequence[Mapping[str, str]]) -> RoundRow:
         """Records a new round with its sample, before any silo hears of it."""
-        with self.transaction() as db:
+        with self.transaction(lasting=False) as db:
             db.execute("INSERT INTO round (study, number, state, phases_json, sample_json, opened_unix, start_digest,"
                        " state_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                        (study, number, RoundState.PREPARING, canonical_json(phases), canonical_json(sample),
@@ -185,7 +186,7 @@ class Ledger(LedgerFile):
 
     def move_deadline(self, phase: PhaseRow, *, deadline_unix: float, limit_unix: float) -> None:
         """Gives a phase a later deadline: after a restart, or because the operator asks for it."""
-        with self.transaction() as db:
+        with self.transaction(lasting=False) as db:
             db.execute("UPDATE phase SET deadline_unix = ?, limit_unix = ?"
                        " WHERE study = ? AND round = ? AND number = ?",
                        (deadline_unix, limit_unix, phase.study, phase.round, phase.number))
@@ -193,7 +194,7 @@ class Ledger(LedgerFile):
 
     def close_phase(self, phase: PhaseRow) -> None:
         """Fixes who was accepted: open tasks expire, the round moves to AGGREGATING."""
-        with self.transaction() as db:
+        with self.transaction(lasting=False) as db:
             now = time.time()
             for task in self.tasks(phase.study, phase.round, phase.number):
                 if task.state is TaskState.OPEN:
@@ -222,9 +223,16 @@ class Ledger(LedgerFile):
 
     def task_given(self, task_id: str) -> None:
         """Notes that the silo has been told of its task."""
-        with self.transaction() as db:
+        with self.transaction(lasting=False) as db:
             db.execute("UPDATE task SET given_unix = coalesce(given_unix, ?) WHERE task_id = ?",
                        (time.time(), task_id))
+
+    def replace_payloads(self, task: TaskRow, payloads: Sequence[PayloadRef]) -> TaskSpec:
+        """The task with other payloads of the same tensor groups: its silo no longer holds what the first need."""
+        spec = replace(from_dict(TaskSpec, task.spec), payloads=tuple(payloads))
+        with self.transaction(lasting=False) as db:
+            db.execute("UPDATE task SET spec_json = ? WHERE task_id = ?", (canonical_json(spec), task.task_id))
+        return spec
 
     def close_task(self, task: TaskRow, state: TaskState, *, update_id: str | None = None, reason: str = "",
                    metrics: Mapping[str, float] | None = None) -> None:
@@ -256,7 +264,7 @@ class Ledger(LedgerFile):
 
         Returns: ids that the task had before: another update takes their place, so that a task never has two.
         """
-        with self.transaction() as db:
+        with self.transaction(lasting=False) as db:
             before = [row["update_id"] for row in self.query(
                 "DELETE FROM declared_update WHERE task_id = ? AND update_id <> ? AND accepted_unix IS NULL"
                 " RETURNING update_id", update.task_id, update.update_id)]

@@ -36,6 +36,7 @@ class LedgerFile:
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
+            self._lasting = True
             self._db.execute("PRAGMA foreign_keys = ON")
             self._migrate()
 
@@ -69,13 +70,21 @@ class LedgerFile:
             raise _explained(self.path, error) or error from None
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One atomic, durable write. Nested use joins the outer transaction."""
+    def transaction(self, *, lasting: bool = True) -> Iterator[sqlite3.Connection]:
+        """One atomic write. Nested use joins the outer transaction.
+
+        Args:
+            lasting: on disk when this returns. False for what does no harm if the *machine* stops before the next
+                lasting transaction, which takes it along: a kill of the process loses nothing either way.
+        """
         if self._db.in_transaction:
             yield self._db
             return
         with self._explaining():
             try:
+                if lasting != self._lasting:
+                    self._db.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
+                    self._lasting = lasting
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 self._db.execute("COMMIT")

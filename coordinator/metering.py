@@ -36,6 +36,10 @@ class RoundMeter:
         """Counts one serialised message."""
         self._messages.add(message_bytes, rpc=rpc, silo=silo, direction=direction)
 
+    def delivery_rate(self, peer: str) -> float:
+        """Bytes per second that the kernel last saw acknowledged on the connection of `peer`; 0.0 when unknown."""
+        return self._wire.delivery_rate(peer)
+
     def settle(self, *, study: str, round: int, phase: str) -> None:
         """Writes what was counted since the last call as costs of a phase; "standby" between phases."""
         costs = [Cost(study=study, round=round, phase=phase, silo=use.silo, direction=use.direction, kind="message",

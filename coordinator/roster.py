@@ -124,7 +124,7 @@ class LedgerRoster:
     def joined(self, silo: str, *, version: str, methods: tuple[str, ...], labelled_count: int, unlabelled_count: int,
                memory_study: str, memory_round: int) -> None:
         """Notes what a silo says of itself in AwaitTask. The first time makes it part of the roster to sample from."""
-        with self._ledger.transaction() as db:
+        with self._ledger.transaction(lasting=False) as db:
             first = db.execute("SELECT joined_unix FROM silo WHERE name = ?", (silo,)).fetchone()["joined_unix"] is None
             db.execute("UPDATE silo SET joined_unix = coalesce(joined_unix, ?), seen_unix = ?, version = ?,"
                        " methods_json = ?, labelled_count = ?, unlabelled_count = ?, memory_study = ?,"

@@ -1,36 +1,48 @@
 """The gRPC servicer of RoundService: messages to dataclasses and back, who calls, errors to status, bytes to the meter.
 
 Every RPC starts by looking at the caller's certificate, because gRPC keeps serving a connection whose certificate has
-expired or was revoked after the handshake. An RPC in flight is ended when its caller is revoked.
+expired or was revoked after the handshake. An RPC in flight is ended when its caller is revoked (`coordinator.calls`).
+The messages of the two streams pass gRPC as bytes (`common.chunks`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 
-from common.chunks import receive_into, stream_chunks
+from common.chunks import (
+    CHUNK_BYTES,
+    DOWNLOAD_FIELD,
+    SUBMIT_FIELD,
+    ChunkSums,
+    Piece,
+    pack_piece,
+    receive_into,
+    stream_pieces,
+    unpack_piece,
+)
 from common.convert import check_metrics, reference_from_proto, task_to_proto
-from common.errors import BadPayload, TaskClosed, Unreachable
+from common.errors import BadPayload, TaskClosed
 from common.exchange import TaskSpec
 from common.logs import printable
 from common.manifest import parse_manifest
-from common.status import answering_errors
+from common.status import CHECK_SECONDS_KEY, answering_errors
 from common.wire import round_service_pb2 as pb
-from common.wire import round_service_pb2_grpc as pb_grpc
-from common.wire.tensors_pb2 import Chunk
 from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.callers import CallerCertificate, caller_silo, check_caller
+from coordinator.calls import Call
 from coordinator.desk import Announcement, BeginAnswer, Desk, Hello
+from coordinator.link_rates import LinkRates
 from coordinator.metering import RoundMeter
+from coordinator.places import Places
 from coordinator.roster import LedgerRoster
 
 __all__ = ["RoundServicer"]
@@ -39,8 +51,12 @@ _LOG = logging.getLogger("semisilo.coordinator")
 _POLL_SECONDS, _MAX_POLL_SECONDS = 25.0, 60.0
 _REPORT_SECONDS = 3.0
 _CHECK_EVERY_CHUNKS = 32
-_REVOKED_CHECK_SECONDS = 0.5
 _UPLOAD_IDLE_SECONDS = 120.0
+_QUICK_DOWNLOADS = 2
+"""Downloads to quick lines that are served at the same time; slow lines need no place."""
+_DOWNLOADS_IN_FLIGHT_BYTES = 16 * 2**20
+"""Chunks of downloads that are being sent, all together; every download has one."""
+_SMALLEST_CHUNK_BYTES = 64 * 1024
 
 Answer = TypeVar("Answer")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -58,16 +74,17 @@ _STAGES = {pb.ReportProgressRequest.STAGE_DOWNLOADING: "downloading",
            pb.ReportProgressRequest.STAGE_UPLOADING: "uploading"}
 
 
-class RoundServicer(pb_grpc.RoundServiceServicer):
-    """Serves silos over mutually authenticated TLS."""
+class RoundServicer:
+    """Serves silos over mutually authenticated TLS. `add_to` puts it on a server."""
 
     def __init__(self, *, desk: Desk, roster: LedgerRoster, bulletin: Bulletin, meter: RoundMeter, federation: str,
                  max_uploads: int, clock: Callable[[], float] = time.time,
-                 upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS) -> None:
+                 upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS, rates: LinkRates | None = None) -> None:
         """
         Args:
             max_uploads: updates that are received at the same time, at most one of each silo.
             upload_idle_seconds: an upload in which nothing arrives for so long gives its place to another silo.
+            rates: where the speed of downloads is noted.
         """
         self._desk = desk
         self._roster = roster
@@ -78,7 +95,28 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
         self._clock = clock
         self._acceptances: set[asyncio.Future[None]] = set()
         self._upload_idle_seconds = upload_idle_seconds
-        self._uploading: dict[str, _Call] = {}
+        self._uploading: dict[str, Call] = {}
+        self._rates = LinkRates() if rates is None else rates
+        self._sums = ChunkSums()
+        self._downloads = 0
+        self._download_places = Places(_QUICK_DOWNLOADS)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers the RPCs; to be called before the server starts."""
+        def unary(work: Any, request: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(work, request_deserializer=request.FromString,
+                                                       response_serializer=_serialized)
+
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+            pb.DESCRIPTOR.services_by_name["RoundService"].full_name, {
+                "AwaitTask": unary(self.AwaitTask, pb.AwaitTaskRequest),
+                "ReportProgress": unary(self.ReportProgress, pb.ReportProgressRequest),
+                "BeginUpdate": unary(self.BeginUpdate, pb.BeginUpdateRequest),
+                "DownloadPayload": grpc.unary_stream_rpc_method_handler(
+                    self.DownloadPayload, request_deserializer=pb.DownloadPayloadRequest.FromString),
+                "SubmitUpdate": grpc.stream_unary_rpc_method_handler(
+                    self.SubmitUpdate, response_serializer=_serialized),
+            }),))
 
     # RPCs -------------------------------------------------------------------------------------------------------------
 
@@ -92,7 +130,8 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
             hello = Hello(version=printable(request.version, limit=64),
                           methods=tuple(printable(name, limit=64) for name in request.methods),
                           labelled_count=request.labelled_count, unlabelled_count=request.unlabelled_count,
-                          memory_study=printable(request.memory_study, limit=128), memory_round=request.memory_round)
+                          memory_study=printable(request.memory_study, limit=128), memory_round=request.memory_round,
+                          held=frozenset(digest.hex() for digest in request.held_digests))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._desk.await_task(silo, hello, timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
@@ -123,40 +162,51 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: _Context) -> None:
         """Streams a payload from the offset that the silo has on disk."""
-        sent, silo, digest = 0, "", request.digest.hex()
+        digest = request.digest.hex()
         with self._call(context) as call:
             async with answering_errors(context):
                 silo = call.identify()
                 self._meter.message("DownloadPayload", silo, "up", request.ByteSize())
                 path = self._desk.payload_for(silo, request.task_id, digest)
-                number = 0
+                sent, start = 0, 0.0
+                self._downloads += 1
+                pieces = stream_pieces(path, offset=request.offset, sums=self._sums, chunk_bytes=self._chunk_bytes())
                 try:
-                    async for chunk in stream_chunks(path, offset=request.offset):
-                        number += 1
-                        if number % _CHECK_EVERY_CHUNKS == 0:
-                            call.check()
-                        response = pb.DownloadPayloadResponse(chunk=chunk)
-                        try:
-                            await call.guard(context.write(response))
-                        except grpc.aio.InternalError:
-                            # The connection is gone; the silo comes back for the rest. Cancelled, the RPC ends here
-                            # without gRPC's own stack trace in the operator's log.
-                            raise asyncio.CancelledError from None
-                        sent += len(chunk.data)
-                        self._meter.message("DownloadPayload", silo, "down", response.ByteSize())
+                    with call.watched():
+                        async with self._download_places.place() as place:
+                            start = time.monotonic()
+                            async for piece in pieces:
+                                response = pack_piece(DOWNLOAD_FIELD, piece)
+                                try:
+                                    await context.write(response)
+                                except grpc.aio.InternalError:
+                                    # The connection is gone; the silo comes back for the rest. Cancelled, the RPC ends
+                                    # here without gRPC's own stack trace in the operator's log.
+                                    raise asyncio.CancelledError from None
+                                sent += len(piece.data)
+                                place.moved_bytes = sent
+                                self._meter.message("DownloadPayload", silo, "down", len(response))
                 finally:
+                    self._downloads -= 1
+                    await pieces.aclose()
                     if sent:
+                        self._rates.measured(silo, sent_bytes=sent, seconds=time.monotonic() - start,
+                                             delivered_per_second=self._meter.delivery_rate(context.peer()))
                         self._desk.downloaded(silo, request.task_id, digest, sent)
 
-    async def SubmitUpdate(self, request_iterator: AsyncIterator[pb.SubmitUpdateRequest],
+    async def SubmitUpdate(self, request_iterator: AsyncIterator[bytes],
                            context: _Context) -> pb.SubmitUpdateResponse:
         """Receives the bytes of a declared update into the spool; answers after fsync, checks and ledger commit."""
         with self._call(context) as call:
             async with answering_errors(context):
                 silo = call.identify()
                 with self._only_upload_of(silo, call):
-                    async with self._uploads:
-                        response = await self._receive(silo, request_iterator, call)
+                    with call.watched():
+                        await self._uploads.acquire()
+                    try:
+                        response = await self._receive(silo, request_iterator, call, context)
+                    finally:
+                        self._uploads.release()
                 self._meter.message("SubmitUpdate", silo, "down", response.ByteSize())
                 return response
         raise AssertionError("an error has ended the RPC")
@@ -174,53 +224,61 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
             raise BadPayload("BeginUpdate names no outcome.")
         update = request.update
         reference = reference_from_proto(update.payload)
+        if not reference.digest or reference.reference:
+            raise BadPayload("An update is a whole payload that stands alone.")
         return await self._desk.begin_update(silo, request.task_id, request.update_id, Announcement(
             digest=reference.digest, size_bytes=reference.size_bytes, groups=parse_manifest(update.manifest),
             example_count=update.example_count, metrics=check_metrics(update.metrics),
             training_seconds=_seconds(update.training_duration)))
 
-    async def _receive(self, silo: str, requests: AsyncIterator[pb.SubmitUpdateRequest],
-                       call: _Call) -> pb.SubmitUpdateResponse:
-        call.check()  # the wait for a place may have been long
-        iterator = requests.__aiter__()
-        first = await call.guard(_next(iterator), idle_seconds=self._upload_idle_seconds)
+    async def _receive(self, silo: str, requests: AsyncIterator[bytes], call: Call,
+                       context: _Context) -> pb.SubmitUpdateResponse:
+        with call.watched(idle_seconds=self._upload_idle_seconds):
+            first = await anext(requests, None)
         if first is None:
             raise BadPayload("The stream of the update is empty.")
-        self._meter.message("SubmitUpdate", silo, "up", first.ByteSize())
-        partial, update = await self._desk.upload(silo, first.update_id)
+        self._meter.message("SubmitUpdate", silo, "up", len(first))
+        update_id, piece = _submitted(first)
+        partial, update = await self._desk.upload(silo, update_id)
 
-        async def chunks() -> AsyncIterator[Chunk]:
-            message: pb.SubmitUpdateRequest | None = first
-            number = 0
-            while message is not None:
-                if message is not first and (message.update_id or not message.HasField("chunk")):
-                    raise BadPayload("Only the first message of the stream names the update; all others bring bytes.")
-                if message.HasField("chunk"):
-                    yield message.chunk
+        async def pieces() -> AsyncIterator[Piece]:
+            if piece is not None:
+                yield piece
+            number = 1
+            async for message in requests:
+                call.moved()
+                self._meter.message("SubmitUpdate", silo, "up", len(message))
+                if number % _CHECK_EVERY_CHUNKS == 0 and not self._desk.still_wanted(update):
+                    raise TaskClosed("The phase closed while the update was on its way.")
                 number += 1
-                if number % _CHECK_EVERY_CHUNKS == 0:
-                    call.check()
-                    if not self._desk.still_wanted(update):
-                        raise TaskClosed("The phase closed while the update was on its way.")
-                message = await call.guard(_next(iterator), idle_seconds=self._upload_idle_seconds)
-                if message is not None:
-                    self._meter.message("SubmitUpdate", silo, "up", message.ByteSize())
+                name, next_piece = _submitted(message)
+                if name or next_piece is None:
+                    raise BadPayload("Only the first message of the stream names the update; all others bring bytes.")
+                yield next_piece
 
         with partial:
             if not self._desk.has_all(update):
-                await receive_into(partial, chunks(), update.size_bytes)
+                with call.watched(idle_seconds=self._upload_idle_seconds):
+                    await receive_into(partial, pieces(), update.size_bytes)
+            arrived = time.monotonic()
             # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
             acceptance = asyncio.ensure_future(self._desk.accept(silo, update, partial))
             self._acceptances.add(acceptance)
             acceptance.add_done_callback(self._acceptances.discard)
             await asyncio.shield(acceptance)
+        # So that the silo can tell the time on the line from ours.
+        context.set_trailing_metadata(((CHECK_SECONDS_KEY, f"{time.monotonic() - arrived:.6f}"),))
         return pb.SubmitUpdateResponse(update_id=update.update_id, size_bytes=update.size_bytes)
 
+    def _chunk_bytes(self) -> int:
+        """Of a download that begins: smaller ones when there are many, so that memory does not grow with them."""
+        return min(CHUNK_BYTES, max(_SMALLEST_CHUNK_BYTES, _DOWNLOADS_IN_FLIGHT_BYTES // self._downloads))
+
     @contextmanager
-    def _only_upload_of(self, silo: str, call: _Call) -> Iterator[None]:
+    def _only_upload_of(self, silo: str, call: Call) -> Iterator[None]:
         """A silo that comes again has lost its connection: the stream that waits for the lost one ends."""
         if (older := self._uploading.get(silo)) is not None:
-            older.superseded = True
+            older.supersede()
         self._uploading[silo] = call
         try:
             yield
@@ -234,91 +292,44 @@ class RoundServicer(pb_grpc.RoundServiceServicer):
             async with answering_errors(context):
                 silo = call.identify()
                 self._meter.message(rpc, silo, "up", request.ByteSize())
-                response: Any = await call.guard(work(silo))
+                with call.watched():
+                    response: Any = await work(silo)
                 self._meter.message(rpc, silo, "down", response.ByteSize())
                 answer: Answer = response
                 return answer
         raise AssertionError("an error has ended the RPC")
 
     @contextmanager
-    def _call(self, context: _Context) -> Iterator[_Call]:
-        call = _Call(self, context)
+    def _call(self, context: _Context) -> Iterator[Call]:
+        call = Call(context, federation=self._federation, roster=self._roster, bulletin=self._bulletin,
+                    meter=self._meter, clock=self._clock)
         try:
             yield call
         finally:
             call.done()
 
 
-class _Call:
-    """One RPC in flight: who calls, and the end of it when the caller is revoked."""
+def _submitted(message: bytes) -> tuple[str, Piece | None]:
+    """(update_id, chunk) of a serialised SubmitUpdateRequest.
 
-    def __init__(self, servicer: RoundServicer, context: _Context) -> None:
-        self._servicer = servicer
-        self._context = context
-        self._certificate: CallerCertificate | None = None
-        self.superseded = False
-        """Whether the silo has made the same call anew."""
+    Raises: BadPayload when it is none.
+    """
+    piece = unpack_piece(SUBMIT_FIELD, message)
+    if piece is not None:
+        return "", piece
+    try:
+        request = pb.SubmitUpdateRequest.FromString(message)
+    except DecodeError:
+        raise BadPayload("A message of the stream cannot be read.") from None
+    chunk = request.chunk
+    return request.update_id, Piece(chunk.offset, chunk.crc32, chunk.data) if request.HasField("chunk") else None
 
-    def identify(self) -> str:
-        """The silo's name from its certificate, checked against the roster."""
-        servicer = self._servicer
-        self._certificate = caller_silo(self._context, servicer._federation)
-        self.check()
-        silo = self._certificate.silo
-        servicer._meter.bind(self._context.peer(), silo)
-        servicer._bulletin.connected[silo] = servicer._bulletin.connected.get(silo, 0) + 1
-        return silo
 
-    def check(self) -> None:
-        """Raises when the caller's certificate has expired or was revoked since, or it calls anew."""
-        assert self._certificate is not None
-        if self.superseded:
-            raise Unreachable("A newer connection of this silo goes on with the upload.", remedy="It is tried again.")
-        check_caller(self._certificate, self._servicer._roster, self._servicer._clock())
-
-    async def guard(self, work: Awaitable[Answer], *, idle_seconds: float = math.inf) -> Answer:
-        """Awaits `work`, looking at the certificate twice a second, so that a stalled RPC of a revoked silo ends.
-
-        Raises: what `check` raises; Unreachable when `work` takes longer than `idle_seconds`.
-        """
-        end = time.monotonic() + idle_seconds
-        task = asyncio.ensure_future(work)
-        # A connection that breaks ends the RPC and the write in it; nobody is left to hear of the latter.
-        task.add_done_callback(_forget)
-        try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=_REVOKED_CHECK_SECONDS)
-                if done:
-                    return task.result()
-                self.check()
-                if time.monotonic() > end:
-                    raise Unreachable(f"Nothing has arrived for {idle_seconds:.0f} s.", remedy="It is tried again.")
-        finally:
-            if not task.done():
-                task.cancel()
-
-    def done(self) -> None:
-        """Ends the account of this RPC."""
-        servicer = self._servicer
-        if self._certificate is not None and self._certificate.silo in servicer._bulletin.connected:
-            silo = self._certificate.silo
-            servicer._bulletin.connected[silo] -= 1
-            if servicer._bulletin.connected[silo] <= 0:
-                del servicer._bulletin.connected[silo]
+def _serialized(message: Any) -> bytes:
+    serialized: bytes = message.SerializeToString()
+    return serialized
 
 
 def _seconds(duration: Duration) -> float:
     """Any duration that a stranger may write; `ToTimedelta` overflows on large ones."""
     return duration.seconds + duration.nanos / 1e9
-
-
-def _forget(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
-async def _next(iterator: AsyncIterator[Answer]) -> Answer | None:
-    try:
-        return await iterator.__anext__()
-    except StopAsyncIteration:
-        return None

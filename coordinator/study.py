@@ -13,6 +13,7 @@ from common.data.form import AugmentationSettings, ImageForm
 from common.errors import BadConfiguration, UnknownName
 from common.exchange import ModelSettings, Numerics
 from common.methods import MethodSpec, find_method
+from common.uplink import Uplink, parse_uplink
 
 __all__ = ["DataSettings", "FrozenStudy", "ImageSettings", "MethodSettings", "ParticipationSettings",
            "StudyConfig", "StudySettings", "WireSettings", "config_from_dict", "load_study"]
@@ -168,10 +169,25 @@ class ParticipationSettings:
 class WireSettings:
     """Table [wire]: how tensors become bytes."""
 
-    uplink: Literal["raw"] = "raw"
-    """Encoding of updates. "raw": dense and lossless."""
-    downlink: Literal["raw"] = "raw"
-    """Encoding of what silos receive."""
+    uplink: str = "auto"
+    """Updates. Exact: "auto" (least estimated time on this link), "smallest" (fewest bytes), "raw". Lossy, of groups of
+    differences: "bf16", "int8", "int4", "top-k 1%", "top-k 1% int8"."""
+    downlink: Literal["auto", "smallest", "raw"] = "auto"
+    """What silos receive; always exact."""
+    rounding: Literal["nearest", "stochastic"] = "stochastic"
+    """Of int8 and int4."""
+    error_feedback: bool = True
+    """Whether silos keep what a lossy form left out and add it to their next update."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.uplink_form()
+        except ValueError as error:
+            raise ValueError(f"uplink = {error}") from None
+
+    def uplink_form(self) -> Uplink:
+        """The form of updates, as it travels in every task. Raises: ValueError for a text that is none."""
+        return parse_uplink(self.uplink, rounding=self.rounding, error_feedback=self.error_feedback)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ died may be replaced and the operation called again with the same bits.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +16,28 @@ from typing import Any
 import torch
 
 from common import numerics
+from common.checkpoint import settled
+from common.codec import Aim, Plan
 from common.config import from_dict, to_dict
-from common.errors import BadPayload, ComputeFailed, LayoutMismatch, StorageDamaged, WrongBase
-from common.exchange import Environment, GroupLayout, PayloadRef, Phase, Strategy, TensorGroup, UpdateHeader
+from common.errors import BadPayload, ComputeFailed
+from common.exchange import Environment, GroupLayout, Phase, Strategy, TensorGroup, UpdateHeader
 from common.manifest import GroupManifest, check_manifest
 from common.methods import MethodSpec, find_method
 from common.models import initial_model
-from common.payload import PayloadReader
+from common.payload_reader import PayloadReader
 from common.state_files import StateFiles
-from common.store import PayloadStore, hash_file
-from common.torch_payload import decode_groups, encode_groups
+from common.store import PayloadStore
+from common.tensor_cache import TensorCache
 from coordinator.baseline import train_labelled_only
+from coordinator.downlink import Downlink
 from coordinator.evaluation import export_model, measure_model, metrics_of
+from coordinator.spooled import SoundFiles, check_groups
+from coordinator.stores import open_payloads
 from coordinator.strategies import load_strategy
 from coordinator.study import FrozenStudy, StudyConfig, config_from_dict
 from coordinator.study_data import StudyData, read_study_data
 
 __all__ = ["Operations"]
-
-_REMEMBERED_GROUPS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,8 @@ class Operations:
         self._progress = progress
         self._study: _Opened | None = None
         self._last: tuple[str, Any] = ("", None)
+        self._expects: tuple[tuple[str, str, int], Mapping[str, GroupLayout]] = (("", "", 0), {})
+        self._sound = SoundFiles()
 
     def reopening(self, operation: str, arguments: dict[str, Any], result: dict[str, Any]) -> dict[str, Any] | None:
         """How the study is opened again in a fresh process: with what was frozen the first time."""
@@ -78,7 +82,7 @@ class Operations:
         Returns: {"frozen": FrozenStudy, "numerics": NumericsRecord}.
         Raises: BadConfiguration, BadData or UnknownName for a study that cannot run.
         """
-        self._study, self._last = None, ("", None)
+        self._study, self._last, self._expects = None, ("", None), (("", "", 0), {})
         where = f"study {name}"
         settings = config_from_dict(config, where=where)
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -97,7 +101,7 @@ class Operations:
             name=name, config=settings, spec=find_method(settings.method.name), data=data, environment=environment,
             strategy=strategy(settings.method.settings, environment), state_type=strategy.State,
             kept_type=getattr(strategy, "SiloState", type(None)), states=states,
-            payloads=PayloadStore(Path(payloads_folder)))
+            payloads=open_payloads(Path(payloads_folder)))
         return {"frozen": to_dict(data.frozen), "numerics": to_dict(record)}
 
     def prepare(self) -> dict[str, Any]:
@@ -121,25 +125,30 @@ class Operations:
         phases = self._opened().strategy.phases(self._load(state), round)
         return {"phases": [to_dict(phase) for phase in phases]}
 
-    def tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None]) -> dict[str, Any]:
+    def tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None],
+              held: dict[str, list[str]], link_bytes_per_second: float) -> dict[str, Any]:
         """What each silo is asked in a phase, with its payloads written.
 
         Every tensor group is a payload of its own, so that a group that did not change keeps its digest.
         Args:
             silos: by name, the digest of what the strategy keeps for the silo, or None.
+            held: by name, the digests of tensor groups that the silo has said to hold.
+            link_bytes_per_second: the slowest of the silos' links, which the round waits for; 0 when not measured.
         Returns: {"tasks": {silo: {"settings", "payloads": [PayloadRef]}}, "expects": {group: GroupLayout}}.
         """
         study, now, step = self._opened(), self._load(state), from_dict(Phase, phase)
-        encoded = _Encoded(study.payloads)
+        plan = Plan(aim=Aim(study.config.wire.downlink), link_bytes_per_second=link_bytes_per_second)
+        downlink = Downlink(study.payloads, TensorCache(study.payloads), plan=plan)
         answer: dict[str, Any] = {}
         for number, silo in enumerate(sorted(silos, key=str.encode)):
             task = study.strategy.task(now, step, silo, self._kept(silos[silo]), round=round)
             _assert_declared(study.spec, task.groups)
             settings = {**to_dict(study.config.method.settings), **to_dict(dict(task.settings))}
             from_dict(study.spec.settings, settings, where=f"strategy {study.spec.name}")  # as the silo will read it
-            answer[silo] = {"settings": settings,
-                            "payloads": [to_dict(encoded.payload(name, group)) for name, group in task.groups.items()]}
+            answer[silo] = {"settings": settings, "payloads": [
+                to_dict(downlink.payload(name, group, held.get(silo, ()))) for name, group in task.groups.items()]}
             self._progress((number + 1) / len(silos), f"task for {silo}")
+        downlink.finish()
         expects = study.strategy.expects(now, step, round=round)
         return {"tasks": answer, "expects": {name: to_dict(layout) for name, layout in expects.items()}}
 
@@ -150,13 +159,14 @@ class Operations:
         Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
         """
         study = self._opened()
-        expects = study.strategy.expects(self._load(state), from_dict(Phase, phase), round=round)
+        expects = self._expected(state, from_dict(Phase, phase), round)
         _check_metrics(study.spec, metrics)
-        with PayloadReader(Path(path), require_finite=True) as reader:  # its head only; no tensor yet
-            _check_groups(reader.groups, expects)
+        with PayloadReader(Path(path), require_finite=True) as reader:  # its manifest only; no tensor yet
+            check_groups(reader.groups, expects)
             for name in expects:
                 for _ in reader.tensors(name):
                     pass  # decoding is the check
+        self._sound.note(Path(path))
         return {}
 
     def aggregate(self, state: str, round: int, phase: dict[str, str], updates: list[dict[str, Any]]) -> dict[str, Any]:
@@ -173,12 +183,13 @@ class Operations:
         assert names == sorted(set(names), key=str.encode), "updates are folded in silo order, each silo once"
         headers = tuple(UpdateHeader(silo=update["silo"], num_examples=update["num_examples"],
                                      metrics=update["metrics"]) for update in updates)
-        expects = study.strategy.expects(now, step, round=round)
+        expects = self._expected(state, step, round)
         tally = study.strategy.begin(now, step, headers, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
             tally, after = study.strategy.fold(
-                now, tally, header, _spooled(Path(update["path"]), header.silo, expects), self._kept(update["kept"]))
+                now, tally, header, self._sound.read(Path(update["path"]), header.silo, expects),
+                self._kept(update["kept"]))
             kept[header.silo] = None if after is None else study.states.save(after)
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
         # The strategy gets the only references, so that what it needs no more goes while it trains.
@@ -190,6 +201,8 @@ class Operations:
     def evaluate(self, state: str, round: int) -> dict[str, Any]:
         """The model of a state on the coordinator's test and validation sets: {"metrics": {name: number}}."""
         study = self._opened()
+        if study.data.images.test is None and study.data.images.validation is None:
+            return {"metrics": {}}
         parameters, statistics = study.strategy.model(self._load(state))
         return {"metrics": measure_model(study.environment, study.data.frozen.classes, parameters, statistics)}
 
@@ -218,37 +231,22 @@ class Operations:
             self._last = (digest, study.states.load(digest, study.state_type))
         return self._last[1]
 
+    def _expected(self, state: str, phase: Phase, round: int) -> Mapping[str, GroupLayout]:
+        """What updates of a phase must hold; asked for with every update, and it takes a digest of the model."""
+        key = (state, phase.name, round)
+        if self._expects[0] != key:
+            self._expects = (key, self._opened().strategy.expects(self._load(state), phase, round=round))
+        return self._expects[1]
+
     def _save(self, state: Any) -> str:
         digest = self._opened().states.save(state)
-        # What is on disk is what a restart goes on from, so it is read back rather than kept.
-        self._last = ("", None)
+        # A restart goes on from the file, so what is kept is what reading it back would give.
+        self._last = (digest, settled(state))
         return digest
 
     def _kept(self, digest: str | None) -> Any:
         study = self._opened()
         return None if digest is None else study.states.load(digest, study.kept_type)
-
-
-class _Encoded:
-    """Writes tensor groups into the store, each object once, as long as it comes again soon enough.
-
-    Only a few groups are remembered: what every silo receives comes again with every task, and what is for one silo
-    only must not stay in memory.
-    """
-
-    def __init__(self, store: PayloadStore) -> None:
-        self._store = store
-        self._known: OrderedDict[tuple[str, int], tuple[TensorGroup, PayloadRef]] = OrderedDict()
-
-    def payload(self, name: str, group: TensorGroup) -> PayloadRef:
-        key = (name, id(group))
-        if key not in self._known:
-            # The group is kept beside its reference, so that its id cannot be given to another object meanwhile.
-            self._known[key] = (group, encode_groups(self._store, {name: group}))
-            if len(self._known) > _REMEMBERED_GROUPS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key][1]
 
 
 def _assert_declared(spec: MethodSpec, groups: Mapping[str, TensorGroup]) -> None:
@@ -260,11 +258,6 @@ def _assert_declared(spec: MethodSpec, groups: Mapping[str, TensorGroup]) -> Non
         raise AssertionError(f"strategy {spec.name}: {error.text}") from error
 
 
-def _dense_bytes(expects: Mapping[str, GroupLayout]) -> int:
-    return sum(GroupManifest(name, layout.meaning, layout.base, layout.tensors, 0).dense_bytes
-               for name, layout in expects.items())
-
-
 def _check_metrics(spec: MethodSpec, metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
         if name not in spec.metrics:
@@ -272,33 +265,3 @@ def _check_metrics(spec: MethodSpec, metrics: Mapping[str, float]) -> None:
                              remedy=f"It has: {', '.join(spec.metrics)}.")
         if not math.isfinite(value):
             raise BadPayload(f"The metric '{name}' is {value}.")
-
-
-def _check_groups(groups: tuple[GroupManifest, ...], expects: Mapping[str, GroupLayout]) -> None:
-    """Compares a payload's manifest with what the strategy expects.
-
-    Raises: BadPayload, LayoutMismatch, WrongBase.
-    """
-    check_manifest(groups, allowed={name: layout.meaning for name, layout in expects.items()},
-                   layouts={name: layout.tensors for name, layout in expects.items()},
-                   max_bytes=_dense_bytes(expects), required=tuple(expects))
-    for group in groups:
-        if group.base != expects[group.name].base:
-            raise WrongBase(f"The group '{group.name}' refers to another base than the model that the task named.",
-                            remedy="The silo drops this update and takes the task again.")
-
-
-def _spooled(path: Path, silo: str, expects: Mapping[str, GroupLayout]) -> dict[str, TensorGroup]:
-    """The update in a spooled file, which is called by its digest and was checked when it arrived."""
-    try:
-        if hash_file(path) != path.name:
-            raise StorageDamaged(f"{path}: the spooled update of silo {silo} is damaged.",
-                                 remedy="Check the disk. Stop the study, or restore the file from a backup.")
-        with PayloadReader(path) as reader:
-            _check_groups(reader.groups, expects)
-        return decode_groups(path, require_finite=True, max_bytes=_dense_bytes(expects))
-    except FileNotFoundError:
-        raise StorageDamaged(f"{path}: the spooled update of silo {silo} is missing.",
-                             remedy="Stop the study, or restore the file from a backup.") from None
-    except (BadPayload, LayoutMismatch, WrongBase) as error:
-        raise AssertionError(f"{path}: accepted, and now refused: {error.text}") from error

@@ -100,12 +100,13 @@ class Processes:
         self._started.pop()
         return output.decode(errors="replace")
 
-    def start(self, name: str, command: Sequence[str]) -> None:
-        """Starts a command that goes on in the background, its output in the log `name`.log."""
+    def start(self, name: str, command: Sequence[str]) -> int:
+        """Starts a command that goes on in the background, its output in the log `name`.log; returns its process id."""
         log = self._logs / f"{name}.log"
         with log.open("ab") as output:
             process = self._spawn(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         self._started.append(_Started(name, process, log))
+        return process.pid
 
     def check(self) -> None:
         """Raises StepFailed for the first process that has ended with another status than 0."""

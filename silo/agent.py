@@ -16,7 +16,7 @@ from common.compute import Compute
 from common.describe import describe_bytes
 from common.errors import SemisiloError, Unreachable
 from common.logs import printable
-from common.store import PayloadStore
+from common.tensor_cache import TensorCache
 from common.wire import round_service_pb2 as pb
 from silo.assignment import TaskRunner
 from silo.disclosures import DisclosureLog
@@ -26,6 +26,7 @@ from silo.link import Link, is_fatal
 from silo.memory import SiloMemory
 from silo.policy import Policy
 from silo.retry import waits
+from silo.stores import open_cache
 from silo.traffic import Carried, Traffic
 
 __all__ = ["Agent", "Renewal"]
@@ -79,7 +80,8 @@ class Agent:
         self._poll_seconds = poll_seconds
         self._clock = clock
         self._memory = SiloMemory(home.memory, outgoing=home.outgoing)
-        self._cache = PayloadStore(home.cache)
+        self._cache = open_cache(home.cache)
+        self._tensors = TensorCache(self._cache)
         self._status = StatusFile(home.status)
         self._before_start = Carried(self._status.now.sent_bytes, self._status.now.received_bytes)
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
@@ -143,7 +145,7 @@ class Agent:
         request = pb.AwaitTaskRequest(
             version=__version__, methods=self._policy.methods, labelled_count=self._labelled,
             unlabelled_count=self._unlabelled, memory_study=study, memory_round=round_number,
-            held_digests=[bytes.fromhex(digest) for digest in sorted(self._cache.digests())[:_MAX_HELD_DIGESTS]])
+            held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]])
         request.poll_timeout.FromMicroseconds(round(self._poll_seconds * 1e6))
         request.silo_time.FromMicroseconds(round(self._clock() * 1e6))
         return request

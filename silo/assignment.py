@@ -22,13 +22,22 @@ from common.compute import Compute, ComputeAborted
 from common.config import from_dict, to_dict
 from common.convert import check_metrics, reference_to_proto, task_from_proto
 from common.describe import describe_bytes, describe_seconds
-from common.errors import BadData, ComputeFailed, NotPermitted, SemisiloError, StorageDamaged, TaskClosed
+from common.errors import (
+    BadData,
+    ComputeFailed,
+    NotPermitted,
+    SemisiloError,
+    StorageDamaged,
+    TaskClosed,
+    TensorsMissing,
+)
 from common.exchange import PayloadRef, TaskSpec
 from common.logs import printable
 from common.manifest import manifest_to_proto
 from common.methods import MethodSpec
-from common.payload import read_manifest
+from common.payload_reader import read_manifest
 from common.store import PayloadStore
+from common.tensor_cache import TensorCache
 from common.wire import round_service_pb2 as pb
 from silo.disclosures import Disclosure, DisclosureLog
 from silo.display import Display
@@ -43,6 +52,10 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("semisilo.silo")
 _REPORT_SECONDS = 3.0
+_SHORT_STAGE_SECONDS = 0.25
+"""A stage that is over sooner is not reported: the message would only be in the way of the next."""
+_SPARE_GROUPS = 4
+"""Tensor groups of earlier tasks that stay on disk: the next task may name one again, or be coded against it."""
 _PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\](?=\S).*", re.DOTALL)
 """A path and all that follows: names of folders may have blanks, so where a path ends cannot be seen."""
 _LATE_ABORT_SECONDS = 5.0
@@ -78,6 +91,7 @@ class TaskRunner:
         self._compute = compute
         self._memory = memory
         self._cache = cache
+        self._tensors = TensorCache(cache)
         self._disclosures = disclosures
         self._display = display
         self.num_images = 0
@@ -127,13 +141,17 @@ class TaskRunner:
     # Fetch and train --------------------------------------------------------------------------------------------------
 
     async def _fetch(self, task: TaskSpec, watch: _Watch) -> dict[str, Path]:
-        """The task's payloads on disk, each verified, by digest."""
-        digests = [reference.digest for reference in task.payloads]
+        """The task's payloads on disk, each verified, by digest; tensor groups that are here are not fetched."""
+        wanted = [reference for reference in task.payloads
+                  if not (reference.tensors and self._tensors.find(reference.tensors))]
+        for reference in wanted:
+            if not reference.digest or (reference.reference and not self._tensors.find(reference.reference)):
+                raise TensorsMissing("A tensor group that the task builds on is not here any more.")
+        digests = [reference.digest for reference in wanted]
         await asyncio.to_thread(self._cache.clean, keep_partials=digests)
-        total = sum(reference.size_bytes for reference in task.payloads)
+        total = sum(reference.size_bytes for reference in wanted)
         before = 0
-        paths = {}
-        for reference in task.payloads:
+        for reference in wanted:
             if not await self._cached(reference):
                 watch.stage(pb.ReportProgressRequest.STAGE_DOWNLOADING)
 
@@ -142,11 +160,12 @@ class TaskRunner:
 
                 arrived(0)
                 await self._link.download(task.task_id, reference, self._cache, on_bytes=arrived)
-            paths[reference.digest] = self._cache.path(reference.digest)
             before += reference.size_bytes
-        # The last task's payloads stay, since the next may name one of them again.
         await asyncio.to_thread(self._cache.collect, digests)
-        return paths
+        await asyncio.to_thread(self._tensors.collect,
+                                {digest for each in task.payloads for digest in (each.tensors, each.reference)},
+                                spare=_SPARE_GROUPS)
+        return {digest: self._cache.path(digest) for digest in digests}
 
     async def _cached(self, reference: PayloadRef) -> bool:
         if not self._cache.has(reference.digest):
@@ -164,10 +183,15 @@ class TaskRunner:
         self._display.event(f"{watch.name}: training ({task.method}, {self.num_images} images)")
         watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
         memory = await asyncio.to_thread(self._memory.committed, task.study)
+        committed, pending = await asyncio.to_thread(self._memory.residuals, task.study, round=task.round)
         arguments: dict[str, Any] = {
             "task": to_dict(task), "payloads": {digest: str(path) for digest, path in payloads.items()},
+            "cache_folder": str(self._cache.folder),
+            "link_bytes_per_second": self._link.upload_rate,
             "source": self._choice.source, "on_error": self._choice.on_error,
             "factories": list(self._policy.permit.factories), "memory": None if memory is None else str(memory),
+            "residuals": None if committed is None else str(committed),
+            "pending_residuals": None if pending is None else str(pending),
             "outgoing_folder": str(self._memory.outgoing.folder), "memory_folder": str(self._memory.folder)}
         started = time.monotonic()
         try:
@@ -188,7 +212,8 @@ class TaskRunner:
         return await asyncio.to_thread(
             self._memory.record_pending, task.study, round=task.round, task_id=task.task_id,
             update_id=_update_id(task.task_id, content),
-            memory=Path(result["memory"]) if result.get("memory") else None, payload=payload,
+            memory=Path(result["memory"]) if result.get("memory") else None,
+            residuals=Path(result["residuals"]) if result.get("residuals") else None, payload=payload,
             abstention=str(result.get("abstention") or ""), num_examples=int(result.get("num_examples") or 0),
             metrics=metrics, seconds=float(result.get("seconds") or time.monotonic() - started))
 
@@ -268,7 +293,7 @@ class _Watch:
         self._changed = asyncio.Event()
 
     def stage(self, stage: pb.ReportProgressRequest.Stage) -> None:
-        """The next stage begins; the coordinator hears of it at once."""
+        """The next stage begins; the coordinator hears of it at once, unless it is over at once."""
         if stage != self._stage:
             self._stage, self._fraction, self._text = stage, 0.0, ""
             self._changed.set()
@@ -308,6 +333,7 @@ class _Watch:
                 async with asyncio.timeout(self._interval_seconds):  # not wait_for: see silo.link
                     await self._changed.wait()
             self._changed.clear()
+            await asyncio.sleep(_SHORT_STAGE_SECONDS)
             if self._stage is None:
                 continue
             try:

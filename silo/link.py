@@ -14,15 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from common.chunks import receive_into, stream_chunks
+from common.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD, Piece, pack_piece, receive_into, stream_pieces, unpack_piece
 from common.errors import (
     BadPayload,
     CertificateExpired,
@@ -41,20 +42,22 @@ from common.errors import (
 )
 from common.exchange import PayloadRef
 from common.meter import MessageMeter
-from common.status import from_rpc_error
+from common.status import CHECK_SECONDS_KEY, from_rpc_error
 from common.store import PayloadStore
 from common.wire import round_service_pb2 as pb
 from common.wire import round_service_pb2_grpc as pb_grpc
-from common.wire import tensors_pb2
 from silo.retry import Backoff, waits
 
-__all__ = ["Link", "LinkSettings", "Verdict", "is_fatal"]
+__all__ = ["SMALLEST_MEASURED_BYTES", "Link", "LinkSettings", "Verdict", "is_fatal"]
 
 T = TypeVar("T")
 
 _FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
 _ANSWERS = (BadPayload, LayoutMismatch, NotPermitted, PayloadNotServed, TaskClosed, UpdateConflict, UsageError,
             WrongBase)
+_SERVICE = pb.DESCRIPTOR.services_by_name["RoundService"].full_name
+SMALLEST_MEASURED_BYTES = 256 * 1024
+"""An upload of less than this says more about round trips than about the line."""
 _GARBLED_LIMIT = 2
 """How often a payload that arrives damaged is fetched again, and a transfer that is objected to is sent again."""
 
@@ -126,6 +129,7 @@ class Link:
         self._starts = 0
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._upload_rate = 0.0
 
     async def reopen(self) -> None:
         """Makes the next call on a new connection: after the certificate was renewed."""
@@ -137,6 +141,15 @@ class Link:
     def backoff(self) -> Backoff:
         """Pauses between attempts."""
         return self._settings.backoff
+
+    @property
+    def upload_rate(self) -> float:
+        """Bytes per second of the last upload in which at least 256 KiB went out, 0.0 when there was none.
+
+        From the first byte until the coordinator's answer, without the time that it says its check took: when the last
+        byte has been handed to the transport, megabytes may still lie in buffers on this side of a slow line.
+        """
+        return self._upload_rate
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -206,11 +219,13 @@ class Link:
 
                 try:
                     if start < reference.size_bytes:
-                        await receive_into(partial, self._chunks(task_id, digest, start, arrived), reference.size_bytes)
+                        async with asyncio.timeout(self._settings.stall_seconds) as patience, contextlib.aclosing(
+                                self._pieces(task_id, digest, start, arrived, patience)) as pieces:
+                            await receive_into(partial, pieces, reference.size_bytes)
                     arrived()
                     return await asyncio.to_thread(partial.finish, digest)
                 except BadPayload as error:
-                    # Raised here, not by the coordinator: `_chunks` leaves its errors as gRPC made them.
+                    # Raised here, not by the coordinator: `_pieces` leaves its errors as gRPC made them.
                     garbled += 1
                     if garbled > _GARBLED_LIMIT:
                         raise BadPayload(f"A payload arrived damaged {garbled} times: {error.text}") from None
@@ -258,36 +273,39 @@ class Link:
 
     # Streams ----------------------------------------------------------------------------------------------------------
 
-    async def _chunks(self, task_id: str, digest: str, offset: int,
-                      arrived: Callable[[], None]) -> AsyncIterator[tensors_pb2.Chunk]:
+    async def _pieces(self, task_id: str, digest: str, offset: int, arrived: Callable[[], None],
+                      patience: asyncio.Timeout) -> AsyncGenerator[Piece, None]:
         request = pb.DownloadPayloadRequest(task_id=task_id, digest=bytes.fromhex(digest), offset=offset)
-        call = self._calls.DownloadPayload(request)
+        # Messages with chunks pass gRPC as bytes.
+        call: Any = self.channel.unary_stream(f"/{_SERVICE}/DownloadPayload",
+                                         request_serializer=pb.DownloadPayloadRequest.SerializeToString)(request)
         self._said("DownloadPayload", request)
         try:
-            while True:
-                async with asyncio.timeout(self._settings.stall_seconds):
-                    response = await call.read()
-                if response is grpc.aio.EOF:
-                    return
-                self._heard("DownloadPayload", response)
-                yield response.chunk
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._put_off(patience)
+                self._heard_bytes("DownloadPayload", len(message))
+                yield unpack_piece(DOWNLOAD_FIELD, message) or _parsed(message)
                 arrived()
         finally:
             call.cancel()
 
     async def _send(self, update_id: str, path: Path, offset: int, on_bytes: Callable[[int], None]) -> None:
-        call = self._calls.SubmitUpdate()
-        first = True
+        call: Any = self.channel.stream_unary(f"/{_SERVICE}/SubmitUpdate",
+                                         response_deserializer=pb.SubmitUpdateResponse.FromString)()
+        start, end = time.monotonic(), offset
         try:
-            chunks = cast("AsyncGenerator[tensors_pb2.Chunk, None]", stream_chunks(path, offset=offset))
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    await self._write(call, pb.SubmitUpdateRequest(update_id=update_id if first else "", chunk=chunk))
-                    first = False
-                    on_bytes(chunk.offset + len(chunk.data))
-            if first:  # the coordinator has all bytes, but had not recorded them when it last died
-                await self._write(call, pb.SubmitUpdateRequest(update_id=update_id))
-            await call.done_writing()
+            async with asyncio.timeout(self._settings.stall_seconds) as patience:
+                async with contextlib.aclosing(stream_pieces(path, offset=offset)) as pieces:
+                    async for piece in pieces:
+                        if end == offset:
+                            await self._write(call, _first_message(update_id, piece), calls=1)
+                        else:
+                            await self._write(call, pack_piece(SUBMIT_FIELD, piece))
+                        self._put_off(patience)
+                        on_bytes(end := piece.end)
+                if end == offset:  # the coordinator has all bytes, but had not recorded them when it last died
+                    await self._write(call, _first_message(update_id), calls=1)
+                await call.done_writing()
         except asyncio.InvalidStateError:
             pass  # the coordinator has answered before the end; its answer says why
         except BaseException:
@@ -296,14 +314,20 @@ class Link:
         try:
             async with asyncio.timeout(self._settings.answer_seconds):
                 answer = await call
-            self._heard("SubmitUpdate", answer)
+                self._heard("SubmitUpdate", answer)
+                if end - offset >= SMALLEST_MEASURED_BYTES:
+                    seconds = time.monotonic() - start
+                    self._upload_rate = (end - offset) / max(1e-6, seconds - await _check_seconds(call, seconds))
         finally:
             call.cancel()
 
-    async def _write(self, call: Any, message: pb.SubmitUpdateRequest) -> None:
-        async with asyncio.timeout(self._settings.stall_seconds):
-            await call.write(message)
-        self._said("SubmitUpdate", message, calls=1 if message.update_id else 0)
+    async def _write(self, call: Any, message: bytes, *, calls: int = 0) -> None:
+        await call.write(message)
+        self._messages.add(len(message), rpc="SubmitUpdate", silo=self._silo, direction="up", calls=calls)
+
+    def _put_off(self, patience: asyncio.Timeout) -> None:
+        """Bytes have moved: the time in which the next must begins anew."""
+        patience.reschedule(asyncio.get_running_loop().time() + self._settings.stall_seconds)
 
     # Patience ---------------------------------------------------------------------------------------------------------
 
@@ -346,7 +370,10 @@ class Link:
         self._messages.add(message.ByteSize(), rpc=rpc, silo=self._silo, direction="up", calls=calls)
 
     def _heard(self, rpc: str, message: Any) -> None:
-        self._messages.add(message.ByteSize(), rpc=rpc, silo=self._silo, direction="down")
+        self._heard_bytes(rpc, message.ByteSize())
+
+    def _heard_bytes(self, rpc: str, message_bytes: int) -> None:
+        self._messages.add(message_bytes, rpc=rpc, silo=self._silo, direction="down")
         self._on_contact()
 
     def _pauses(self) -> Iterator[float]:
@@ -373,3 +400,30 @@ class Link:
         if is_fatal(found):
             raise found
         return found
+
+
+def _first_message(update_id: str, piece: Piece | None = None) -> bytes:
+    """The message of an upload that names the update."""
+    request = pb.SubmitUpdateRequest(update_id=update_id)
+    if piece is not None:
+        request.chunk.offset, request.chunk.crc32, request.chunk.data = piece.offset, piece.crc32, bytes(piece.data)
+    serialized: bytes = request.SerializeToString()
+    return serialized
+
+
+def _parsed(message: bytes) -> Piece:
+    """The chunk of a DownloadPayloadResponse that is laid out in another way than ours."""
+    try:
+        chunk = pb.DownloadPayloadResponse.FromString(message).chunk
+    except DecodeError:
+        raise BadPayload("A message of the stream cannot be read.") from None
+    return Piece(chunk.offset, chunk.crc32, chunk.data)
+
+
+async def _check_seconds(call: Any, limit: float) -> float:
+    """How much of `limit` seconds the coordinator says to have spent on checking an upload; 0 when it does not."""
+    said = next((value for key, value in await call.trailing_metadata() or () if key == CHECK_SECONDS_KEY), "0")
+    try:
+        return min(max(0.0, float(said)), limit)
+    except (TypeError, ValueError):
+        return 0.0

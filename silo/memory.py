@@ -1,9 +1,9 @@
 """What a silo keeps between rounds, on disk: per study one committed memory and at most one pending answer.
 
-`memory.json` is the index, replaced atomically; memory files lie beside it as `<sha256>.safetensors`, updates in a
-payload store of their own. The compute process writes both kinds of file first; `record_pending` then names them in the
-index, before the update is sent. So at every instant the index names only files that are whole, and a file that it
-does not name is rubbish.
+`memory.json` is the index, replaced atomically; memory files lie beside it as `<sha256>.safetensors` (what the trainer
+keeps, and what lossy updates have left out: `silo.compression`), updates in a payload store of their own. The compute
+process writes all these files first; `record_pending` then names them in the index, before the update is sent. So at
+every instant the index names only files that are whole, and a file that it does not name is rubbish.
 
 The rule (docs/architecture.md, "Silo memory"): every task says which round of this silo was folded last. When that is
 the pending round, pending becomes committed; otherwise it is dropped. Trainers see committed memory only.
@@ -23,7 +23,8 @@ from common.durable import write_durably
 from common.errors import BadConfiguration, StorageDamaged
 from common.exchange import PayloadRef
 from common.state_files import STATE_ENDING
-from common.store import PayloadStore, hash_file
+from common.store import hash_file
+from silo.stores import open_outgoing
 
 __all__ = ["CommittedMemory", "PendingUpdate", "SiloMemory"]
 
@@ -39,7 +40,9 @@ class CommittedMemory:
     round: int
     """The last folded round that it includes."""
     digest: str
-    """SHA-256 of its file, hex."""
+    """SHA-256 of its file, hex; empty when the trainer keeps nothing."""
+    residuals: str = ""
+    """SHA-256 of the file of what lossy updates have left out, hex; empty when there is nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +55,8 @@ class PendingUpdate:
     update_id: str
     memory: str = ""
     """SHA-256 of the memory file to commit when the round is folded, hex; empty: the committed one stays."""
+    residuals: str = ""
+    """The same of what lossy updates have left out."""
     payload: PayloadRef | None = None
     """The update's payload in the outgoing store; None for an abstention."""
     abstention: str = ""
@@ -81,7 +86,7 @@ class SiloMemory:
     def __init__(self, folder: Path, *, outgoing: Path | None = None) -> None:
         """Opens or creates the memory in `folder`; `outgoing` is the store of updates (default: a folder inside)."""
         self.folder = folder
-        self.outgoing = PayloadStore(folder / "outgoing" if outgoing is None else outgoing)
+        self.outgoing = open_outgoing(folder / "outgoing" if outgoing is None else outgoing)
         folder.mkdir(parents=True, exist_ok=True)
         self._whole: dict[str, tuple[int, int, int]] = {}
         self._index = self._load()
@@ -98,8 +103,10 @@ class SiloMemory:
         kept = self._index.studies.get(study, _Kept())
         committed, pending = kept.committed, kept.pending
         if pending is not None and pending.round == last_folded_round:
-            digest = pending.memory or (committed.digest if committed is not None else "")
-            committed = CommittedMemory(round=pending.round, digest=digest) if digest else None
+            before = committed or CommittedMemory(round=0, digest="")
+            digest, residuals = pending.memory or before.digest, pending.residuals or before.residuals
+            committed = (CommittedMemory(round=pending.round, digest=digest, residuals=residuals)
+                         if digest or residuals else None)
             pending = None
         elif pending is not None and pending.task_id != task_id and not pending.round == round > last_folded_round:
             if not pending.abstention:
@@ -116,13 +123,30 @@ class SiloMemory:
     def committed(self, study: str) -> Path | None:
         """The memory file that a trainer may see, verified; None when there is none or it is lost."""
         kept = self._index.studies.get(study, _Kept())
-        if kept.committed is None:
+        if kept.committed is None or not kept.committed.digest:
             return None
         path = self._memory_path(kept.committed.digest)
         if _digest(path) == kept.committed.digest:
             return path
         _LOG.warning("study %s: memory file %s is missing or damaged; training goes on without memory", study, path)
         self._put(study, replace(kept, committed=None))
+        return None
+
+    def residuals(self, study: str, *, round: int) -> tuple[Path | None, Path | None]:
+        """The files of what lossy updates have left out: committed, and after an earlier phase of `round`; verified.
+
+        None where there is none or it is lost: what was left out then stays out, and the next update starts anew.
+        """
+        kept = self._index.studies.get(study, _Kept())
+        pending = kept.pending if kept.pending is not None and kept.pending.round == round else None
+        return (self._whole_residuals(study, "" if kept.committed is None else kept.committed.residuals),
+                self._whole_residuals(study, "" if pending is None else pending.residuals))
+
+    def _whole_residuals(self, study: str, digest: str) -> Path | None:
+        path = self._memory_path(digest)
+        if not digest or _digest(path) == digest:
+            return path if digest else None
+        _LOG.warning("study %s: what earlier updates left out is lost: %s is missing or damaged", study, path)
         return None
 
     def pending_for(self, task_id: str) -> PendingUpdate | None:
@@ -137,19 +161,21 @@ class SiloMemory:
             _LOG.warning("the answer to task %s cannot be sent again: %s is missing or damaged; the task is done again",
                          task_id, broken[0])
             # An earlier phase of the round may have left the memory; it does not go with this answer.
-            lost = pending.memory == "" or not self._is_whole(pending.memory)
-            self._put(study, replace(kept, pending=None if lost else PendingUpdate(
-                round=pending.round, task_id="", update_id="", memory=pending.memory)))
+            memory, residuals = (each if self._is_whole(each) else "" for each in (pending.memory, pending.residuals))
+            self._put(study, replace(kept, pending=None if not (memory or residuals) else PendingUpdate(
+                round=pending.round, task_id="", update_id="", memory=memory, residuals=residuals)))
             return None
         return None
 
     def record_pending(self, study: str, *, round: int, task_id: str, update_id: str, memory: Path | None = None,
-                       payload: PayloadRef | None = None, abstention: str = "", num_examples: int = 0,
-                       metrics: Mapping[str, float] | None = None, seconds: float = 0.0) -> PendingUpdate:
+                       residuals: Path | None = None, payload: PayloadRef | None = None, abstention: str = "",
+                       num_examples: int = 0, metrics: Mapping[str, float] | None = None,
+                       seconds: float = 0.0) -> PendingUpdate:
         """Makes an answer and its memory durable, in one step. To be called before a byte of it is sent.
 
         A later phase of a round replaces the answer of an earlier one, but not its memory, when it brings none of its
-        own (`memory` is None, or just the committed file that it was given).
+        own (`memory` is None, or just the committed file that it was given). `residuals` is None where they stay as
+        they are.
 
         Raises: StorageDamaged when a file that is named is not there.
         """
@@ -158,11 +184,12 @@ class SiloMemory:
         before = kept.pending
         if kept.committed is not None and digest == kept.committed.digest:
             digest = ""
-        if not digest and before is not None and before.round == round:
-            digest = before.memory
-        pending = PendingUpdate(round=round, task_id=task_id, update_id=update_id, memory=digest, payload=payload,
-                                abstention=abstention, num_examples=num_examples, metrics=dict(metrics or {}),
-                                seconds=seconds)
+        left_out = "" if residuals is None else residuals.name.removesuffix(STATE_ENDING)
+        if before is not None and before.round == round:
+            digest, left_out = digest or before.memory, left_out or before.residuals
+        pending = PendingUpdate(round=round, task_id=task_id, update_id=update_id, memory=digest, residuals=left_out,
+                                payload=payload, abstention=abstention, num_examples=num_examples,
+                                metrics=dict(metrics or {}), seconds=seconds)
         for path, _ in self._files(pending):
             if not path.is_file():
                 raise StorageDamaged(f"{path}: written for task {task_id}, but not there.")
@@ -173,9 +200,9 @@ class SiloMemory:
         """(study, round) of the newest memory at hand, for AwaitTask; round 0 when there is none or it is lost."""
         study = self._index.latest
         kept = self._index.studies.get(study, _Kept())
-        if kept.pending is not None and kept.pending.memory and self._is_whole(kept.pending.memory):
+        if kept.pending is not None and self._all_whole(kept.pending.memory, kept.pending.residuals):
             return study, kept.pending.round
-        if kept.committed is None or not self._is_whole(kept.committed.digest):
+        if kept.committed is None or not self._all_whole(kept.committed.digest, kept.committed.residuals):
             return study, 0
         if kept.pending is not None and not kept.pending.abstention:
             return study, kept.pending.round
@@ -194,8 +221,15 @@ class SiloMemory:
     def _memory_path(self, digest: str) -> Path:
         return self.folder / f"{digest}{STATE_ENDING}"
 
+    def _all_whole(self, *digests: str) -> bool:
+        """Whether there is a file to name, and all that are named are whole."""
+        named = [digest for digest in digests if digest]
+        return bool(named) and all(map(self._is_whole, named))
+
     def _is_whole(self, digest: str) -> bool:
         """Whether a memory file has its digest; read again only when it looks changed, for this is asked every poll."""
+        if not digest:
+            return False
         path = self._memory_path(digest)
         try:
             found = path.stat()
@@ -205,11 +239,11 @@ class SiloMemory:
         if self._whole.get(digest) != looks:
             if _digest(path) != digest:
                 return False
-            self._whole = {digest: looks}
+            self._whole[digest] = looks
         return True
 
     def _files(self, pending: PendingUpdate) -> list[tuple[Path, str]]:
-        files = [(self._memory_path(pending.memory), pending.memory)] if pending.memory else []
+        files = [(self._memory_path(digest), digest) for digest in (pending.memory, pending.residuals) if digest]
         if pending.payload is not None:
             files.append((self.outgoing.path(pending.payload.digest), pending.payload.digest))
         return files
@@ -244,8 +278,10 @@ class SiloMemory:
     def _collect(self) -> None:
         """Removes the files that the index does not name; never before the index that forgets them is durable."""
         pending = [kept.pending for kept in self._index.studies.values() if kept.pending is not None]
-        named = {kept.committed.digest for kept in self._index.studies.values() if kept.committed is not None}
-        named |= {each.memory for each in pending}
+        committed = [kept.committed for kept in self._index.studies.values() if kept.committed is not None]
+        named = {digest for each in committed for digest in (each.digest, each.residuals)}
+        named |= {digest for each in pending for digest in (each.memory, each.residuals)}
+        self._whole = {digest: looks for digest, looks in self._whole.items() if digest in named}
         try:
             for path in self.folder.iterdir():
                 if path.name.endswith((STATE_ENDING, ".tmp")) and path.name.removesuffix(STATE_ENDING) not in named:

@@ -12,6 +12,8 @@ from common.config import from_dict, load_toml
 from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from common.exchange import TaskSpec
 from common.methods import METHODS, MethodSpec, find_method
+from common.plugins import plugin_names
+from common.uplink import LOSSY_FORMS
 
 __all__ = ["DataPolicy", "Limits", "Permit", "Policy", "check_task", "check_update", "load_policy", "policy_text"]
 
@@ -24,11 +26,19 @@ def _all_methods() -> tuple[str, ...]:
 
 
 def _all_groups() -> tuple[str, ...]:
-    return tuple(sorted({name for spec in METHODS.values() for name in (*spec.down, *spec.up)}))
+    return _groups_of(METHODS.values())
 
 
 def _all_metrics() -> tuple[str, ...]:
-    return tuple(sorted({name for spec in METHODS.values() for name in spec.metrics}))
+    return _metrics_of(METHODS.values())
+
+
+def _groups_of(specs: Iterable[MethodSpec]) -> tuple[str, ...]:
+    return tuple(sorted({name for spec in specs for name in (*spec.down, *spec.up)}))
+
+
+def _metrics_of(specs: Iterable[MethodSpec]) -> tuple[str, ...]:
+    return tuple(sorted({name for spec in specs for name in spec.metrics}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +46,16 @@ class Permit:
     """Table [permit]: what may run here and what may leave. What is not listed is refused."""
 
     methods: tuple[str, ...] = field(default_factory=_all_methods)
-    """Methods that may run here; all built-in ones when the line is missing."""
+    """Methods that may run here; all built-in ones when the line is missing. A plug-in runs only when it is listed."""
     groups: tuple[str, ...] = field(default_factory=_all_groups)
-    """Tensor groups that may arrive and leave; "helper_psi/*" stands for numbered groups."""
+    """Tensor groups that may arrive and leave; "helper_psi/*" stands for numbered groups. Those of the built-in
+    methods when the line is missing: what a plug-in has beyond them must be listed, whatever `methods` says."""
     metrics: tuple[str, ...] = field(default_factory=_all_metrics)
-    """Numbers that may leave with an update or an abstention."""
+    """Numbers that may leave with an update or an abstention; of the built-in methods when the line is missing."""
     factories: tuple[str, ...] = ()
     """Model factories `package.module:name` that may be imported and run; none when the line is missing."""
+    encodings: tuple[str, ...] = LOSSY_FORMS
+    """Lossy forms in which an update may be sent; exact ones change nothing and are always permitted."""
 
     def __post_init__(self) -> None:
         for factory in self.factories:
@@ -85,22 +98,28 @@ class Policy:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Methods that this version has and this site permits, sorted."""
-        return tuple(sorted(set(self.permit.methods) & set(METHODS)))
+        """Methods that are installed here and that this site permits, sorted."""
+        listed = set(self.permit.methods)
+        return tuple(sorted(listed if listed <= METHODS.keys() else listed & {*METHODS, *plugin_names()}))
 
 
 def load_policy(path: Path) -> Policy:
     """Reads and checks silo.toml; the defaults when there is no such file.
 
-    Raises: BadConfiguration, naming file, table, key and the nearest valid key; also for a method that this version
-        does not have, since a misspelt permission would otherwise refuse every task.
+    Raises: BadConfiguration, naming file, table, key and the nearest valid key; also for a method that is neither built
+        in nor installed, since a misspelt permission would otherwise refuse every task, and for a listed plug-in that
+        cannot be used.
     """
     if not path.exists():
         return Policy()
     policy = from_dict(Policy, load_toml(path), where=str(path))
+    plugins = [name for name in policy.permit.methods if name not in METHODS]
+    installed = plugin_names() if plugins else ()
+    specs = [*METHODS.values(), *(find_method(name) for name in plugins if name in installed)]
     known: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-        ("methods", policy.permit.methods, _all_methods()), ("groups", policy.permit.groups, _all_groups()),
-        ("metrics", policy.permit.metrics, _all_metrics()))
+        ("methods", policy.permit.methods, (*_all_methods(), *installed)),
+        ("groups", policy.permit.groups, _groups_of(specs)), ("metrics", policy.permit.metrics, _metrics_of(specs)),
+        ("encodings", policy.permit.encodings, LOSSY_FORMS))
     for key, listed, valid in known:
         for name in listed:
             if name not in valid:
@@ -113,8 +132,8 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
     """Whether this site permits a task, decided before anything is fetched.
 
     Returns: the spec of the task's method.
-    Raises: MethodNotPermitted or NotPermitted, naming what is missing in silo.toml; UnknownName for a method that this
-        version does not have; BadConfiguration for settings that do not fit the method.
+    Raises: MethodNotPermitted or NotPermitted, naming what is missing in silo.toml; UnknownName for a method that is
+        not installed here; BadConfiguration for settings that do not fit the method, or a plug-in that cannot be used.
     """
     if task.method not in policy.permit.methods:
         raise MethodNotPermitted(f"This silo does not permit the method '{task.method}'.",
@@ -130,6 +149,10 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
     if ":" in task.model.name and task.model.name not in policy.permit.factories:
         raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
                            remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
+    for form in task.uplink.lossy:
+        if form not in policy.permit.encodings:
+            raise NotPermitted(f"The study wants updates in the lossy form '{form}', which this silo does not permit.",
+                               remedy=f"To allow it, add it to [permit] encodings in silo.toml of '{task.silo}'.")
     size = sum(reference.size_bytes for reference in task.payloads)
     if size > policy.limits.max_download_bytes:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "
@@ -165,7 +188,8 @@ def policy_text() -> str:
 # is told so.
 
 [permit]
-# Methods that may run here.
+# Methods that may run here. A method that you have installed as a plug-in is code that runs with your rights: it runs
+# only when it is named here, and the groups and metrics that it has beyond those below must be named as well.
 methods = {_list(_all_methods())}
 # Named groups of numbers that may arrive and leave: weights and statistics of the network, never images.
 groups = {_list(_all_groups())}
@@ -173,6 +197,8 @@ groups = {_list(_all_groups())}
 metrics = {_list(_all_metrics())}
 # Code of your own that a study may use to build its network, "package.module:name". It runs with your rights.
 factories = []
+# Lossy forms in which a study may want updates, to send fewer bytes. Updates in exact forms are always permitted.
+encodings = {_list(LOSSY_FORMS)}
 
 [data]
 # Where the images are, unless `silo join --data` says otherwise: a folder, "file.npz", or a named set.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -19,18 +19,21 @@ from common.config import from_dict, to_dict
 from common.data.form import ImageForm
 from common.data.readers import ReadResult, Skipped, read_images, survey
 from common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
-from common.exchange import SiloData, SiloTask, TaskSpec, TensorGroup, Update
+from common.exchange import ModelBuilder, PayloadRef, SiloData, SiloTask, TaskSpec, Update
 from common.logs import printable
-from common.manifest import DEFAULT_MAX_BYTES, GroupManifest, check_manifest
+from common.manifest import GroupManifest, check_manifest
 from common.methods import MethodSpec, find_method
 from common.models import check_model, model_builder
-from common.payload import PayloadReader
 from common.state_files import STATE_ENDING, StateFiles
 from common.store import PayloadStore
-from common.torch_payload import decode_groups, encode_groups
+from silo.compression import Residuals, Sender, merged, write_update
+from silo.received import receive
+from silo.stores import open_cache, open_outgoing
 from silo.trainers import load_trainer
 
 __all__ = ["Operations"]
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("semisilo.work")
 _NAMED_FILES = 5
@@ -42,6 +45,7 @@ class Operations:
     def __init__(self, progress: Callable[[float, str], None]) -> None:
         self._progress = progress
         self._read: tuple[Any, SiloData] | None = None
+        self._fitting: Any = None
 
     def survey(self, source: str) -> dict[str, Any]:
         """What a source holds, without decoding its images: {"labelled", "unlabelled", "kind", "classes", ...}.
@@ -55,21 +59,27 @@ class Operations:
                 "sizes": [[width, height, count] for (width, height), count in found.sizes.items()],
                 "channels": found.channels}
 
-    def train(self, task: dict[str, Any], payloads: dict[str, str], source: str, on_error: Literal["stop", "skip"],
-              factories: list[str], memory: str | None, outgoing_folder: str, memory_folder: str) -> dict[str, Any]:
+    def train(self, task: dict[str, Any], payloads: dict[str, str], cache_folder: str, source: str,
+              on_error: Literal["stop", "skip"], factories: list[str], memory: str | None, outgoing_folder: str,
+              memory_folder: str, link_bytes_per_second: float = 0.0, residuals: str | None = None,
+              pending_residuals: str | None = None) -> dict[str, Any]:
         """Does one task. Safe to repeat: the same arguments give the same bytes under the same names.
 
         Args:
             task: a TaskSpec as `to_dict` gives it.
-            payloads: path of each payload that the task names, by digest; already verified.
+            payloads: path of each payload that was fetched for the task, by digest; already verified.
+            cache_folder: store of what arrives; in its folder "tensors" are the groups that this silo holds.
             source: the silo's images.
             on_error: at an image that cannot be read, "stop" or "skip".
             factories: model factories that this silo permits.
             memory: file of the committed memory, called by its digest; None when there is none.
             outgoing_folder: store that the update's payload is written to.
             memory_folder: where the new memory file is written.
+            link_bytes_per_second: last measured up; 0 when it was not.
+            residuals: file of what lossy updates have left out, committed; None when there is none.
+            pending_residuals: the same after an earlier phase of this round.
         Returns: {"abstention", "payload": PayloadRef or None, "num_examples", "metrics", "memory": path or None,
-            "seconds", "numerics", "skipped"}.
+            "residuals": path or None where they stay as they are, "seconds", "numerics", "skipped"}.
         Raises: any SemisiloError; BadPayload when the received groups are not the method's.
         """
         started = time.monotonic()
@@ -78,9 +88,9 @@ class Operations:
         settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         record = numerics.apply(order.numerics, device=device)
-        groups = _received(order, spec, payloads)
+        groups = receive(order, spec, payloads, open_cache(Path(cache_folder)))
         build = model_builder(order.model, order.image, tuple(factories))
-        check_model(build, order.image, len(order.model.classes))
+        self._check_model(order, build, tuple(factories))
         assert settings.scenario == "labels-at-coordinator", "no method of this version trains on a silo's labels"
         data, skipped = self._images(order, source, on_error)
         trainer = load_trainer(order.method)()
@@ -90,15 +100,23 @@ class Operations:
             image=order.image, device=device, progress=self._progress)
         update, keep = trainer.train(asked, data, _remembered(trainer, memory))
         metrics = _finite(update)
-        payload = None
+        files = StateFiles(Path(memory_folder))
+        payload, left = None, None
         if not update.abstention:
             _assert_declared(spec, update)
-            payload = encode_groups(PayloadStore(Path(outgoing_folder)), update.groups)
-        files = StateFiles(Path(memory_folder))
-        kept = None if keep is None else str(files.path(files.save(keep)))
+            payload, left = _written(order, update, open_outgoing(Path(outgoing_folder)), _left_out(residuals),
+                                     _left_out(pending_residuals), link_bytes_per_second)
+        kept, kept_residuals = (None if state is None else str(files.path(files.save(state))) for state in (keep, left))
         return {"abstention": update.abstention, "payload": to_dict(payload), "num_examples": update.num_examples,
-                "metrics": metrics, "memory": kept, "seconds": time.monotonic() - started, "numerics": to_dict(record),
-                "skipped": skipped}
+                "metrics": metrics, "memory": kept, "residuals": kept_residuals, "seconds": time.monotonic() - started,
+                "numerics": to_dict(record), "skipped": skipped}
+
+    def _check_model(self, order: TaskSpec, build: ModelBuilder, factories: tuple[str, ...]) -> None:
+        """Once for the same network: it is the same in every round of a study."""
+        model = (order.model, order.image, factories)
+        if self._fitting != model:
+            check_model(build, order.image, len(order.model.classes))
+            self._fitting = model
 
     def _images(self, order: TaskSpec, source: str, on_error: Literal["stop", "skip"]) -> tuple[SiloData, int]:
         """The silo's images in the study's form, and how many files were left out; read once for the same form, and
@@ -136,32 +154,35 @@ def _log_skipped(skipped: tuple[Skipped, ...]) -> None:
         _LOG.warning("left out: %d more", len(skipped) - _NAMED_FILES)
 
 
-def _received(order: TaskSpec, spec: MethodSpec, payloads: dict[str, str]) -> dict[str, TensorGroup]:
-    """The tensor groups of the task's payloads, decoded. Raises: BadPayload for what the method does not declare."""
-    groups: dict[str, TensorGroup] = {}
-    for payload in order.payloads:
-        if payload.digest not in payloads:
-            raise BadPayload(f"Task {order.task_id} names the payload {payload.digest}, which was not fetched.")
-        path = Path(payloads[payload.digest])
-        with PayloadReader(path, require_finite=True) as reader:
-            check_manifest(reader.groups, allowed=spec.down, layouts=None, max_bytes=DEFAULT_MAX_BYTES)
-        for name, group in decode_groups(path, require_finite=True).items():
-            if name in groups:
-                raise BadPayload(f"Task {order.task_id} brings the group '{name}' twice.")
-            groups[name] = group
-    return groups
-
-
 def _remembered(trainer: Any, memory: str | None) -> Any:
     """The committed memory; None when there is none, or when this version cannot read it."""
-    if memory is None:
-        return None
-    path = Path(memory)
+    return None if memory is None else _loaded(memory, trainer.Memory, "training goes on without memory")
+
+
+def _left_out(residuals: str | None) -> Mapping[str, torch.Tensor]:
+    """What earlier updates have left out; nothing when there is no file, or when this version cannot read it."""
+    found = None if residuals is None else _loaded(residuals, Residuals, "what earlier updates left out is lost")
+    return {} if found is None else found.tensors
+
+
+def _loaded(file: str, cls: type[T], otherwise: str) -> T | None:
+    path = Path(file)
     try:
-        return StateFiles(path.parent).load(path.name.removesuffix(STATE_ENDING), trainer.Memory)
+        return StateFiles(path.parent).load(path.name.removesuffix(STATE_ENDING), cls)
     except StorageDamaged as error:
-        _LOG.warning("training goes on without memory: %s", error.line())
+        _LOG.warning("%s: %s", otherwise, error.line())
         return None
+
+
+def _written(order: TaskSpec, update: Update, outgoing: PayloadStore, committed: Mapping[str, torch.Tensor],
+             pending: Mapping[str, torch.Tensor], link_bytes_per_second: float) -> tuple[PayloadRef, Residuals | None]:
+    """The update's payload, and all residuals after it; None when there are none and were none."""
+    payload, left = write_update(
+        outgoing, update.groups, order.uplink, residuals=committed, link_bytes_per_second=link_bytes_per_second,
+        sender=Sender(seed=order.seed, round=order.round, phase=order.phase, silo=order.silo))
+    keeps = bool(order.uplink.lossy) and order.uplink.error_feedback
+    after = merged(committed=committed, pending=pending, left=left, phase=order.phase) if keeps else {}
+    return payload, Residuals(tensors=after) if after or committed or pending else None
 
 
 def _finite(update: Update) -> dict[str, float]:

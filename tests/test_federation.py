@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -104,7 +106,72 @@ def test_sigterm_ends_both_sides_quietly_and_leaves_nothing_running(tmp_path: Pa
             assert "Traceback" not in processes.log(name)
 
 
-BIG = STUDY.replace("wide_network:wide", "wide_network:{network}").replace("rounds = 3", "rounds = 1")
+def with_wire(study: str, form: str) -> str:
+    """The study with one form of payloads both ways."""
+    return f'{study}[wire]\nuplink = "{form}"\ndownlink = "{form}"\n'
+
+
+def payload_bytes(processes: FederationOfProcesses) -> dict[str, dict[int, int]]:
+    """Direction -> round -> bytes of all payloads of all silos."""
+    found: dict[str, dict[int, int]] = {"up": {}, "down": {}}
+    for direction, number, amount in processes.query(
+            "SELECT direction, round, sum(bytes) FROM cost WHERE kind = 'payload' GROUP BY direction, round"):
+        found[str(direction)][int(str(number))] = int(str(amount))
+    return found
+
+
+def in_round(processes: FederationOfProcesses, number: int) -> bool:
+    return bool(processes.query(f"SELECT 1 FROM task WHERE round = {number} AND given_unix IS NOT NULL"))
+
+
+@pytest.fixture(scope="session")
+def raw_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[int, int]]]:
+    """Final digest and payload bytes of the study with raw payloads."""
+    with federation(tmp_path_factory.mktemp("raw"), study=with_wire(STUDY, "raw")) as processes:
+        start(processes)
+        return processes.finish(), payload_bytes(processes)
+
+
+def test_the_smallest_payloads_give_the_same_model_with_fewer_bytes(
+        tmp_path: Path, raw_run: tuple[str, dict[str, dict[int, int]]]) -> None:
+    digest, raw = raw_run
+    with federation(tmp_path, study=with_wire(STUDY, "smallest")) as processes:
+        start(processes)
+        assert processes.finish() == digest
+        small = payload_bytes(processes)
+    assert raw["down"].keys() == small["down"].keys() == raw["up"].keys() == {1, 2, 3}
+    for number in (1, 2, 3):
+        assert small["up"][number] < 0.95 * raw["up"][number]
+        assert small["down"][number] < (0.95 if number == 1 else 0.8) * raw["down"][number]
+
+
+def test_a_silo_that_loses_its_cache_between_rounds_gets_whole_groups_and_the_model_is_the_same(
+        tmp_path: Path, raw_run: tuple[str, dict[str, dict[int, int]]]) -> None:
+    with federation(tmp_path, study=with_wire(STUDY, "smallest")) as processes:
+        start(processes)
+        processes.wait_for(lambda: in_round(processes, 2))
+        processes.kill("alpha")
+        cache = tmp_path / "alpha" / "cache"
+        held = set(os.listdir(cache / "tensors"))
+        assert held, "there is something to lose"
+        shutil.rmtree(cache)
+        processes.join("alpha")
+        assert processes.finish() == raw_run[0]
+        assert set(os.listdir(cache / "tensors"))
+
+
+def test_a_coordinator_that_loses_its_references_between_rounds_ends_with_the_same_model(
+        tmp_path: Path, raw_run: tuple[str, dict[str, dict[int, int]]]) -> None:
+    with federation(tmp_path, study=with_wire(STUDY, "smallest")) as processes:
+        start(processes)
+        processes.wait_for(lambda: in_round(processes, 2))
+        processes.kill("coordinator")
+        shutil.rmtree(processes.hub / "payloads" / "tensors")
+        processes.serve()
+        assert processes.finish() == raw_run[0]
+
+
+BIG = with_wire(STUDY.replace("wide_network:wide", "wide_network:{network}").replace("rounds = 3", "rounds = 1"), "raw")
 
 
 @pytest.mark.parametrize(("network", "megabytes", "cut_seconds"), [

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from common.wire import tensors_pb2 as semisilo_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsemisilo/v1/round_service.proto\x12\x0bsemisilo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19semisilo/v1/tensors.proto\"\x88\x02\n\x10\x41waitTaskRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07methods\x18\x02 \x03(\t\x12\x16\n\x0elabelled_count\x18\x03 \x01(\x03\x12\x18\n\x10unlabelled_count\x18\x04 \x01(\x03\x12\x14\n\x0cheld_digests\x18\x05 \x03(\x0c\x12\x14\n\x0cmemory_round\x18\x06 \x01(\x03\x12\x14\n\x0cmemory_study\x18\x07 \x01(\t\x12/\n\x0cpoll_timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\tsilo_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"i\n\x11\x41waitTaskResponse\x12!\n\x04task\x18\x01 \x01(\x0b\x32\x11.semisilo.v1.TaskH\x00\x12\'\n\x07standby\x18\x02 \x01(\x0b\x32\x14.semisilo.v1.StandbyH\x00\x42\x08\n\x06\x61nswer\"\x98\x02\n\x07Standby\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.semisilo.v1.Standby.Reason\x12\r\n\x05study\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x13\n\x0bround_count\x18\x04 \x01(\x03\x12\x0c\n\x04text\x18\x05 \x01(\t\"\x9e\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REASON_WAITING_FOR_SILOS\x10\x01\x12\x1e\n\x1aREASON_COORDINATOR_WORKING\x10\x02\x12\x16\n\x12REASON_NOT_SAMPLED\x10\x03\x12\x11\n\rREASON_PAUSED\x10\x04\x12\x13\n\x0fREASON_NO_STUDY\x10\x05\"\xe9\x03\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05study\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x13\n\x0bround_count\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x15\n\rsettings_json\x18\x07 \x01(\t\x12%\n\x05model\x18\x08 \x01(\x0b\x32\x16.semisilo.v1.ModelSpec\x12%\n\x05image\x18\t \x01(\x0b\x32\x16.semisilo.v1.ImageForm\x12/\n\x0c\x61ugmentation\x18\n \x01(\x0b\x32\x19.semisilo.v1.Augmentation\x12\'\n\x08numerics\x18\x0b \x01(\x0b\x32\x15.semisilo.v1.Numerics\x12/\n\x08payloads\x18\x0c \x03(\x0b\x32\x1d.semisilo.v1.PayloadReference\x12\x19\n\x11last_folded_round\x18\r \x01(\x03\x12\x0c\n\x04seed\x18\x0e \x01(\x03\x12\x31\n\rdeadline_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0freport_interval\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\t\x12\x15\n\rnormalisation\x18\x03 \x01(\t\"V\n\tImageForm\x12\x0c\n\x04size\x18\x01 \x01(\x05\x12\x10\n\x08\x63hannels\x18\x02 \x01(\x05\x12\x0c\n\x04mean\x18\x03 \x03(\x01\x12\x0b\n\x03std\x18\x04 \x03(\x01\x12\x0e\n\x06resize\x18\x05 \x01(\t\"_\n\x0c\x41ugmentation\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x17\n\x0fhorizontal_flip\x18\x02 \x01(\x08\x12\x15\n\rvertical_flip\x18\x03 \x01(\x08\x12\x0f\n\x07without\x18\x04 \x03(\t\"2\n\x08Numerics\x12\x0f\n\x07threads\x18\x01 \x01(\x05\x12\x15\n\rdeterministic\x18\x02 \x01(\x08\"I\n\x16\x44ownloadPayloadRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"<\n\x17\x44ownloadPayloadResponse\x12!\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x12.semisilo.v1.Chunk\"\xe1\x01\n\x15ReportProgressRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x37\n\x05stage\x18\x02 \x01(\x0e\x32(.semisilo.v1.ReportProgressRequest.Stage\x12\x10\n\x08\x66raction\x18\x03 \x01(\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\"^\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x15\n\x11STAGE_DOWNLOADING\x10\x01\x12\x12\n\x0eSTAGE_TRAINING\x10\x02\x12\x13\n\x0fSTAGE_UPLOADING\x10\x03\"7\n\x16ReportProgressResponse\x12\r\n\x05\x61\x62ort\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xcd\x01\n\x12\x42\x65ginUpdateRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x11\n\tupdate_id\x18\x02 \x01(\t\x12\x30\n\x06update\x18\x03 \x01(\x0b\x32\x1e.semisilo.v1.UpdateDeclarationH\x00\x12-\n\nabstention\x18\x04 \x01(\x0b\x32\x17.semisilo.v1.AbstentionH\x00\x12\'\n\x07refusal\x18\x05 \x01(\x0b\x32\x14.semisilo.v1.RefusalH\x00\x42\t\n\x07outcome\"\xae\x02\n\x11UpdateDeclaration\x12.\n\x07payload\x18\x01 \x01(\x0b\x32\x1d.semisilo.v1.PayloadReference\x12.\n\x08manifest\x18\x02 \x01(\x0b\x32\x1c.semisilo.v1.PayloadManifest\x12\x15\n\rexample_count\x18\x03 \x01(\x03\x12<\n\x07metrics\x18\x04 \x03(\x0b\x32+.semisilo.v1.UpdateDeclaration.MetricsEntry\x12\x34\n\x11training_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x83\x01\n\nAbstention\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x35\n\x07metrics\x18\x02 \x03(\x0b\x32$.semisilo.v1.Abstention.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"%\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xc6\x01\n\x13\x42\x65ginUpdateResponse\x12\x35\n\x05state\x18\x01 \x01(\x0e\x32&.semisilo.v1.BeginUpdateResponse.State\x12\x15\n\rresume_offset\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\"Q\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_SEND\x10\x01\x12\x0e\n\nSTATE_HAVE\x10\x02\x12\x11\n\rSTATE_REFUSED\x10\x03\"K\n\x13SubmitUpdateRequest\x12\x11\n\tupdate_id\x18\x01 \x01(\t\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.semisilo.v1.Chunk\"=\n\x14SubmitUpdateResponse\x12\x11\n\tupdate_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x32\xbe\x03\n\x0cRoundService\x12J\n\tAwaitTask\x12\x1d.semisilo.v1.AwaitTaskRequest\x1a\x1e.semisilo.v1.AwaitTaskResponse\x12^\n\x0f\x44ownloadPayload\x12#.semisilo.v1.DownloadPayloadRequest\x1a$.semisilo.v1.DownloadPayloadResponse0\x01\x12Y\n\x0eReportProgress\x12\".semisilo.v1.ReportProgressRequest\x1a#.semisilo.v1.ReportProgressResponse\x12P\n\x0b\x42\x65ginUpdate\x12\x1f.semisilo.v1.BeginUpdateRequest\x1a .semisilo.v1.BeginUpdateResponse\x12U\n\x0cSubmitUpdate\x12 .semisilo.v1.SubmitUpdateRequest\x1a!.semisilo.v1.SubmitUpdateResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsemisilo/v1/round_service.proto\x12\x0bsemisilo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19semisilo/v1/tensors.proto\"\x88\x02\n\x10\x41waitTaskRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07methods\x18\x02 \x03(\t\x12\x16\n\x0elabelled_count\x18\x03 \x01(\x03\x12\x18\n\x10unlabelled_count\x18\x04 \x01(\x03\x12\x14\n\x0cheld_digests\x18\x05 \x03(\x0c\x12\x14\n\x0cmemory_round\x18\x06 \x01(\x03\x12\x14\n\x0cmemory_study\x18\x07 \x01(\t\x12/\n\x0cpoll_timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\tsilo_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"i\n\x11\x41waitTaskResponse\x12!\n\x04task\x18\x01 \x01(\x0b\x32\x11.semisilo.v1.TaskH\x00\x12\'\n\x07standby\x18\x02 \x01(\x0b\x32\x14.semisilo.v1.StandbyH\x00\x42\x08\n\x06\x61nswer\"\x98\x02\n\x07Standby\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.semisilo.v1.Standby.Reason\x12\r\n\x05study\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x13\n\x0bround_count\x18\x04 \x01(\x03\x12\x0c\n\x04text\x18\x05 \x01(\t\"\x9e\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REASON_WAITING_FOR_SILOS\x10\x01\x12\x1e\n\x1aREASON_COORDINATOR_WORKING\x10\x02\x12\x16\n\x12REASON_NOT_SAMPLED\x10\x03\x12\x11\n\rREASON_PAUSED\x10\x04\x12\x13\n\x0fREASON_NO_STUDY\x10\x05\"\x8e\x04\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\r\n\x05study\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x13\n\x0bround_count\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x15\n\rsettings_json\x18\x07 \x01(\t\x12%\n\x05model\x18\x08 \x01(\x0b\x32\x16.semisilo.v1.ModelSpec\x12%\n\x05image\x18\t \x01(\x0b\x32\x16.semisilo.v1.ImageForm\x12/\n\x0c\x61ugmentation\x18\n \x01(\x0b\x32\x19.semisilo.v1.Augmentation\x12\'\n\x08numerics\x18\x0b \x01(\x0b\x32\x15.semisilo.v1.Numerics\x12/\n\x08payloads\x18\x0c \x03(\x0b\x32\x1d.semisilo.v1.PayloadReference\x12\x19\n\x11last_folded_round\x18\r \x01(\x03\x12\x0c\n\x04seed\x18\x0e \x01(\x03\x12\x31\n\rdeadline_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0freport_interval\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12#\n\x06uplink\x18\x11 \x01(\x0b\x32\x13.semisilo.v1.Uplink\"^\n\x06Uplink\x12\x0b\n\x03\x61im\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\x01\x12\x10\n\x08rounding\x18\x04 \x01(\t\x12\x16\n\x0e\x65rror_feedback\x18\x05 \x01(\x08\"A\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\t\x12\x15\n\rnormalisation\x18\x03 \x01(\t\"V\n\tImageForm\x12\x0c\n\x04size\x18\x01 \x01(\x05\x12\x10\n\x08\x63hannels\x18\x02 \x01(\x05\x12\x0c\n\x04mean\x18\x03 \x03(\x01\x12\x0b\n\x03std\x18\x04 \x03(\x01\x12\x0e\n\x06resize\x18\x05 \x01(\t\"_\n\x0c\x41ugmentation\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x17\n\x0fhorizontal_flip\x18\x02 \x01(\x08\x12\x15\n\rvertical_flip\x18\x03 \x01(\x08\x12\x0f\n\x07without\x18\x04 \x03(\t\"2\n\x08Numerics\x12\x0f\n\x07threads\x18\x01 \x01(\x05\x12\x15\n\rdeterministic\x18\x02 \x01(\x08\"I\n\x16\x44ownloadPayloadRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"<\n\x17\x44ownloadPayloadResponse\x12!\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x12.semisilo.v1.Chunk\"\xe1\x01\n\x15ReportProgressRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x37\n\x05stage\x18\x02 \x01(\x0e\x32(.semisilo.v1.ReportProgressRequest.Stage\x12\x10\n\x08\x66raction\x18\x03 \x01(\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\"^\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x15\n\x11STAGE_DOWNLOADING\x10\x01\x12\x12\n\x0eSTAGE_TRAINING\x10\x02\x12\x13\n\x0fSTAGE_UPLOADING\x10\x03\"7\n\x16ReportProgressResponse\x12\r\n\x05\x61\x62ort\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xcd\x01\n\x12\x42\x65ginUpdateRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x11\n\tupdate_id\x18\x02 \x01(\t\x12\x30\n\x06update\x18\x03 \x01(\x0b\x32\x1e.semisilo.v1.UpdateDeclarationH\x00\x12-\n\nabstention\x18\x04 \x01(\x0b\x32\x17.semisilo.v1.AbstentionH\x00\x12\'\n\x07refusal\x18\x05 \x01(\x0b\x32\x14.semisilo.v1.RefusalH\x00\x42\t\n\x07outcome\"\xae\x02\n\x11UpdateDeclaration\x12.\n\x07payload\x18\x01 \x01(\x0b\x32\x1d.semisilo.v1.PayloadReference\x12.\n\x08manifest\x18\x02 \x01(\x0b\x32\x1c.semisilo.v1.PayloadManifest\x12\x15\n\rexample_count\x18\x03 \x01(\x03\x12<\n\x07metrics\x18\x04 \x03(\x0b\x32+.semisilo.v1.UpdateDeclaration.MetricsEntry\x12\x34\n\x11training_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x83\x01\n\nAbstention\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x35\n\x07metrics\x18\x02 \x03(\x0b\x32$.semisilo.v1.Abstention.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"%\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xc6\x01\n\x13\x42\x65ginUpdateResponse\x12\x35\n\x05state\x18\x01 \x01(\x0e\x32&.semisilo.v1.BeginUpdateResponse.State\x12\x15\n\rresume_offset\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\"Q\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_SEND\x10\x01\x12\x0e\n\nSTATE_HAVE\x10\x02\x12\x11\n\rSTATE_REFUSED\x10\x03\"K\n\x13SubmitUpdateRequest\x12\x11\n\tupdate_id\x18\x01 \x01(\t\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.semisilo.v1.Chunk\"=\n\x14SubmitUpdateResponse\x12\x11\n\tupdate_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x32\xbe\x03\n\x0cRoundService\x12J\n\tAwaitTask\x12\x1d.semisilo.v1.AwaitTaskRequest\x1a\x1e.semisilo.v1.AwaitTaskResponse\x12^\n\x0f\x44ownloadPayload\x12#.semisilo.v1.DownloadPayloadRequest\x1a$.semisilo.v1.DownloadPayloadResponse0\x01\x12Y\n\x0eReportProgress\x12\".semisilo.v1.ReportProgressRequest\x1a#.semisilo.v1.ReportProgressResponse\x12P\n\x0b\x42\x65ginUpdate\x12\x1f.semisilo.v1.BeginUpdateRequest\x1a .semisilo.v1.BeginUpdateResponse\x12U\n\x0cSubmitUpdate\x12 .semisilo.v1.SubmitUpdateRequest\x1a!.semisilo.v1.SubmitUpdateResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,45 +47,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STANDBY_REASON']._serialized_start=637
   _globals['_STANDBY_REASON']._serialized_end=795
   _globals['_TASK']._serialized_start=798
-  _globals['_TASK']._serialized_end=1287
-  _globals['_MODELSPEC']._serialized_start=1289
-  _globals['_MODELSPEC']._serialized_end=1354
-  _globals['_IMAGEFORM']._serialized_start=1356
-  _globals['_IMAGEFORM']._serialized_end=1442
-  _globals['_AUGMENTATION']._serialized_start=1444
-  _globals['_AUGMENTATION']._serialized_end=1539
-  _globals['_NUMERICS']._serialized_start=1541
-  _globals['_NUMERICS']._serialized_end=1591
-  _globals['_DOWNLOADPAYLOADREQUEST']._serialized_start=1593
-  _globals['_DOWNLOADPAYLOADREQUEST']._serialized_end=1666
-  _globals['_DOWNLOADPAYLOADRESPONSE']._serialized_start=1668
-  _globals['_DOWNLOADPAYLOADRESPONSE']._serialized_end=1728
-  _globals['_REPORTPROGRESSREQUEST']._serialized_start=1731
-  _globals['_REPORTPROGRESSREQUEST']._serialized_end=1956
-  _globals['_REPORTPROGRESSREQUEST_STAGE']._serialized_start=1862
-  _globals['_REPORTPROGRESSREQUEST_STAGE']._serialized_end=1956
-  _globals['_REPORTPROGRESSRESPONSE']._serialized_start=1958
-  _globals['_REPORTPROGRESSRESPONSE']._serialized_end=2013
-  _globals['_BEGINUPDATEREQUEST']._serialized_start=2016
-  _globals['_BEGINUPDATEREQUEST']._serialized_end=2221
-  _globals['_UPDATEDECLARATION']._serialized_start=2224
-  _globals['_UPDATEDECLARATION']._serialized_end=2526
-  _globals['_UPDATEDECLARATION_METRICSENTRY']._serialized_start=2480
-  _globals['_UPDATEDECLARATION_METRICSENTRY']._serialized_end=2526
-  _globals['_ABSTENTION']._serialized_start=2529
-  _globals['_ABSTENTION']._serialized_end=2660
-  _globals['_ABSTENTION_METRICSENTRY']._serialized_start=2480
-  _globals['_ABSTENTION_METRICSENTRY']._serialized_end=2526
-  _globals['_REFUSAL']._serialized_start=2662
-  _globals['_REFUSAL']._serialized_end=2699
-  _globals['_BEGINUPDATERESPONSE']._serialized_start=2702
-  _globals['_BEGINUPDATERESPONSE']._serialized_end=2900
-  _globals['_BEGINUPDATERESPONSE_STATE']._serialized_start=2819
-  _globals['_BEGINUPDATERESPONSE_STATE']._serialized_end=2900
-  _globals['_SUBMITUPDATEREQUEST']._serialized_start=2902
-  _globals['_SUBMITUPDATEREQUEST']._serialized_end=2977
-  _globals['_SUBMITUPDATERESPONSE']._serialized_start=2979
-  _globals['_SUBMITUPDATERESPONSE']._serialized_end=3040
-  _globals['_ROUNDSERVICE']._serialized_start=3043
-  _globals['_ROUNDSERVICE']._serialized_end=3489
+  _globals['_TASK']._serialized_end=1324
+  _globals['_UPLINK']._serialized_start=1326
+  _globals['_UPLINK']._serialized_end=1420
+  _globals['_MODELSPEC']._serialized_start=1422
+  _globals['_MODELSPEC']._serialized_end=1487
+  _globals['_IMAGEFORM']._serialized_start=1489
+  _globals['_IMAGEFORM']._serialized_end=1575
+  _globals['_AUGMENTATION']._serialized_start=1577
+  _globals['_AUGMENTATION']._serialized_end=1672
+  _globals['_NUMERICS']._serialized_start=1674
+  _globals['_NUMERICS']._serialized_end=1724
+  _globals['_DOWNLOADPAYLOADREQUEST']._serialized_start=1726
+  _globals['_DOWNLOADPAYLOADREQUEST']._serialized_end=1799
+  _globals['_DOWNLOADPAYLOADRESPONSE']._serialized_start=1801
+  _globals['_DOWNLOADPAYLOADRESPONSE']._serialized_end=1861
+  _globals['_REPORTPROGRESSREQUEST']._serialized_start=1864
+  _globals['_REPORTPROGRESSREQUEST']._serialized_end=2089
+  _globals['_REPORTPROGRESSREQUEST_STAGE']._serialized_start=1995
+  _globals['_REPORTPROGRESSREQUEST_STAGE']._serialized_end=2089
+  _globals['_REPORTPROGRESSRESPONSE']._serialized_start=2091
+  _globals['_REPORTPROGRESSRESPONSE']._serialized_end=2146
+  _globals['_BEGINUPDATEREQUEST']._serialized_start=2149
+  _globals['_BEGINUPDATEREQUEST']._serialized_end=2354
+  _globals['_UPDATEDECLARATION']._serialized_start=2357
+  _globals['_UPDATEDECLARATION']._serialized_end=2659
+  _globals['_UPDATEDECLARATION_METRICSENTRY']._serialized_start=2613
+  _globals['_UPDATEDECLARATION_METRICSENTRY']._serialized_end=2659
+  _globals['_ABSTENTION']._serialized_start=2662
+  _globals['_ABSTENTION']._serialized_end=2793
+  _globals['_ABSTENTION_METRICSENTRY']._serialized_start=2613
+  _globals['_ABSTENTION_METRICSENTRY']._serialized_end=2659
+  _globals['_REFUSAL']._serialized_start=2795
+  _globals['_REFUSAL']._serialized_end=2832
+  _globals['_BEGINUPDATERESPONSE']._serialized_start=2835
+  _globals['_BEGINUPDATERESPONSE']._serialized_end=3033
+  _globals['_BEGINUPDATERESPONSE_STATE']._serialized_start=2952
+  _globals['_BEGINUPDATERESPONSE_STATE']._serialized_end=3033
+  _globals['_SUBMITUPDATEREQUEST']._serialized_start=3035
+  _globals['_SUBMITUPDATEREQUEST']._serialized_end=3110
+  _globals['_SUBMITUPDATERESPONSE']._serialized_start=3112
+  _globals['_SUBMITUPDATERESPONSE']._serialized_end=3173
+  _globals['_ROUNDSERVICE']._serialized_start=3176
+  _globals['_ROUNDSERVICE']._serialized_end=3622
 # @@protoc_insertion_point(module_scope)

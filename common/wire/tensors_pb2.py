@@ -24,25 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19semisilo/v1/tensors.proto\x12\x0bsemisilo.v1\"S\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12(\n\tdata_type\x18\x03 \x01(\x0e\x32\x15.semisilo.v1.DataType\"\x9a\x01\n\rGroupManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07meaning\x18\x02 \x01(\x0e\x32\x14.semisilo.v1.Meaning\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\x0c\x12(\n\x07tensors\x18\x04 \x03(\x0b\x32\x17.semisilo.v1.TensorSpec\x12\x15\n\rencoded_bytes\x18\x05 \x01(\x03\"M\n\x0fPayloadManifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12*\n\x06groups\x18\x02 \x03(\x0b\x32\x1a.semisilo.v1.GroupManifest\"F\n\x10PayloadReference\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06groups\x18\x03 \x03(\t\"4\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*e\n\x07Meaning\x12\x17\n\x13MEANING_UNSPECIFIED\x10\x00\x12\x12\n\x0eMEANING_VALUES\x10\x01\x12\x16\n\x12MEANING_DIFFERENCE\x10\x02\x12\x15\n\x11MEANING_OVERWRITE\x10\x03*\xc1\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19semisilo/v1/tensors.proto\x12\x0bsemisilo.v1\"S\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12(\n\tdata_type\x18\x03 \x01(\x0e\x32\x15.semisilo.v1.DataType\"\x80\x02\n\rGroupManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07meaning\x18\x02 \x01(\x0e\x32\x14.semisilo.v1.Meaning\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\x0c\x12(\n\x07tensors\x18\x04 \x03(\x0b\x32\x17.semisilo.v1.TensorSpec\x12\x15\n\rencoded_bytes\x18\x05 \x01(\x03\x12\x16\n\x0etensors_digest\x18\x06 \x01(\x0c\x12\x18\n\x10reference_digest\x18\x07 \x01(\x0c\x12\x32\n\x0ereference_form\x18\x08 \x01(\x0e\x32\x1a.semisilo.v1.ReferenceForm\"M\n\x0fPayloadManifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\x05\x12*\n\x06groups\x18\x02 \x03(\x0b\x32\x1a.semisilo.v1.GroupManifest\"x\n\x10PayloadReference\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06groups\x18\x03 \x03(\t\x12\x16\n\x0etensors_digest\x18\x04 \x01(\x0c\x12\x18\n\x10reference_digest\x18\x05 \x01(\x0c\"4\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*e\n\x07Meaning\x12\x17\n\x13MEANING_UNSPECIFIED\x10\x00\x12\x12\n\x0eMEANING_VALUES\x10\x01\x12\x16\n\x12MEANING_DIFFERENCE\x10\x02\x12\x15\n\x11MEANING_OVERWRITE\x10\x03*\xc1\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x07*`\n\rReferenceForm\x12\x1e\n\x1aREFERENCE_FORM_UNSPECIFIED\x10\x00\x12\x17\n\x13REFERENCE_FORM_BITS\x10\x01\x12\x16\n\x12REFERENCE_FORM_SUM\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semisilo.v1.tensors_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEANING']._serialized_start=489
-  _globals['_MEANING']._serialized_end=590
-  _globals['_DATATYPE']._serialized_start=593
-  _globals['_DATATYPE']._serialized_end=786
+  _globals['_MEANING']._serialized_start=641
+  _globals['_MEANING']._serialized_end=742
+  _globals['_DATATYPE']._serialized_start=745
+  _globals['_DATATYPE']._serialized_end=938
+  _globals['_REFERENCEFORM']._serialized_start=940
+  _globals['_REFERENCEFORM']._serialized_end=1036
   _globals['_TENSORSPEC']._serialized_start=42
   _globals['_TENSORSPEC']._serialized_end=125
   _globals['_GROUPMANIFEST']._serialized_start=128
-  _globals['_GROUPMANIFEST']._serialized_end=282
-  _globals['_PAYLOADMANIFEST']._serialized_start=284
-  _globals['_PAYLOADMANIFEST']._serialized_end=361
-  _globals['_PAYLOADREFERENCE']._serialized_start=363
-  _globals['_PAYLOADREFERENCE']._serialized_end=433
-  _globals['_CHUNK']._serialized_start=435
-  _globals['_CHUNK']._serialized_end=487
+  _globals['_GROUPMANIFEST']._serialized_end=384
+  _globals['_PAYLOADMANIFEST']._serialized_start=386
+  _globals['_PAYLOADMANIFEST']._serialized_end=463
+  _globals['_PAYLOADREFERENCE']._serialized_start=465
+  _globals['_PAYLOADREFERENCE']._serialized_end=585
+  _globals['_CHUNK']._serialized_start=587
+  _globals['_CHUNK']._serialized_end=639
 # @@protoc_insertion_point(module_scope)

@@ -24,6 +24,12 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_TYPE_INT64: _ClassVar[DataType]
     DATA_TYPE_INT32: _ClassVar[DataType]
     DATA_TYPE_UINT8: _ClassVar[DataType]
+
+class ReferenceForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFERENCE_FORM_UNSPECIFIED: _ClassVar[ReferenceForm]
+    REFERENCE_FORM_BITS: _ClassVar[ReferenceForm]
+    REFERENCE_FORM_SUM: _ClassVar[ReferenceForm]
 MEANING_UNSPECIFIED: Meaning
 MEANING_VALUES: Meaning
 MEANING_DIFFERENCE: Meaning
@@ -36,6 +42,9 @@ DATA_TYPE_BFLOAT16: DataType
 DATA_TYPE_INT64: DataType
 DATA_TYPE_INT32: DataType
 DATA_TYPE_UINT8: DataType
+REFERENCE_FORM_UNSPECIFIED: ReferenceForm
+REFERENCE_FORM_BITS: ReferenceForm
+REFERENCE_FORM_SUM: ReferenceForm
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "shape", "data_type")
@@ -48,18 +57,24 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data_type: _Optional[_Union[DataType, str]] = ...) -> None: ...
 
 class GroupManifest(_message.Message):
-    __slots__ = ("name", "meaning", "base_digest", "tensors", "encoded_bytes")
+    __slots__ = ("name", "meaning", "base_digest", "tensors", "encoded_bytes", "tensors_digest", "reference_digest", "reference_form")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEANING_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     ENCODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FORM_FIELD_NUMBER: _ClassVar[int]
     name: str
     meaning: Meaning
     base_digest: bytes
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     encoded_bytes: int
-    def __init__(self, name: _Optional[str] = ..., meaning: _Optional[_Union[Meaning, str]] = ..., base_digest: _Optional[bytes] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., encoded_bytes: _Optional[int] = ...) -> None: ...
+    tensors_digest: bytes
+    reference_digest: bytes
+    reference_form: ReferenceForm
+    def __init__(self, name: _Optional[str] = ..., meaning: _Optional[_Union[Meaning, str]] = ..., base_digest: _Optional[bytes] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., encoded_bytes: _Optional[int] = ..., tensors_digest: _Optional[bytes] = ..., reference_digest: _Optional[bytes] = ..., reference_form: _Optional[_Union[ReferenceForm, str]] = ...) -> None: ...
 
 class PayloadManifest(_message.Message):
     __slots__ = ("format", "groups")
@@ -70,14 +85,18 @@ class PayloadManifest(_message.Message):
     def __init__(self, format: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupManifest, _Mapping]]] = ...) -> None: ...
 
 class PayloadReference(_message.Message):
-    __slots__ = ("digest", "size_bytes", "groups")
+    __slots__ = ("digest", "size_bytes", "groups", "tensors_digest", "reference_digest")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     size_bytes: int
     groups: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
+    tensors_digest: bytes
+    reference_digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[str]] = ..., tensors_digest: _Optional[bytes] = ..., reference_digest: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "crc32", "data")

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from common.errors import UnknownName
+from common.plugins import load_half
 
 __all__ = ["STRATEGIES", "load_strategy"]
 
 STRATEGIES: dict[str, str] = {
     "semifl": "coordinator.strategies.semifl:SemiFLStrategy",
 }
-"""Method -> "module:Class"."""
+"""Built-in method -> "module:Class"; plug-ins name their own."""
 
 
 def load_strategy(name: str) -> type[Any]:
     """The class of a method's strategy, to be built as `Strategy(settings, environment)`.
 
-    Raises: UnknownName, with the names there are.
+    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be imported.
     """
-    if name not in STRATEGIES:
-        raise UnknownName(f"There is no strategy for method '{name}'.",
-                          remedy=f"Methods: {', '.join(sorted(STRATEGIES))}.")
-    module, _, cls = STRATEGIES[name].partition(":")
-    strategy: type[Any] = getattr(importlib.import_module(module), cls)
-    return strategy
+    return load_half(name, STRATEGIES, "strategy")

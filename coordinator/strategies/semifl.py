@@ -116,7 +116,8 @@ class SemiFLStrategy:
         """A difference to the model that was sent, or batch-norm statistics with counts."""
         if phase.name == STATISTICS.name:
             return {"batch_norm": GroupLayout(Meaning.VALUES, "", tensors.specs(_wire_form(state.own_statistics)))}
-        return {"model": GroupLayout(Meaning.DIFFERENCE, tensors.digest(state.w), tensors.specs(state.w))}
+        model, _ = self._groups(state)
+        return {"model": GroupLayout(Meaning.DIFFERENCE, model.digest, tensors.specs(state.w))}
 
     def begin(self, state: SemiFLState, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int) -> SemiFLTally:
         """Weights 1/m', or by the number of unlabelled images. Statistics start with the coordinator's own."""
@@ -223,7 +224,7 @@ class SemiFLStrategy:
         """The same objects for every silo of a phase, so that they are encoded once; the last state's are kept."""
         if self._served is None or self._served[0] is not state:
             statistics = TensorGroup(state.batch_norm) if state.batch_norm else None
-            self._served = state, TensorGroup(state.w), statistics
+            self._served = state, TensorGroup(state.w, digest=tensors.digest(state.w)), statistics
         return self._served[1], self._served[2]
 
 

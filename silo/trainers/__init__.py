@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from common.errors import UnknownName
+from common.plugins import load_half
 
 __all__ = ["TRAINERS", "load_trainer"]
 
 TRAINERS: dict[str, str] = {
     "semifl": "silo.trainers.semifl:SemiFLTrainer",
 }
-"""Method -> "module:Class"."""
+"""Built-in method -> "module:Class"; plug-ins name their own."""
 
 
 def load_trainer(name: str) -> type[Any]:
     """The class of a method's trainer, to be built as `Trainer()`.
 
-    Raises: UnknownName, with the names there are.
+    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be imported.
     """
-    if name not in TRAINERS:
-        raise UnknownName(f"There is no trainer for method '{name}'.",
-                          remedy=f"Methods: {', '.join(sorted(TRAINERS))}.")
-    module, _, cls = TRAINERS[name].partition(":")
-    trainer: type[Any] = getattr(importlib.import_module(module), cls)
-    return trainer
+    return load_half(name, TRAINERS, "trainer")

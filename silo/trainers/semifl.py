@@ -78,7 +78,8 @@ class SemiFLTrainer:
             return self._measure(task, unlabelled.images_NCHW), memory
         if task.phase != "train":
             raise BadPayload(f"SemiFL has no phase '{task.phase}'.")
-        received = task.groups["model"].tensors
+        sent = task.groups["model"]
+        received = sent.tensors
         model = _loaded(task, received)
         labels = _label(task, model, unlabelled.images_NCHW)
         kept_F = torch.nonzero(labels.keep_B).flatten()
@@ -91,7 +92,7 @@ class SemiFLTrainer:
             return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), memory
         trained = tensors.parameters_of(model)
         check_finite(trained, where=f"at this silo in round {task.round}")
-        group = TensorGroup(tensors.subtract(trained, received), Meaning.DIFFERENCE, tensors.digest(received))
+        group = TensorGroup(tensors.subtract(trained, received), Meaning.DIFFERENCE, tensors.group_digest(sent))
         metrics |= {"loss": sums.loss / sums.steps, "fix_loss": sums.fix / sums.steps,
                     "mix_loss": sums.mix / sums.steps, "steps": float(sums.steps)}
         return (Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -58,6 +59,18 @@ def test_a_state_comes_back_bit_for_bit_with_its_order(tmp_path: Path) -> None:
     assert all(_same_bits(found.w[name], state.w[name]) for name in state.w)
     for field in ("buffer", "empty", "number", "lr", "name", "flag", "nothing", "pair", "table"):
         assert getattr(found, field) == getattr(state, field), field
+
+
+def test_a_settled_state_is_what_reading_it_back_would_give(tmp_path: Path) -> None:
+    state = _state()
+    digest = checkpoint.save(tmp_path / "state", state)
+    assert digest == hashlib.sha256((tmp_path / "state").read_bytes()).hexdigest()
+    found, settled = checkpoint.load(tmp_path / "state", _State), checkpoint.settled(state)
+    for name in state.w:
+        assert _same_bits(settled.w[name], found.w[name])
+        assert settled.w[name].stride() == found.w[name].stride(), name
+    for field in ("buffer", "empty", "number", "lr", "name", "flag", "nothing", "pair", "table"):
+        assert getattr(settled, field) == getattr(found, field), field
 
 
 def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import struct
 import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,19 @@ from hypothesis import strategies as st
 from common.codec import BLOCK_ELEMENTS, ELEMENT_TYPES
 from common.errors import BadPayload, DiskFull, LayoutMismatch
 from common.exchange import Meaning, PayloadRef, TensorGroup, TensorSpec
-from common.payload import (
+from common.manifest import (
     MAX_GROUPS,
-    MAX_MANIFEST_BYTES,
-    EncodedInput,
     GroupManifest,
-    PayloadReader,
-    TensorInput,
+    ReferenceForm,
     check_manifest,
+    is_held_reference,
     manifest_to_proto,
     parse_manifest,
     parse_reference,
-    read_manifest,
     reference_to_proto,
-    write_payload,
 )
+from common.payload import EncodedInput, TensorInput, write_payload
+from common.payload_reader import MAX_MANIFEST_BYTES, PayloadReader, read_manifest
 from common.store import PayloadStore
 from common.torch_payload import bits_to_tensor, decode_groups, encode_groups, tensor_spec, tensor_to_bits
 from common.wire import tensors_pb2 as pb
@@ -59,7 +58,13 @@ def group_of(name: str = "model", *, meaning: Meaning = Meaning.VALUES, base: st
 
 def file_bytes(message: pb.PayloadManifest, body: bytes) -> bytes:
     manifest = message.SerializeToString()
-    return b"SEMISILO" + struct.pack("<I", len(manifest)) + manifest + body
+    return framed(body, manifest)
+
+
+def framed(body: bytes, manifest: bytes, *, length: int | None = None) -> bytes:
+    """A file with these parts, and with another length of the manifest than its own if asked for."""
+    return (b"SEMISILO" + body + manifest
+            + struct.pack("<I", len(manifest) if length is None else length) + b"SEMISILO")
 
 
 def dense_block(values: np.ndarray) -> bytes:
@@ -68,6 +73,7 @@ def dense_block(values: np.ndarray) -> bytes:
 
 VALUES = np.arange(6, dtype="<f4")
 GOOD = file_bytes(manifest_to_proto([group_of()]), dense_block(VALUES))
+BODY, MANIFEST = dense_block(VALUES), manifest_to_proto([group_of()]).SerializeToString()
 
 
 def read_all(path: Path, *, require_finite: bool = False) -> dict[str, TensorGroup]:
@@ -232,11 +238,21 @@ def test_the_untouched_file_of_these_tests_is_accepted(tmp_path: Path) -> None:
     (b"", "not a payload"),
     (b"SEMISIL", "not a payload"),
     (b"PICKLED!" + GOOD[8:], "not a payload"),
-    (GOOD[:8] + struct.pack("<I", MAX_MANIFEST_BYTES + 1) + GOOD[12:], "2097152 are allowed"),
-    (GOOD[:8] + struct.pack("<I", 5000) + GOOD[12:], "of 5000 bytes ends after"),
-    (GOOD[:12] + b"\xff" * (len(GOOD) - 12), "no message of the expected form"),
-    (GOOD[:-1], "its manifest says"),
-    (GOOD + b"\0", "its manifest says"),
+    (b"SEMISILO", "does not end with SEMISILO|not a payload"),
+    (b"SEMISILO" * 2, "not a payload"),
+    (GOOD[:-1], "does not end with SEMISILO"),
+    (GOOD + b"\0", "does not end with SEMISILO"),
+    (GOOD[:-8] + b"semisilo", "does not end with SEMISILO"),
+    (framed(BODY, MANIFEST, length=MAX_MANIFEST_BYTES + 1), "2097152 are allowed"),
+    (framed(BODY, MANIFEST, length=2**32 - 1), "2097152 are allowed"),
+    (framed(BODY, MANIFEST, length=5000), "of 5000 bytes does not fit"),
+    (framed(BODY, MANIFEST, length=len(BODY + MANIFEST) + 1), "does not fit"),
+    (framed(BODY, b"\xff" * len(MANIFEST)), "no message of the expected form"),
+    (framed(BODY, b""), "layout version 0"),
+    (framed(BODY + b"\0", MANIFEST), "51 bytes before its manifest, which says 50"),
+    (framed(BODY[:-1], MANIFEST), "49 bytes before its manifest, which says 50"),
+    (framed(b"", BODY + MANIFEST), "no message of the expected form|layout version"),
+    (b"SEMISILO" + struct.pack("<I", len(MANIFEST)) + MANIFEST + BODY, "does not end with SEMISILO"),
     (file_bytes(manifest_to_proto([group_of()]), b"\0" * 42), "unknown encoding 0/0"),
     (file_bytes(manifest_to_proto([group_of(encoded_bytes=41)]), dense_block(VALUES)[:-1]), "does not fit"),
     (file_bytes(manifest_to_proto([group_of(encoded_bytes=30)]),
@@ -312,11 +328,20 @@ def test_a_manifest_survives_the_wire() -> None:
     assert groups[0].dense_bytes == 24
 
 
+def test_digests_and_the_reference_of_a_manifest_survive_the_wire() -> None:
+    alone = GroupManifest("model", Meaning.VALUES, "", (SPEC,), 42, "cd" * 32)
+    groups = (alone, replace(alone, name="a", reference=BASE, reference_form=ReferenceForm.BITS),
+              replace(alone, name="b", reference=BASE, reference_form=ReferenceForm.SUM))
+    message = pb.PayloadManifest.FromString(manifest_to_proto(groups).SerializeToString())
+    assert parse_manifest(message) == groups
+
+
 @pytest.mark.parametrize(("message", "text"), [
     (pb.PayloadManifest(), "layout version 0"),
-    (pb.PayloadManifest(format=2), "layout version 2"),
-    (pb.PayloadManifest(format=1, groups=[pb.GroupManifest()] * (MAX_GROUPS + 1)), "1025 groups"),
-    (pb.PayloadManifest(format=1, groups=[pb.GroupManifest(tensors=[pb.TensorSpec()] * 65_537)]), "65537 tensors"),
+    (pb.PayloadManifest(format=1), "layout version 1"),
+    (pb.PayloadManifest(format=3), "layout version 3"),
+    (pb.PayloadManifest(format=2, groups=[pb.GroupManifest()] * (MAX_GROUPS + 1)), "1025 groups"),
+    (pb.PayloadManifest(format=2, groups=[pb.GroupManifest(tensors=[pb.TensorSpec()] * 65_537)]), "65537 tensors"),
     (manifest_to_proto([group_of(), group_of()]), "'model' of a group occurs twice"),
     (manifest_to_proto([group_of(tensors=(SPEC, SPEC), encoded_bytes=84)]), "'w' of a tensor .* occurs twice"),
     (message_with(name=""), "0 bytes"),
@@ -341,6 +366,16 @@ def test_a_manifest_survives_the_wire() -> None:
     (message_with(encoded_bytes=17), "need 18 to 42"),
     (message_with(encoded_bytes=43), "need 18 to 42"),
     (message_with(w_shape=[2**38], encoded_bytes=1000), "cannot take 1000 bytes"),
+    (message_with(tensors_digest=b"x"), "tensors_digest of 1 bytes"),
+    (message_with(tensors_digest=bytes(33)), "tensors_digest of 33 bytes"),
+    (message_with(reference_digest=bytes(32)), "a reference .alone. that cannot be"),
+    (message_with(reference_digest=bytes(32), tensors_digest=bytes(32)), "a reference .alone. that cannot be"),
+    (message_with(reference_form=pb.REFERENCE_FORM_BITS, tensors_digest=bytes(32)), "a reference .bits. that cannot"),
+    (message_with(reference_form=pb.REFERENCE_FORM_BITS, reference_digest=bytes(32)), "a reference .bits. that cannot"),
+    (message_with(reference_form=pb.REFERENCE_FORM_SUM, reference_digest=bytes(31), tensors_digest=bytes(32)),
+     "a reference .sum. that cannot"),
+    (message_with(reference_form=3, reference_digest=bytes(32), tensors_digest=bytes(32)), "unknown form 3"),
+    (message_with(reference_form=-1, reference_digest=bytes(32), tensors_digest=bytes(32)), "unknown form -1"),
 ])
 def test_a_manifest_that_breaks_the_rules_is_refused(message: pb.PayloadManifest, text: str) -> None:
     with pytest.raises(BadPayload, match=text):
@@ -382,13 +417,27 @@ def test_another_layout_is_refused(layout: tuple[TensorSpec, ...]) -> None:
 
 
 def test_a_reference_survives_the_wire_and_is_checked() -> None:
-    reference = PayloadRef(BASE, 1234, ("model", "batch_norm"))
-    assert parse_reference(reference_to_proto(reference)) == reference
+    for reference in (PayloadRef(BASE, 1234, ("model", "batch_norm")),
+                      PayloadRef(BASE, 1234, ("model",), tensors="cd" * 32),
+                      PayloadRef(BASE, 1234, ("model",), tensors="cd" * 32, reference="ef" * 32)):
+        assert parse_reference(reference_to_proto(reference)) == reference
+        assert not is_held_reference(reference_to_proto(reference))
     changes: dict[str, Any]
     for changes in ({"digest": b"x"}, {"size_bytes": 0}, {"size_bytes": -5}, {"size_bytes": 2**60},
-                    {"groups": ["a", "a"]}, {"groups": [""]}, {"groups": [str(n) for n in range(1025)]}):
+                    {"groups": ["a", "a"]}, {"groups": [""]}, {"groups": [str(n) for n in range(1025)]},
+                    {"tensors_digest": b"x"}, {"reference_digest": b"x"}, {"digest": b"", "size_bytes": 0},
+                    {"tensors_digest": bytes(32), "groups": ["a", "b"]}, {"tensors_digest": bytes(32), "groups": []},
+                    {"tensors_digest": bytes(32), "digest": b""}, {"tensors_digest": bytes(32), "size_bytes": 0}):
         good: dict[str, Any] = {"digest": bytes(32), "size_bytes": 100, "groups": ["a"]}
         parse_reference(pb.PayloadReference(**good))
         message = pb.PayloadReference(**{**good, **changes})
         with pytest.raises(BadPayload):
             parse_reference(message)
+
+
+def test_a_reference_to_tensors_that_the_reader_holds_names_no_file() -> None:
+    held = PayloadRef("", 0, ("model",), tensors="cd" * 32)
+    message = reference_to_proto(held)
+    assert is_held_reference(message)
+    assert parse_reference(message) == held
+    assert not is_held_reference(pb.PayloadReference(groups=["model"]))

@@ -61,7 +61,7 @@ def test_a_write_that_fails_leaves_nothing_and_what_a_crash_left_is_cleaned(
     files = StateFiles(tmp_path)
     digest = files.save(STATE)
     with monkeypatch.context() as patch:
-        patch.setattr("common.state_files.hash_file", lambda path: (_ for _ in ()).throw(OSError("disk gone")))
+        patch.setattr("common.checkpoint.os.fsync", lambda file: (_ for _ in ()).throw(OSError("disk gone")))
         with pytest.raises(OSError, match="disk gone"):
             files.save(State(5, {}, None))
     assert [path.name for path in tmp_path.iterdir()] == [f"{digest}{STATE_ENDING}"]

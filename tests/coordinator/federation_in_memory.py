@@ -68,7 +68,8 @@ class ArithmeticCompute:
     def _phases(self, state: str, round: int) -> dict[str, Any]:
         return {"phases": list(self.phases)}
 
-    def _tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None]) -> dict[str, Any]:
+    def _tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None],
+               held: dict[str, list[str]], link_bytes_per_second: float) -> dict[str, Any]:
         text = f"model of {self._read(state)}".encode()
         file = self.payloads.temporary()
         file.write_bytes(text)

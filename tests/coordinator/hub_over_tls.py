@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from common.chunks import read_chunks
+from common.chunks import read_pieces
 from common.convert import task_from_proto
 from common.errors import SemisiloError
 from common.exchange import Meaning, TaskSpec
@@ -108,7 +108,7 @@ async def hub(folder: Path, *, spool_bytes: int = 0, max_uploads: int = 4, idle_
     servicer = RoundServicer(desk=coordinator.desk, roster=coordinator.roster, bulletin=coordinator.bulletin,
                              meter=meter, federation="testing", max_uploads=max_uploads,
                              upload_idle_seconds=idle_seconds)
-    pb_grpc.add_RoundServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    servicer.add_to(server)
     await server.start()
     made = Hub(coordinator, keys, servicer, meter, port)
     made.credentials = {silo: made.enroll(silo) for silo in SILOS}
@@ -152,7 +152,8 @@ def pieces(content: bytes, folder: Path, *, size: int = 30) -> list[Chunk]:
     """The chunks that a well-behaved silo sends."""
     path = folder / "content"
     path.write_bytes(content)
-    return list(read_chunks(path, chunk_bytes=size))
+    return [Chunk(offset=piece.offset, crc32=piece.crc32, data=bytes(piece.data))
+            for piece in read_pieces(path, chunk_bytes=size)]
 
 
 def stream(update_id: str, chunks: Iterable[Chunk]) -> list[pb.SubmitUpdateRequest]:

@@ -88,7 +88,11 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path, text
     ("participation", "silos_per_round = true", ("[participation] silos_per_round", "true")),
     ("augmentation", 'without = "Invert"', ("[augmentation] without", "list")),
     ("augmentation", 'policy = "smal"', ("[augmentation] policy", "'small'")),
-    ("wire", 'uplink = "bitmask"', ("[wire] uplink", "raw")),
+    ("wire", 'uplink = "bitmask"', ("[wire]", 'uplink = "bitmask"', '"raw"')),
+    ("wire", 'uplink = "top-k 0%"', ("[wire]", 'uplink = "top-k 0%"', "share")),
+    ("wire", 'downlink = "int8"', ("[wire] downlink", "smallest")),
+    ("wire", 'rounding = "up"', ("[wire] rounding", "stochastic")),
+    ("wire", "error_feedback = 1", ("[wire] error_feedback", "true or false")),
     ("numerics", "deterministic = 1", ("[numerics] deterministic", "true or false")),
 ])
 def test_a_wrong_type_is_named_with_its_place(tmp_path: Path, table: str, assignment: str,

@@ -36,7 +36,7 @@ from common.models import build_model
 from common.state_files import StateFiles
 from common.store import PayloadStore
 from common.torch_payload import decode_groups, encode_groups
-from coordinator import work
+from coordinator import downlink, work
 from coordinator.strategies.semifl import SemiFLState, SemiFLStrategy, SemiFLTally
 from coordinator.study import FrozenStudy, config_from_dict
 from coordinator.work import Operations
@@ -92,6 +92,12 @@ def opened(federation: Path, frozen: dict[str, Any] | None = None, **changes: An
     operations = Operations(lambda fraction, text: None)
     answer = operations.open_study(**open_arguments(federation, frozen, **changes))
     return operations, json.loads(json.dumps(answer))  # as it arrives in the other process
+
+
+def tasks_of(operations: Operations, state: str, round: int, silos: dict[str, str | None], *,
+             held: dict[str, list[str]] | None = None) -> dict[str, Any]:
+    """The tasks of a phase, for silos that hold nothing unless `held` says so."""
+    return operations.tasks(state, round, PHASE, silos, held or {}, 0.0)
 
 
 def received(federation: Path, task: dict[str, Any]) -> dict[str, TensorGroup]:
@@ -213,21 +219,21 @@ def round_one(federation: Path) -> tuple[Operations, str, dict[str, Any]]:
     coordinator, so that the numbers can be derived."""
     operations, _ = opened(federation, method={"coordinator_epochs": 0})
     state = operations.prepare()["state"]
-    return operations, state, operations.tasks(state, 1, PHASE, {"b": None, "a": None})
+    return operations, state, tasks_of(operations, state, 1, {"b": None, "a": None})
 
 
 def test_equal_groups_are_one_payload_and_are_encoded_once(
         federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[str] = []
 
-    def counting(store: PayloadStore, groups: dict[str, TensorGroup]) -> PayloadRef:
+    def counting(store: PayloadStore, groups: dict[str, TensorGroup], **options: Any) -> PayloadRef:
         encoded.extend(groups)
-        return encode_groups(store, groups)
+        return encode_groups(store, groups, **options)
 
-    monkeypatch.setattr(work, "encode_groups", counting)
+    monkeypatch.setattr(downlink, "encode_groups", counting)
     operations, _ = opened(federation)
     state = operations.prepare()["state"]
-    answer = operations.tasks(state, 1, PHASE, {f"silo-{number}": None for number in range(30)})
+    answer = tasks_of(operations, state, 1, {f"silo-{number}": None for number in range(30)})
     assert encoded == ["model", "batch_norm"]
     payloads = [task["payloads"] for task in answer["tasks"].values()]
     assert all(each == payloads[0] for each in payloads)
@@ -255,7 +261,7 @@ def test_the_average_of_differences_is_added_to_what_was_sent(
         assert operations.check_update(state, 1, PHASE, str(path), {"loss": 0.5}) == {}
     folded = operations.aggregate(state, 1, PHASE, [update("a", paths[0]), update("b", paths[1])])
     assert folded["kept"] == {"a": None, "b": None}
-    after = received(federation, operations.tasks(folded["state"], 2, PHASE, {"a": None})["tasks"]["a"])["model"]
+    after = received(federation, tasks_of(operations, folded["state"], 2, {"a": None})["tasks"]["a"])["model"]
     for name, tensor in after.tensors.items():
         assert torch.allclose(tensor, model.tensors[name] + 0.375, rtol=0, atol=1e-6)
 
@@ -265,14 +271,14 @@ def test_a_round_without_updates_leaves_the_model(
     operations, state, answer = round_one
     folded = operations.aggregate(state, 1, PHASE, [])
     assert folded["kept"] == {}
-    after = operations.tasks(folded["state"], 2, PHASE, {"a": None})["tasks"]["a"]
+    after = tasks_of(operations, folded["state"], 2, {"a": None})["tasks"]["a"]
     assert after["payloads"][0] == answer["tasks"]["a"]["payloads"][0]
 
 
 def test_a_restart_before_the_fold_gives_the_same_state_bit_for_bit(federation: Path) -> None:
     operations, first = opened(federation)
     state = operations.prepare()["state"]
-    model = received(federation, operations.tasks(state, 1, PHASE, {"a": None})["tasks"]["a"])["model"]
+    model = received(federation, tasks_of(operations, state, 1, {"a": None})["tasks"]["a"])["model"]
     updates = [update("a", spool(federation, model, shift=0.001)), update("b", spool(federation, model, shift=0.002))]
     undisturbed = operations.aggregate(state, 1, PHASE, updates)["state"]
     again, _ = opened(federation, first["frozen"])
@@ -388,7 +394,7 @@ def test_what_a_strategy_keeps_for_a_silo_is_a_file_that_comes_back_at_its_next_
     state = operations.prepare()["state"]
     kept: dict[str, str | None] = {"a": None, "b": None}
     for number, silos in ((1, ("a", "b")), (2, ("a",))):
-        task = operations.tasks(state, number, PHASE, {silo: kept[silo] for silo in silos})["tasks"]["a"]
+        task = tasks_of(operations, state, number, {silo: kept[silo] for silo in silos})["tasks"]["a"]
         path = spool(federation, received(federation, task)["model"], shift=0.5 * number)
         folded = operations.aggregate(state, number, PHASE, [update(silo, path, kept=kept[silo]) for silo in silos])
         state, kept = folded["state"], {**kept, **folded["kept"]}

@@ -26,6 +26,7 @@ from common.methods import SemiFLSettings
 from common.payload import EncodedInput, TensorInput, write_payload
 from common.status import abort_with
 from common.store import PayloadStore
+from common.tensor_cache import TensorCache
 from common.wire import round_service_pb2 as pb
 from common.wire import round_service_pb2_grpc as pb_grpc
 from common.wire import tensors_pb2
@@ -83,10 +84,11 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     objection: Callable[[str], SemisiloError | None] = lambda update_id: None
     """Asked when an upload is complete."""
 
-    def add_file(self, data: bytes, *, groups: tuple[str, ...] = ("model",)) -> PayloadRef:
+    def add_file(self, data: bytes, *, groups: tuple[str, ...] = ("model",), tensors: str = "",
+                 reference: str = "") -> PayloadRef:
         digest = hashlib.sha256(data).hexdigest()
         self.files[digest] = data
-        return PayloadRef(digest, len(data), groups)
+        return PayloadRef(digest, len(data), groups, tensors, reference)
 
     def outcomes(self) -> list[str]:
         return [begin.WhichOneof("outcome") for begin in self.begins]
@@ -216,6 +218,7 @@ class FakeCompute:
         self.trained.append(arguments)
         for digest, path in arguments["payloads"].items():
             assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
+        self._keep(arguments)
         if on_progress is not None:
             on_progress(0.5, "epoch 1 of 2")
         if self.errors:
@@ -239,6 +242,13 @@ class FakeCompute:
             memory.write_bytes(content)
             result |= {"payload": to_dict(reference), "num_examples": 17, "memory": str(memory)}
         return result
+
+    def _keep(self, arguments: dict[str, Any]) -> None:
+        """Keeps the tensor groups that came, as `silo.received` does; these payloads are not looked into."""
+        cache = TensorCache(PayloadStore(Path(arguments["cache_folder"])))
+        for payload in arguments["task"]["payloads"]:
+            if payload["tensors"] and payload["digest"] in arguments["payloads"]:
+                cache.put(payload["tensors"], Path(arguments["payloads"][payload["digest"]]))
 
     async def abort(self) -> None:
         self.aborted += 1

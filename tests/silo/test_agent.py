@@ -98,7 +98,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(after=OVER)
-        payload = coordinator.add_file(random_bytes(300_000))
+        payload = coordinator.add_file(random_bytes(300_000), tensors="7e" * 32)
         coordinator.tasks = [make_task(payloads=(payload,))]
         async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
             assert await bench.agent.run() == "reached 91.2 %"
@@ -118,7 +118,7 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
             assert (entry["kind"], entry["study"], entry["round"], entry["groups"]) == ("update", "first", 1, ["model"])
             assert entry["digest"] == update.payload.digest.hex()
             assert entry["bytes"] == len(coordinator.accepted[begin.update_id]) == update.payload.size_bytes
-            assert [digest.hex() for digest in coordinator.hellos[1].held_digests] == [payload.digest]
+            assert [digest.hex() for digest in coordinator.hellos[1].held_digests] == [payload.tensors]
             assert (coordinator.hellos[1].memory_study, coordinator.hellos[1].memory_round) == ("first", 1)
             assert "round 1/3: training (semifl, 479 images)" in bench.text
             assert "study first is over: reached 91.2 %" in bench.text

@@ -33,12 +33,15 @@ def write_payload(memory: SiloMemory, content: str) -> PayloadRef:
 
 
 def answer(memory: SiloMemory, round: int, *, phase: str = "train", content: str | None = "",
-           abstention: str = "") -> None:
-    """Does a task: writes the files and records them. `content` None: the trainer keeps nothing new."""
+           abstention: str = "", residuals: str | None = None) -> None:
+    """Does a task: writes the files and records them. `content` None: the trainer keeps nothing new; `residuals` None:
+    what lossy updates have left out stays as it is."""
+    left = None if residuals is None else write_memory(memory, residuals)
     file = None if content is None else write_memory(memory, content or f"memory {round} {phase}")
     payload = None if abstention else write_payload(memory, f"update {round} {phase}")
     memory.record_pending("s", round=round, task_id=f"s/{round}/{phase}", update_id=f"u{round}{phase}", memory=file,
-                          payload=payload, abstention=abstention, num_examples=7, metrics={"loss": 0.5}, seconds=1.5)
+                          residuals=left, payload=payload, abstention=abstention, num_examples=7,
+                          metrics={"loss": 0.5}, seconds=1.5)
 
 
 def seen(memory: SiloMemory) -> str | None:
@@ -63,6 +66,106 @@ def test_pending_memory_is_committed_only_when_its_round_was_folded(tmp_path: Pa
     memory.resolve("s", 3, round=9, task_id="s/9/train")
     assert seen(memory) == "memory 3 train"
     assert SiloMemory(tmp_path).state() == ("s", 3)
+
+
+def left_out(memory: SiloMemory, round: int) -> tuple[str | None, ...]:
+    """What a task of `round` would see of residuals: committed, and of an earlier phase."""
+    return tuple(None if path is None else path.read_text() for path in memory.residuals("s", round=round))
+
+
+@pytest.mark.parametrize("content", [None, ""], ids=["without memory", "with memory"])
+def test_what_an_update_left_out_is_committed_only_when_its_round_was_folded(
+        tmp_path: Path, content: str | None) -> None:
+    """Also for a method whose trainer keeps nothing."""
+    memory = SiloMemory(tmp_path)
+    assert left_out(memory, 1) == (None, None)
+    answer(memory, 1, content=content, residuals="rest 1")
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    memory = SiloMemory(tmp_path)
+    assert left_out(memory, 2) == ("rest 1", None)
+    answer(memory, 2, content=content, residuals="rest 2")
+    memory.resolve("s", 1, round=3, task_id="s/3/train")  # round 2 failed: its update was sent for nothing
+    assert left_out(memory, 3) == ("rest 1", None)
+    memory.resolve("s", 1, round=7, task_id="s/7/train")  # rounds without this silo: what it owes stays
+    answer(memory, 7, content=content, residuals="rest 7")
+    memory.resolve("s", 7, round=8, task_id="s/8/train")
+    assert left_out(memory, 8) == ("rest 7", None)
+    assert SiloMemory(tmp_path).state() == ("s", 7)
+    assert seen(memory) == (None if content is None else "memory 7 train")
+
+
+def test_an_abstention_leaves_what_was_left_out_as_it_was(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, residuals="rest 1")
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    answer(memory, 2, content=None, abstention="no_confident_example")
+    memory.resolve("s", 1, round=3, task_id="s/3/train")
+    assert left_out(memory, 3) == ("rest 1", None)
+
+
+@pytest.mark.parametrize(("abstention", "residuals"), [("", None), ("", "rest 2"), ("no_data", None)])
+def test_a_later_phase_keeps_what_an_earlier_one_left_out(
+        tmp_path: Path, abstention: str, residuals: str | None) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, residuals="rest 1")
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    answer(memory, 2, residuals="rest 2")
+    memory.resolve("s", 1, round=2, task_id="s/2/statistics")
+    assert left_out(memory, 2) == ("rest 1", "rest 2")
+    answer(memory, 2, phase="statistics", content=None, abstention=abstention, residuals=residuals)
+    memory.resolve("s", 2, round=3, task_id="s/3/train")
+    assert left_out(memory, 3) == ("rest 2", None)
+
+
+def test_a_memory_that_does_not_fit_takes_what_was_left_out_with_it(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 2, residuals="rest 2")
+    memory.resolve("s", 2, round=3, task_id="s/3/train")
+    memory.resolve("s", 5, round=6, task_id="s/6/train")  # this folder is an old copy
+    assert left_out(memory, 6) == (None, None)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"rest ?")])
+def test_lost_residuals_are_said_so_and_the_trainers_memory_stays(
+        tmp_path: Path, damage: Callable[[Path], Any], caplog: pytest.LogCaptureFixture) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, residuals="rest 1")
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    assert memory.state() == ("s", 1)
+    (path, _) = memory.residuals("s", round=2)
+    assert path is not None
+    damage(path)
+    assert memory.state() == ("s", 0)
+    assert left_out(memory, 2) == (None, None)
+    assert "missing or damaged" in caplog.text
+    assert seen(memory) == "memory 1 train"
+    answer(memory, 2, residuals="rest 2")
+    memory.resolve("s", 2, round=3, task_id="s/3/train")
+    assert (memory.state(), left_out(memory, 3)) == (("s", 2), ("rest 2", None))
+
+
+def test_a_pending_answer_whose_residuals_are_damaged_is_done_again(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, residuals="rest 1")
+    (_, path) = memory.residuals("s", round=1)
+    assert path is not None
+    path.unlink()
+    assert memory.pending_for("s/1/train") is None
+    answer(memory, 1, residuals="rest 1")
+    assert memory.pending_for("s/1/train") is not None
+
+
+def test_an_index_from_before_there_were_residuals_is_read(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    answer(memory, 2)
+    index = tmp_path / "memory.json"
+    assert index.read_text().count(',"residuals":""') == 2
+    index.write_text(index.read_text().replace(',"residuals":""', ""))
+    assert "residuals" not in index.read_text()
+    memory = SiloMemory(tmp_path)
+    assert (seen(memory), memory.state(), left_out(memory, 3)) == ("memory 1 train", ("s", 2), (None, None))
 
 
 def test_the_same_task_asked_again_is_sent_again_and_not_trained_again(tmp_path: Path) -> None:
@@ -243,9 +346,9 @@ class KillAt:
 
 
 STEPS: dict[str, Callable[[SiloMemory], None]] = {
-    "first answer": lambda memory: answer(memory, 1),
+    "first answer": lambda memory: answer(memory, 1, residuals="rest 1"),
     "folded": lambda memory: memory.resolve("s", 1, round=2, task_id="s/2/train"),
-    "second answer": lambda memory: answer(memory, 2),
+    "second answer": lambda memory: answer(memory, 2, residuals="rest 2"),
     "second phase": lambda memory: answer(memory, 2, phase="statistics", content=None),
     "dropped": lambda memory: memory.resolve("s", 1, round=3, task_id="s/3/train"),
     "abstention": lambda memory: answer(memory, 3, content=None, abstention="no_data"),
@@ -257,7 +360,7 @@ def facts(folder: Path) -> tuple[Any, ...]:
     """All that an agent would act on, from a fresh look at the disk."""
     memory = SiloMemory(folder)
     tasks = [f"s/{round}/{phase}" for round in (1, 2, 3) for phase in ("train", "statistics")]
-    return memory.state(), seen(memory), tuple(memory.pending_for(task) for task in tasks)
+    return memory.state(), seen(memory), left_out(memory, 2), tuple(memory.pending_for(task) for task in tasks)
 
 
 @pytest.mark.parametrize("step", STEPS)

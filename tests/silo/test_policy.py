@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from common.data.form import AugmentationSettings, ImageForm
 from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted, UnknownName
 from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
 from common.methods import METHODS, SemiFLSettings
+from common.uplink import LOSSY_FORMS, parse_uplink
 from silo.policy import Limits, Permit, Policy, check_task, check_update, load_policy, policy_text
+from tests.plugin_kit import install, on_the_module_path
 
 TASK = TaskSpec(
     task_id="first/1/train/a", study="first", round=1, rounds=3, phase="train", silo="a", method="semifl",
@@ -38,6 +41,7 @@ def test_the_default_permits_every_built_in_method_and_no_factory() -> None:
     ("[permit]\nmethods = ['semifi']\n", ("semifi", "semifl")),
     ("[permit]\ngroups = ['model', 'batchnorm']\n", ("batchnorm", "batch_norm")),
     ("[permit]\nmetrics = ['los']\n", ("los", "loss")),
+    ("[permit]\nencodings = ['int2']\n", ("int2", "int4", "top-k")),
     ("[permit]\nfactories = ['my.module']\n", ("my.module", "package.module:name")),
     ("[limits]\nmax_download_bytes = 0\n", ("max_download_bytes", "at least 1")),
     ("[limits]\nmax_download_bytes = '1 GB'\n", ("max_download_bytes", "whole number")),
@@ -83,6 +87,25 @@ def test_a_model_factory_is_refused_unless_this_very_name_is_listed() -> None:
     check_task(Policy(permit=Permit(factories=("os:system",))), task)
 
 
+@pytest.mark.parametrize(("uplink", "forms"), [
+    ("bf16", ["bf16"]), ("int8", ["int8"]), ("int4", ["int4"]), ("top-k 1%", ["top-k"]),
+    ("top-k 1% int8", ["int8", "top-k"])])
+def test_a_lossy_form_is_refused_unless_it_is_listed(uplink: str, forms: list[str]) -> None:
+    task = replace(TASK, uplink=parse_uplink(uplink))
+    check_task(Policy(), task)
+    check_task(Policy(permit=Permit(encodings=tuple(forms))), task)
+    for form in forms:
+        others = tuple(other for other in LOSSY_FORMS if other != form)
+        with pytest.raises(NotPermitted, match=form) as caught:
+            check_task(Policy(permit=Permit(encodings=others)), task)
+        assert "[permit] encodings in silo.toml of 'a'" in caught.value.remedy
+
+
+@pytest.mark.parametrize("uplink", ["raw", "auto", "smallest", "top-k 100%"])
+def test_an_exact_form_needs_no_permission(uplink: str) -> None:
+    check_task(Policy(permit=Permit(encodings=())), replace(TASK, uplink=parse_uplink(uplink)))
+
+
 def test_a_payload_with_a_group_that_the_method_does_not_declare_is_refused() -> None:
     with pytest.raises(NotPermitted, match="helper_psi/0"):
         check_task(Policy(), replace(TASK, payloads=(PayloadRef("ab" * 32, 10, ("helper_psi/0",)),)))
@@ -125,3 +148,64 @@ def test_numbered_groups_are_covered_by_their_pattern_and_nothing_else_is() -> N
     for name in ("helper_psi", "helper_psi/", "helper_psi/x", "helper_psi/1/images", "helper_psis/1"):
         with pytest.raises(NotPermitted):
             check_update(policy, spec, groups=(name,), metrics={}, size_bytes=1)
+
+
+# Plug-ins -------------------------------------------------------------------------------------------------------------
+
+
+GOSSIP = replace(TASK, method="gossip", settings={"scenario": "labels-at-coordinator", "strength": 0.5},
+                 payloads=(PayloadRef("ab" * 32, 1000, ("model",)),))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder on the module path."""
+    with on_the_module_path(tmp_path) as folder:
+        yield folder
+
+
+def _policy(path: Path, permit: str) -> Policy:
+    path.write_text(f"[permit]\n{permit}\n", encoding="utf-8")
+    return load_policy(path)
+
+
+def test_an_installed_plug_in_is_refused_unless_the_file_lists_it(site: Path) -> None:
+    install(site)
+    for policy in (Policy(), _policy(site / "silo.toml", "groups = ['model']")):
+        assert "gossip" not in policy.methods
+        with pytest.raises(MethodNotPermitted, match="gossip"):
+            check_task(policy, GOSSIP)
+
+
+def test_a_listed_plug_in_runs_once_what_it_moves_is_listed_too(site: Path) -> None:
+    install(site)
+    listed = "methods = ['gossip', 'semifl']"
+    policy = _policy(site / "silo.toml", listed)
+    assert policy.methods == ("gossip", "semifl")
+    with pytest.raises(NotPermitted, match="tensor group 'gossip'"):
+        check_task(policy, GOSSIP)
+    policy = _policy(site / "silo.toml", f"{listed}\ngroups = ['model', 'gossip']")
+    with pytest.raises(NotPermitted, match="metric 'chatter'"):
+        check_task(policy, GOSSIP)
+    policy = _policy(site / "silo.toml", f"{listed}\ngroups = ['model', 'gossip']\nmetrics = ['chatter']")
+    spec = check_task(policy, GOSSIP)
+    check_update(policy, spec, groups=("model", "gossip"), metrics={"chatter": 1.0}, size_bytes=10)
+    with pytest.raises(BadConfiguration, match="strenght"):
+        check_task(policy, replace(GOSSIP, settings={"strenght": 1.0}))
+
+
+def test_groups_of_a_plug_in_that_is_not_listed_are_no_valid_names(site: Path) -> None:
+    install(site)
+    with pytest.raises(BadConfiguration, match="there is no 'gossip'"):
+        _policy(site / "silo.toml", "methods = ['semifl']\ngroups = ['model', 'gossip']")
+
+
+def test_a_listed_plug_in_that_is_not_installed_stops_the_silo_at_its_start(site: Path) -> None:
+    with pytest.raises(BadConfiguration, match="there is no 'gossip'"):
+        _policy(site / "silo.toml", "methods = ['gossip']")
+
+
+def test_a_listed_plug_in_that_is_broken_stops_the_silo_at_its_start(site: Path) -> None:
+    install(site, method="raise ValueError('too old')\n")
+    with pytest.raises(BadConfiguration, match="too old"):
+        _policy(site / "silo.toml", "methods = ['gossip']")

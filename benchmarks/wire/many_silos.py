@@ -1,0 +1,122 @@
+"""One real coordinator and many silos: seconds per round and memory for 10, 50 and 200, and whether any is lost.
+
+    python -m benchmarks.wire.many_silos --silos 200 --json OUT
+
+The silos are real agents, each with a certificate and a connection of its own (benchmarks/wire/stub_silos.py), but
+several share a process, and none trains. The coordinator is `coordinator serve` as always.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, use_plugin
+from common import __version__
+from semisilo.processes import Processes, StepFailed, interrupt_on_termination
+
+__all__ = ["measure"]
+
+_SILOS_PER_PROCESS = 50
+_SMALLER = (10, 50)
+
+
+def measure(silos: int, *, parameters: int, rounds: int, say: Callable[[str], None],
+            seconds: float = 600.0) -> dict[str, Any]:
+    """Runs one federation of stub silos and returns what came out; no process is left behind.
+
+    Raises: StepFailed with the end of the log of what failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="semisilo-many-") as temporary:
+        place = Path(temporary)
+        use_plugin(place)
+        with Processes(logs=place / "logs") as processes:
+            return _measure(LocalFederation(place, processes), processes, silos, parameters, rounds, say, seconds)
+
+
+def _measure(federation: LocalFederation, processes: Processes, silos: int, parameters: int, rounds: int,
+             say: Callable[[str], None], seconds: float) -> dict[str, Any]:
+    names = [f"silo-{number:04}" for number in range(silos)]
+    say(f"{silos} silos, {parameters:,} parameters, {rounds} rounds")
+    federation.start_coordinator()
+    federation.enrol(names)
+    say("all have their certificates")
+    for name in names:
+        federation.permit(name, parameters)
+    federation.look()
+    light, together = federation.coordinator.own_peak_bytes, federation.coordinator.peak_bytes
+    for start in range(0, silos, _SILOS_PER_PROCESS):
+        processes.start(f"stubs-{start:04}", [sys.executable, "-m", "benchmarks.wire.stub_silos",
+                                              str(federation.homes), *names[start:start + _SILOS_PER_PROCESS]])
+    federation.wait_until_joined(silos)
+    say("all have joined; the study begins")
+    federation.queue(StudyShape(silos=silos, parameters=parameters, rounds=rounds))
+    federation.wait_until_complete(seconds=seconds, say=say)
+    federation.look()
+    rows = federation.query("SELECT opened_unix, closed_unix FROM round WHERE study = ? AND number > 0 ORDER BY number",
+                            STUDY)
+    states = dict(federation.query("SELECT state, count(*) FROM task WHERE study = ? GROUP BY state", STUDY))
+    wire = dict(federation.query("SELECT direction, sum(bytes) FROM cost WHERE study = ? AND kind = 'wire' AND"
+                                 " round > 1 GROUP BY direction", STUDY))
+    return {
+        "silos": silos, "parameters": parameters, "rounds": rounds,
+        "first_round_seconds": rows[0][1] - rows[0][0],
+        "seconds_per_round": [after[1] - before[1] for before, after in itertools.pairwise(rows)],
+        "updates": states.get("updated", 0), "lost": silos * rounds - states.get("updated", 0),
+        "up_bytes": wire["up"] / (silos * (rounds - 1)), "down_bytes": wire["down"] / (silos * (rounds - 1)),
+        "coordinator_peak_bytes": federation.coordinator.own_peak_bytes,
+        "coordinator_compute_peak_bytes": federation.coordinator.peak_bytes - federation.coordinator.own_peak_bytes,
+        "coordinator_import_bytes": light, "coordinator_compute_import_bytes": together - light,
+    }
+
+
+def main() -> int:
+    """Entry point of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wire.many_silos",
+                                     description=__doc__.partition("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--silos", type=int, default=200, help="silos of the largest federation; 10 and 50 before it")
+    parser.add_argument("--only", action="store_true", help="only the largest federation")
+    parser.add_argument("--parameters", type=int, default=100_000, help="float32 parameters, at least 1000")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds, the first of which is reported apart")
+    parser.add_argument("--json", type=Path, default=None, help="where to write the result; standard output as well")
+    parser.add_argument("--seconds", type=float, default=600.0, help="longest that one study may take")
+    asked = parser.parse_args()
+    if asked.silos < 1 or asked.rounds < 2 or asked.parameters < 1000:
+        parser.error("at least 1 silo, 2 rounds and 1000 parameters")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    found = []
+    smaller = () if asked.only else tuple(count for count in _SMALLER if count < asked.silos)
+    try:
+        with interrupt_on_termination():
+            for count in (*smaller, asked.silos):
+                found.append(measure(count, parameters=asked.parameters, rounds=asked.rounds, say=say,
+                                     seconds=asked.seconds))
+                last = found[-1]
+                say(f"{count} silos: {statistics.median(last['seconds_per_round']):.2f} s a round, {last['lost']} lost")
+    except StepFailed as error:
+        print(f"{error.line()}\n{error.log_tail}", file=sys.stderr)
+        return 1
+    text = json.dumps({"system": "semisilo", "version": __version__, "federations": found}, indent=2)
+    print(text)
+    if asked.json is not None:
+        asked.json.write_text(text + "\n", encoding="utf-8")
+    return int(any(each["lost"] for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

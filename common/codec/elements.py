@@ -1,0 +1,73 @@
+"""Elements as bit patterns: unsigned integers as wide as the element.
+
+So NaN payloads, negative zeros and types that numpy lacks (bfloat16) pass bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ELEMENT_TYPES", "Bits", "ElementType", "all_finite", "coded_kind"]
+
+Bits = NDArray[Any]
+"""Elements as unsigned integers of the element's width, little endian."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """How an element of one type lies in memory."""
+
+    name: str
+    """As numpy and torch spell it."""
+    size_bytes: int
+    exponent_mask: int = 0
+    """Bits that are all one in infinities and NaN; 0 for integers."""
+
+    @property
+    def bits(self) -> np.dtype[Any]:
+        """The unsigned integer of the same width, little endian."""
+        return np.dtype(f"<u{self.size_bytes}")
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the top bit is a sign apart from the magnitude."""
+        return self.exponent_mask != 0
+
+
+ELEMENT_TYPES: dict[str, ElementType] = {kind.name: kind for kind in (
+    ElementType("float32", 4, 0x7F80_0000),
+    ElementType("float64", 8, 0x7FF0_0000_0000_0000),
+    ElementType("float16", 2, 0x7C00),
+    ElementType("bfloat16", 2, 0x7F80),
+    ElementType("int64", 8),
+    ElementType("int32", 4),
+    ElementType("uint8", 1),
+)}
+
+
+def coded_kind(kind: ElementType) -> ElementType:
+    """The type of what `subtract_bits` gives for tensors of `kind`: plain unsigned integers of the same width."""
+    return replace(kind, name=f"coded {kind.name}", exponent_mask=0)
+
+
+def all_finite(bits: Bits, kind: ElementType) -> bool:
+    """Whether no element is an infinity or NaN; always true for integers.
+
+    Args:
+        bits: elements as unsigned integers, any shape.
+        kind: their type.
+    """
+    if not kind.is_float:
+        return True
+    mask = bits.dtype.type(kind.exponent_mask)
+    flat = bits.reshape(-1)
+    return not any(bool(((flat[start:start + _SCAN_ELEMENTS] & mask) == mask).any())
+                   for start in range(0, flat.size, _SCAN_ELEMENTS))
+
+
+_SCAN_ELEMENTS = 2**16
+"""Elements looked at together, so that the scratch stays in the cache."""

@@ -1,0 +1,133 @@
+"""Methods of others: installed plug-ins of the entry point group `semisilo.methods`, looked for only when needed.
+
+A plug-in is code that its owner has installed on this machine, as any package; no code ever comes over the network.
+A silo runs a plug-in only when its silo.toml lists it by name (silo/policy.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.errors import BadConfiguration, UnknownName
+from common.methods import METHODS, MethodPlugin, MethodSpec
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["GROUP", "find_plugin", "load_half", "plugin_names"]
+
+GROUP = "semisilo.methods"
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
+
+
+def plugin_names() -> tuple[str, ...]:
+    """Names of the installed plug-ins, sorted; none of them is imported for it. Built-in names are not among them."""
+    return tuple(sorted(_installed(tuple(sys.path))))
+
+
+def find_plugin(name: str) -> MethodPlugin:
+    """An installed plug-in; its light module is imported, its halves are not.
+
+    Raises: UnknownName, with the names there are; BadConfiguration, naming the package, when it cannot be used.
+    """
+    found = _installed(tuple(sys.path)).get(name, ())
+    if not found:
+        raise UnknownName(f"There is no method '{name}'.",
+                          remedy=f"Methods: {', '.join((*sorted(METHODS), *plugin_names()))}.")
+    if len({(entry.value, _package(entry)) for entry in found}) > 1:
+        packages = ", ".join(sorted({_package(entry) for entry in found}))
+        raise BadConfiguration(f"The method '{name}' is offered by more than one package: {packages}.",
+                               remedy="Uninstall all but one of them.")
+    return _loaded(found[0])
+
+
+def load_half(name: str, built_in: Mapping[str, str], half: Literal["strategy", "trainer"]) -> type[Any]:
+    """The class of one half of a method: of `built_in` ("module:Class" by method), or of an installed plug-in.
+
+    Imports it, and with it torch: for compute processes.
+    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported.
+    """
+    if name in built_in:
+        module, _, cls = built_in[name].partition(":")
+        loaded: type[Any] = getattr(importlib.import_module(module), cls)
+        return loaded
+    plugin = find_plugin(name)
+    where: str = getattr(plugin, half)
+    module, _, cls = where.partition(":")
+    try:
+        loaded = getattr(importlib.import_module(module), cls)
+    except Exception as error:
+        raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' cannot be imported:"
+                               f" {_said(error)}.", remedy="Mend or reinstall the plug-in.") from error
+    if not isinstance(loaded, type):
+        raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' is not a class.",
+                               remedy="Mend or reinstall the plug-in.")
+    return loaded
+
+
+@functools.lru_cache(maxsize=4)
+def _installed(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
+    """The entry points by name. `path` is sys.path: what is found depends on it."""
+    from importlib.metadata import entry_points  # later: light commands need none of it
+
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name not in METHODS:
+            found[entry.name] = (*found.get(entry.name, ()), entry)
+    return found
+
+
+def _loaded(entry: EntryPoint) -> MethodPlugin:
+    """Imports what an entry point names, and checks it."""
+    what = f"The method plug-in '{entry.name}' of the package {_package(entry)}"
+    if _NAME.fullmatch(entry.name) is None:
+        raise BadConfiguration(f"{what} has an impossible name.",
+                               remedy="Names are lower-case letters, digits, '-' and '_'.")
+    heavy = "torch" in sys.modules
+    try:
+        plugin = entry.load()
+    except Exception as error:
+        raise BadConfiguration(f"{what} cannot be imported: {_said(error)}.",
+                               remedy="Mend, reinstall or uninstall it.") from error
+    if trouble := _trouble(entry.name, plugin):
+        raise BadConfiguration(f"{what} cannot be used: {trouble}.", remedy="Mend, update or uninstall it.")
+    if not heavy and "torch" in sys.modules:
+        raise BadConfiguration(f"{what} imports torch where it is only described.",
+                               remedy="Its halves belong in modules of their own, which are named and not imported.")
+    assert isinstance(plugin, MethodPlugin)
+    return plugin
+
+
+def _trouble(name: str, plugin: object) -> str:
+    """Why an object is not a plug-in of that name; empty when it is."""
+    if not isinstance(plugin, MethodPlugin):
+        return f"it names a {type(plugin).__name__}, not a MethodPlugin"
+    spec: object = plugin.spec
+    if not isinstance(spec, MethodSpec):
+        return f"its spec is a {type(spec).__name__}, not a MethodSpec"
+    if spec.name != name:
+        return f"its spec is called '{spec.name}'"
+    if not (isinstance(spec.settings, type) and dataclasses.is_dataclass(spec.settings)
+            and "scenario" in {field.name for field in dataclasses.fields(spec.settings)}):
+        return "its settings are not a dataclass with a field 'scenario'"
+    for half in ("strategy", "trainer"):
+        if not isinstance(where := getattr(plugin, half), str) or _CLASS.fullmatch(where) is None:
+            return f"its {half} is not of the form \"package.module:Class\""
+    return ""
+
+
+def _package(entry: EntryPoint) -> str:
+    """The distribution that an entry point comes from, as its owner knows it."""
+    return "of unknown name" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": .")

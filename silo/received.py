@@ -1,0 +1,104 @@
+"""A task's tensor groups from the payloads that were fetched and the groups that this silo holds already."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from common.errors import BadPayload, LayoutMismatch, TensorsMissing, WrongBase
+from common.exchange import PayloadRef, TaskSpec, TensorGroup
+from common.manifest import DEFAULT_MAX_BYTES, check_manifest
+from common.methods import MethodSpec
+from common.payload_reader import PayloadReader
+from common.store import PayloadStore
+from common.tensor_cache import TensorCache
+from common.tensors import digest
+from common.torch_payload import decode_groups, encode_groups
+
+__all__ = ["receive"]
+
+_LOG = logging.getLogger("semisilo.work")
+
+
+def receive(task: TaskSpec, spec: MethodSpec, payloads: Mapping[str, str],
+            store: PayloadStore) -> dict[str, TensorGroup]:
+    """The tensor groups of a task, decoded. Each is kept on disk as well, for the next payload to be coded against.
+
+    Args:
+        payloads: path of each payload that was fetched, by digest; already verified.
+        store: of payloads that arrive; in its folder "tensors" are the groups that this silo holds.
+    Raises: BadPayload for what the method does not declare; TensorsMissing when what the task builds on is damaged
+        here: it is dropped, and the task comes again with the whole group.
+    """
+    cache = TensorCache(store)
+    groups: dict[str, TensorGroup] = {}
+    for payload in task.payloads:
+        found = _held(payload, cache, spec) or _fetched(task, payload, payloads, spec, store, cache)
+        for name, group in found.items():
+            if name in groups:
+                raise BadPayload(f"Task {task.task_id} brings the group '{name}' twice.")
+            groups[name] = group
+    return groups
+
+
+def _held(payload: PayloadRef, cache: TensorCache, spec: MethodSpec) -> dict[str, TensorGroup]:
+    """The group when it is here, after looking at every bit; empty when it has to come from the payload."""
+    path = cache.find(payload.tensors) if payload.tensors else None
+    if path is None:
+        return {}
+    name, = payload.groups
+    try:
+        found, = _decode(path, spec, cache, name=name).values()
+        if digest(found.tensors) == payload.tensors:
+            return {name: replace(found, digest=payload.tensors)}
+    except (BadPayload, WrongBase, ValueError) as error:
+        _LOG.debug("%s: %s", path, error)
+    _LOG.warning("%s is damaged; it is fetched again", path)
+    cache.drop(payload.tensors)
+    return {}
+
+
+def _fetched(task: TaskSpec, payload: PayloadRef, payloads: Mapping[str, str], spec: MethodSpec, store: PayloadStore,
+             cache: TensorCache) -> dict[str, TensorGroup]:
+    if payload.digest not in payloads:
+        if payload.tensors:
+            raise TensorsMissing("A tensor group that the task builds on is not here any more.")
+        raise BadPayload(f"Task {task.task_id} names the payload {payload.digest}, which was not fetched.")
+    path = Path(payloads[payload.digest])
+    try:
+        found = _decode(path, spec, cache, reference=payload.reference)
+    except (BadPayload, LayoutMismatch, WrongBase) as error:
+        if not payload.reference:
+            raise
+        # The payload is what the coordinator wrote, so it is the reference that went bad: whatever came of it.
+        cache.drop(payload.reference)
+        raise TensorsMissing(error.text, remedy=error.remedy) from None
+    if payload.tensors:
+        if tuple(found) != payload.groups or found[payload.groups[0]].digest != payload.tensors:
+            raise BadPayload(f"The group '{payload.groups[0]}' is not the one that the task names.")
+        (name, group), = found.items()
+        if not payload.reference:
+            cache.put(group.digest, path)
+        else:  # what later payloads are coded against has to stand alone
+            alone = encode_groups(store, {name: group}, durable=False)
+            cache.put(group.digest, store.path(alone.digest))
+            store.path(alone.digest).unlink()
+    return found
+
+
+def _decode(path: Path, spec: MethodSpec, cache: TensorCache, *, name: str = "",
+            reference: str = "") -> dict[str, TensorGroup]:
+    """The groups of a file, after a look at its manifest.
+
+    Args:
+        name: what its only group is called in the task: equal tensors are one file, whatever they are called.
+        reference: what it must be coded against; empty for what must stand alone.
+    """
+    with PayloadReader(path, require_finite=True) as reader:
+        groups = [replace(group, name=name or group.name) for group in reader.groups]
+    check_manifest(groups, allowed=spec.down, layouts=None, max_bytes=DEFAULT_MAX_BYTES)
+    if any(group.reference != reference for group in groups):
+        raise BadPayload("The payload is coded against other tensors than the task says.")
+    return decode_groups(path, require_finite=True, references=cache.find, trust_digests=True)

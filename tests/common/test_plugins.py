@@ -1,0 +1,113 @@
+"""Methods of others are found by their entry points, lazily, and a broken one says whose it is and what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadConfiguration, UnknownName
+from common.methods import METHODS, find_method
+from common.plugins import find_plugin, load_half, plugin_names
+from coordinator.strategies import load_strategy
+from silo.trainers import load_trainer
+from tests.plugin_kit import METHOD, install, on_the_module_path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder on the module path."""
+    with on_the_module_path(tmp_path) as folder:
+        yield folder
+
+
+def test_an_installed_plug_in_is_found_by_both_sides(site: Path) -> None:
+    install(site)
+    assert "gossip" in plugin_names()
+    assert find_method("gossip").metrics == ("chatter",)
+    assert load_strategy("gossip").__qualname__ == "Strategy"
+    assert load_trainer("gossip").__qualname__ == "Trainer"
+
+
+def test_finding_a_plug_in_imports_neither_half(site: Path) -> None:
+    install(site, halves="raise RuntimeError('a light process must not come here')\n")
+    assert find_plugin("gossip").strategy == "gossip_plugin_halves:Strategy"
+    assert "gossip_plugin_halves" not in sys.modules
+
+
+def test_asking_for_names_imports_nothing_of_a_plug_in(site: Path) -> None:
+    install(site, method="raise RuntimeError('not yet')\n")
+    assert "gossip" in plugin_names()
+    assert "gossip_plugin" not in sys.modules
+
+
+def test_a_built_in_method_is_found_without_looking_at_what_is_installed() -> None:
+    code = ("import sys; from common.methods import find_method; find_method('semifl');"
+            " assert 'common.plugins' not in sys.modules")
+    assert subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_plug_in_cannot_take_the_name_of_a_built_in_method(site: Path) -> None:
+    install(site, name="semifl")
+    assert "semifl" not in plugin_names()
+    assert find_method("semifl") is METHODS["semifl"]
+    assert load_strategy("semifl").__module__ == "coordinator.strategies.semifl"
+    assert load_trainer("semifl").__module__ == "silo.trainers.semifl"
+
+
+def test_an_unknown_method_is_refused_with_all_names_built_in_and_installed(site: Path) -> None:
+    install(site)
+    for look in (find_method, load_strategy, load_trainer):
+        with pytest.raises(UnknownName, match="'gosip'") as caught:
+            look("gosip")
+        assert "gossip" in caught.value.remedy
+        assert "semifl" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("method", "words"), [
+    ("import nothing_like_this\n", "nothing_like_this"),
+    ("raise ValueError('too old')\n", "too old"),
+    ("OTHER = 1\n", "PLUGIN"),
+    ("PLUGIN = {'name': 'gossip'}\n", "dict"),
+    (METHOD.format(name="whisper", module="gossip_plugin"), "whisper"),
+    (METHOD.format(name="gossip", module="gossip_plugin").replace("scenario:", "place:"), "scenario"),
+    (METHOD.format(name="gossip", module="gossip_plugin").replace("settings=Settings", "settings=int"), "scenario"),
+    (METHOD.format(name="gossip", module="gossip_plugin").replace("_halves:Trainer", "_halves.Trainer"), "trainer"),
+    (METHOD.format(name="gossip", module="gossip_plugin").replace("spec=MethodSpec(", "spec=dict("), "MethodSpec"),
+])
+def test_a_broken_plug_in_is_named_with_its_package_and_what_is_wrong(site: Path, method: str, words: str) -> None:
+    install(site, method=method)
+    with pytest.raises(BadConfiguration, match="'gossip'") as caught:
+        find_method("gossip")
+    assert "gossip-method 2.1" in caught.value.text
+    assert words in caught.value.text
+
+
+@pytest.mark.parametrize("halves", ["import nothing_like_this\n", "class Strategy:\n    pass\n",
+                                    "Strategy = Trainer = 1\n"])
+def test_a_broken_half_is_named_when_it_is_loaded_and_not_before(site: Path, halves: str) -> None:
+    install(site, halves=halves)
+    find_method("gossip")
+    with pytest.raises(BadConfiguration, match="gossip_plugin_halves:Trainer"):
+        load_half("gossip", {}, "trainer")
+
+
+def test_two_packages_that_offer_the_same_method_are_refused(site: Path) -> None:
+    install(site)
+    install(site, module="other_plugin", package="other-method")
+    with pytest.raises(BadConfiguration, match=r"gossip-method 2\.1, other-method 2\.1"):
+        find_method("gossip")
+
+
+def test_a_plug_in_whose_description_brings_torch_is_refused_in_a_light_process(tmp_path: Path) -> None:
+    install(tmp_path, method="import torch\n" + METHOD.format(name="gossip", module="gossip_plugin"))
+    code = ("import sys; sys.path.insert(0, sys.argv[1])\n"
+            "from common.errors import BadConfiguration\nfrom common.methods import find_method\n"
+            "try:\n    find_method('gossip')\nexcept BadConfiguration as error:\n    print(error.text)\n")
+    run = subprocess.run([sys.executable, "-P", "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+                         check=True)
+    assert "imports torch" in run.stdout

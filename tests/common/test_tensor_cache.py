@@ -1,0 +1,90 @@
+"""Tensor groups on disk by the digest of their tensors: what is found, what is kept, what is let go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadPayload
+from common.store import PayloadStore
+from common.tensor_cache import TensorCache
+
+A, B, C, D = (letter * 64 for letter in "abcd")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TensorCache:
+    return TensorCache(PayloadStore(tmp_path / "store"))
+
+
+def file(folder: Path) -> Path:
+    """A new file, not one that the cache has a link to."""
+    path = folder / f"payload{len(list(folder.iterdir()))}"
+    path.write_bytes(b"payload")
+    return path
+
+
+def put_in_order(cache: TensorCache, folder: Path, *digests: str) -> None:
+    """The last is the newest, whatever the clock of the disk can tell apart."""
+    for number, digest in enumerate(digests):
+        cache.put(digest, file(folder))
+        os.utime(cache.path(digest), ns=(10**18 + number, 10**18 + number))
+
+
+def test_what_was_put_in_is_found_after_its_payload_is_gone(cache: TensorCache, tmp_path: Path) -> None:
+    assert cache.find(A) is None
+    payload = file(tmp_path)
+    cache.put(A, payload)
+    found = cache.find(A)
+    assert found is not None
+    assert os.path.samefile(found, payload), "a link, not a copy"
+    payload.unlink()
+    assert found.read_bytes() == b"payload"
+    assert TensorCache(PayloadStore(cache.folder.parent)).digests() == [A], "another process sees it too"
+
+
+def test_what_is_put_in_again_replaces_what_was_damaged_and_is_the_newest(cache: TensorCache, tmp_path: Path) -> None:
+    put_in_order(cache, tmp_path, A, B)
+    path = cache.path(A)
+    path.unlink()
+    path.write_bytes(b"damaged")
+    cache.put(A, file(tmp_path))
+    assert path.read_bytes() == b"payload"
+    assert cache.digests() == [A, B]
+
+
+def test_the_newest_comes_first_and_other_files_are_not_ours(cache: TensorCache, tmp_path: Path) -> None:
+    put_in_order(cache, tmp_path, B, C, A)
+    (cache.folder / "notes").write_text("x")
+    (cache.folder / ("g" * 64)).write_text("x")
+    assert cache.digests() == [A, C, B]
+    cache.collect((), spare=0)
+    assert {path.name for path in cache.folder.iterdir()} == {"notes", "g" * 64}
+
+
+def test_only_what_is_named_and_the_newest_others_stay(cache: TensorCache, tmp_path: Path) -> None:
+    put_in_order(cache, tmp_path, A, B, C, D)
+    cache.collect({A, "", "0" * 64}, spare=1)
+    assert cache.digests() == [D, A]
+    cache.collect({A, D}, spare=0)
+    assert cache.digests() == [D, A]
+
+
+def test_what_is_dropped_is_gone_and_may_be_dropped_again(cache: TensorCache, tmp_path: Path) -> None:
+    cache.put(A, file(tmp_path))
+    cache.drop(A)
+    cache.drop(A)
+    assert cache.find(A) is None
+
+
+@pytest.mark.parametrize("digest", ["", "../" + "a" * 61, "A" * 64, "a" * 63, "a" * 65, "/" * 64])
+def test_a_name_that_is_no_digest_never_becomes_a_path(cache: TensorCache, tmp_path: Path, digest: str) -> None:
+    payload = file(tmp_path)
+    for action in (cache.path, cache.find, cache.drop):
+        with pytest.raises(BadPayload, match="not a SHA-256"):
+            action(digest)
+    with pytest.raises(BadPayload, match="not a SHA-256"):
+        cache.put(digest, payload)
+    assert cache.digests() == []

@@ -1,0 +1,50 @@
+"""SemiFL on the digits with every lossy form of the uplink: it reaches the accuracy of exact updates within noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+
+from benchmarks.lossy.simulation import Course, Simulation, digits
+from common.uplink import Uplink, parse_uplink
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NOISE = 0.03
+"""TOLERANCE"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def course(uplink: Uplink) -> Course:
+    """20 rounds from 20 labels with seed 1, as in benchmarks/lossy."""
+    return Simulation(digits(1, rounds=20), uplink).run()
+
+
+@pytest.mark.parametrize(("uplink", "most_bytes"), [
+    ("bf16", 0.36), ("int8", 0.26), ("int4", 0.14), ("top-k 10%", 0.12), ("top-k 1%", 0.015), ("top-k 1% int8", 0.009)])
+def test_a_lossy_form_reaches_the_accuracy_of_exact_updates(uplink: str, most_bytes: float) -> None:
+    """With error feedback and the default rounding; `most_bytes` is the largest share of a dense update, 226 kB."""
+    exact, lossy = course(parse_uplink("smallest")), course(parse_uplink(uplink))
+    assert exact.accuracies[-1] > exact.accuracies[0] + 0.1, "the study learns"
+    assert lossy.accuracies[0] == exact.accuracies[0], "round 0 is the coordinator alone"
+    assert lossy.accuracies[-1] > exact.accuracies[-1] - NOISE, (lossy.accuracies, exact.accuracies)
+    dense = digits(1, rounds=20).dense_bytes
+    assert max(lossy.uplink_bytes) < most_bytes * 3 * dense < min(exact.uplink_bytes)
+
+
+def test_the_control_an_update_that_lost_nearly_everything_is_noticed() -> None:
+    """6 of 56 554 elements a round and no error feedback: little more than the coordinator's own training is left."""
+    exact = course(parse_uplink("smallest"))
+    lost = course(parse_uplink("top-k 0.01%", error_feedback=False))
+    assert lost.accuracies[-1] < exact.accuracies[-1] - NOISE, (lost.accuracies, exact.accuracies)

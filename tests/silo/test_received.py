@@ -1,0 +1,264 @@
+"""The groups of a task, from what was fetched and what is here: fresh, held, coded, damaged, and what is a lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.codec import Aim, Plan
+from common.data.form import AugmentationSettings, ImageForm
+from common.errors import BadPayload, SemisiloError, TensorsMissing, WrongBase
+from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup
+from common.methods import find_method
+from common.payload_reader import read_manifest
+from common.store import PayloadStore
+from common.tensor_cache import TensorCache
+from common.tensors import digest
+from common.torch_payload import encode_groups
+from coordinator.downlink import Downlink
+from silo.received import receive
+
+SPEC = find_method("semifl")
+
+
+class Line:
+    """A coordinator that writes payloads, and a silo that fetches and receives them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = PayloadStore(folder / "hub")
+        self.references = TensorCache(self.hub)
+        self.silo = PayloadStore(folder / "silo")
+        self.held = TensorCache(self.silo)
+
+    def send(self, group: TensorGroup, *, name: str = "model") -> PayloadRef:
+        phase = Downlink(self.hub, self.references, plan=Plan(aim=Aim.SMALLEST))
+        written = phase.payload(name, group, self.held.digests())
+        phase.finish()
+        return written
+
+    def fetch(self, *payloads: PayloadRef) -> dict[str, str]:
+        """What the silo's agent downloads: of what it holds, nothing."""
+        paths = {}
+        for payload in payloads:
+            if payload.digest and not self.held.find(payload.tensors):
+                file = self.silo.temporary()
+                file.write_bytes(self.hub.path(payload.digest).read_bytes())
+                paths[payload.digest] = str(self.silo.path(self.silo.add_file(file)))
+        return paths
+
+    def receive(self, *payloads: PayloadRef) -> dict[str, TensorGroup]:
+        return receive(task_of(*payloads), SPEC, self.fetch(*payloads), self.silo)
+
+
+def task_of(*payloads: PayloadRef) -> TaskSpec:
+    return TaskSpec(
+        task_id="s/1/0-train/a", study="s", round=1, rounds=4, phase="train", silo="a", method="semifl", settings={},
+        model=ModelSettings(classes=("x", "y")), image=ImageForm(size=8, channels=1, mean=(0.3,), std=(0.35,)),
+        augmentation=AugmentationSettings(), numerics=Numerics(), payloads=payloads, last_folded_round=0, seed=1)
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    return Line(tmp_path)
+
+
+def version(number: int) -> TensorGroup:
+    weights = torch.randn(3000, generator=torch.Generator().manual_seed(0)) * (1 + 1e-5 * number)
+    return TensorGroup({"w": weights})
+
+
+DIGESTS = [digest(version(number).tensors) for number in range(5)]
+
+
+def check(group: TensorGroup, number: int) -> None:
+    assert digest(group.tensors) == DIGESTS[number]
+    assert group.digest == DIGESTS[number], "known, so that nobody computes it again"
+    assert (group.meaning, group.base) == (Meaning.VALUES, "")
+
+
+def damage(path: Path, change: Callable[[bytearray], object]) -> None:
+    """Changes a file in place of the link, so that no other name of it changes."""
+    content = bytearray(path.read_bytes())
+    change(content)
+    path.unlink()
+    path.write_bytes(content)
+
+
+def test_a_fresh_group_is_decoded_and_kept(line: Line) -> None:
+    check(line.receive(line.send(version(0)))["model"], 0)
+    assert line.held.digests() == [DIGESTS[0]]
+
+
+def test_a_held_group_needs_no_file(line: Line) -> None:
+    line.receive(line.send(version(0)))
+    line.silo.collect(set())
+    again = line.send(version(0))
+    assert again.digest == ""
+    check(line.receive(again)["model"], 0)
+
+
+def test_a_coded_group_is_put_together_and_kept_so_that_it_stands_alone(line: Line) -> None:
+    line.receive(line.send(version(0)))
+    for number in (1, 2, 3):
+        coded = line.send(version(number))
+        assert coded.reference == DIGESTS[number - 1]
+        check(line.receive(coded)["model"], number)
+        kept = line.held.find(DIGESTS[number])
+        assert kept is not None
+        assert read_manifest(kept)[0].reference == ""
+        line.silo.collect(set())
+        for older in DIGESTS[:number]:
+            line.held.drop(older)
+    check(line.receive(line.send(version(3)))["model"], 3)
+    assert list(line.silo.digests()) == [], "nothing of the way there is left in the store"
+
+
+def test_groups_that_come_in_different_ways_make_one_task(line: Line) -> None:
+    statistics = TensorGroup({"m": torch.arange(5.0)})
+    line.receive(line.send(version(0)), line.send(statistics, name="batch_norm"))
+    found = line.receive(line.send(version(1)), line.send(statistics, name="batch_norm"))
+    check(found["model"], 1)
+    assert found["batch_norm"].tensors["m"].tolist() == [0, 1, 2, 3, 4]
+
+
+DAMAGES: dict[str, Callable[[bytearray], object]] = {
+    "a value": lambda content: content.__setitem__(2000, content[2000] ^ 1),
+    "the header of a block": lambda content: content.__setitem__(slice(8, 20), bytes(12)),
+    "the manifest": lambda content: content.__setitem__(len(content) - 40, content[-40] ^ 0xFF),
+    "the layout": lambda content: content.__setitem__(content.rindex(b"w"), ord("v")),
+    "the end": lambda content: content.__delitem__(slice(len(content) - 100, None)),
+    "everything": lambda content: content.clear(),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_reference_is_dropped_and_the_whole_group_comes_next(line: Line, what: str) -> None:
+    line.receive(line.send(version(0)))
+    coded = line.send(version(1))
+    assert coded.reference == DIGESTS[0]
+    damage(line.held.path(DIGESTS[0]), DAMAGES[what])
+    if what == "the manifest":  # it may be the digest that nobody reads of a reference: then nothing is lost
+        try:
+            check(line.receive(coded)["model"], 1)
+            return
+        except TensorsMissing:
+            pass
+    else:
+        with pytest.raises(TensorsMissing) as error:
+            line.receive(coded)
+        assert error.value.retry
+    assert line.held.digests() == []
+    whole = line.send(version(1))
+    assert whole.reference == ""
+    check(line.receive(whole)["model"], 1)
+
+
+def test_a_reference_that_turned_into_infinities_counts_as_damaged(line: Line) -> None:
+    """The sender's tensors are finite: what is not came from here, and is no reason to refuse the task."""
+    line.receive(line.send(version(0)))
+    coded = line.send(version(1))
+    alone = encode_groups(line.silo, {"model": TensorGroup({"w": torch.full((3000,), float("nan"))})})
+    line.held.put(DIGESTS[0], line.silo.path(alone.digest))
+    with pytest.raises(TensorsMissing):
+        line.receive(coded)
+    assert line.held.digests() == []
+
+
+def test_a_reference_that_is_gone_is_asked_for(line: Line) -> None:
+    line.receive(line.send(version(0)))
+    coded = line.send(version(1))
+    line.held.drop(DIGESTS[0])
+    with pytest.raises(TensorsMissing):
+        line.receive(coded)
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_held_group_that_is_damaged_is_dropped_and_asked_for(line: Line, what: str) -> None:
+    line.receive(line.send(version(0)))
+    held = line.send(version(0))
+    damage(line.held.path(DIGESTS[0]), DAMAGES[what])
+    try:
+        check(line.receive(held)["model"], 0)
+        assert what == "the manifest"
+        return
+    except TensorsMissing:
+        pass
+    assert line.held.digests() == []
+    check(line.receive(line.send(version(0)))["model"], 0)
+
+
+def test_a_held_group_that_is_damaged_is_taken_from_the_payload_where_that_was_fetched(line: Line) -> None:
+    whole = line.send(version(0))
+    paths = line.fetch(whole)
+    receive(task_of(whole), SPEC, paths, line.silo)
+    damage(line.held.path(DIGESTS[0]), DAMAGES["a value"])
+    check(receive(task_of(whole), SPEC, paths, line.silo)["model"], 0)
+    damage(line.held.path(DIGESTS[0]), lambda content: None)
+    check(line.receive(line.send(version(0)))["model"], 0)
+
+
+def test_tensors_held_under_another_name_come_with_the_name_of_the_task(line: Line) -> None:
+    """Equal tensors are one file, whatever group they came in."""
+    line.receive(line.send(version(0), name="batch_norm"))
+    held = line.send(version(0), name="model")
+    assert (held.digest, held.groups) == ("", ("model",))
+    found = line.receive(held)
+    assert list(found) == ["model"]
+    check(found["model"], 0)
+
+
+@pytest.mark.parametrize(("changes", "error"), [
+    ({"tensors": DIGESTS[1]}, BadPayload),
+    ({"groups": ("batch_norm",)}, BadPayload),
+    ({"reference": DIGESTS[3]}, TensorsMissing),
+])
+def test_a_payload_that_is_not_what_the_task_says_is_refused_and_not_kept(
+        line: Line, changes: dict[str, object], error: type[SemisiloError]) -> None:
+    with pytest.raises(error):
+        line.receive(replace(line.send(version(0)), **changes))  # type: ignore[arg-type]
+    assert line.held.digests() == []
+
+
+def test_a_payload_that_refers_to_other_tensors_than_the_task_says_is_refused(line: Line) -> None:
+    line.receive(line.send(version(0)))
+    coded = line.send(version(1))
+    with pytest.raises(BadPayload, match="coded against other tensors"):
+        line.receive(replace(coded, reference=""))
+    assert line.held.find(DIGESTS[1]) is None
+    check(line.receive(coded)["model"], 1)
+
+
+def test_a_held_group_that_the_method_does_not_declare_is_not_used(line: Line) -> None:
+    line.receive(line.send(version(0)))
+    held = replace(line.send(version(0)), groups=("sigma",))
+    with pytest.raises((BadPayload, TensorsMissing)):
+        line.receive(held)
+
+
+def test_a_coded_file_never_gets_into_the_cache_as_if_it_stood_alone(line: Line) -> None:
+    line.receive(line.send(version(0)))
+    coded = line.send(version(1))
+    line.receive(coded)
+    damage(line.held.path(DIGESTS[1]), lambda content: content.__setitem__(
+        slice(None), line.hub.path(coded.digest).read_bytes()))
+    held = line.send(version(1))
+    with pytest.raises(TensorsMissing):
+        line.receive(held)
+    assert line.held.find(DIGESTS[1]) is None
+
+
+def test_wrong_base_is_for_the_silo_itself_and_never_leaves_it(line: Line) -> None:
+    line.receive(line.send(version(0)))
+    coded = line.send(version(1))
+    line.held.drop(DIGESTS[0])
+    for _ in range(2):
+        try:
+            line.receive(coded)
+        except WrongBase:
+            raise AssertionError("it would refuse the task for good") from None
+        except TensorsMissing:
+            continue
