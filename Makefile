@@ -13,6 +13,9 @@ DEMO_ARGS ?=             # for example DEMO_ARGS=--help
 PYTEST_ARGS ?=           # for example PYTEST_ARGS="-k upload -x"
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=            # for example BENCH_ARGS=--quick, or BENCH_ARGS="--only nvflare"
+FUZZ_TARGETS ?= block payload message chunk
+FUZZ_RUNS ?= 100000      # executions of each target
+FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-seed=1
 
 # Set for what runs the code: no tool of ours needs a terminal or asks a question.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -41,6 +44,14 @@ test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 mi
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-all: test test-slow  ## run all tests
+
+fuzz: $(VENV)/.semisilo-fuzz  ## feed the decoders of the wire what a fuzzer makes up; what it finds lies in build/fuzz/
+	@set -e; for target in $(FUZZ_TARGETS); do \
+	    mkdir -p build/fuzz/$$target; \
+	    echo "==> python -m tests.fuzz.run $$target -runs=$(FUZZ_RUNS) $(FUZZ_ARGS)" >&2; \
+	    $(BIN)/python -m tests.fuzz.run $$target -runs=$(FUZZ_RUNS) -artifact_prefix=build/fuzz/$$target- $(FUZZ_ARGS) \
+	        build/fuzz/$$target tests/fuzz/corpus/$$target; \
+	done
 
 bench-wire: setup-demo build/peers/flower/.made build/peers/nvflare/.made  ## measure rounds against Flower and NVIDIA FLARE (half an hour); writes benchmarks/wire/RESULTS.md
 	@echo "==> python -m benchmarks.wire.run $(BENCH_ARGS)" >&2
@@ -95,6 +106,11 @@ $(VENV)/.semisilo-dev: pyproject.toml | $(VENV)/.made
 	@echo "==> installing semisilo and the tools of development into $(VENV) (the first time this fetches torch, which is large)" >&2
 	$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $(VENV)/.semisilo $@
+
+$(VENV)/.semisilo-fuzz: $(VENV)/.semisilo-dev
+	@echo "==> installing the fuzzer into $(VENV)" >&2
+	$(BIN)/python -m pip install --editable '.[fuzz]'
+	@touch $@
 
 # The peers of the benchmark, each in an environment of its own; used again while their requirements stay the same.
 

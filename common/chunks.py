@@ -32,7 +32,7 @@ DOWNLOAD_FIELD: Final = 1
 SUBMIT_FIELD: Final = 2
 """Number of the field `chunk` in SubmitUpdateRequest."""
 
-_AHEAD_BYTES = 4 * 2**20
+_AHEAD_BYTES = 2 * 2**20
 """How far what has arrived may be ahead of what is on disk."""
 _OFFSET_TAG, _CRC_TAG, _DATA_TAG = 0x08, 0x15, 0x1A
 _LENGTH_DELIMITED = 2

@@ -25,6 +25,8 @@ __all__ = ["canonical_json", "from_dict", "load_toml", "parse_duration", "to_dic
 T = TypeVar("T")
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
+_LONGEST_SHOWN = 200
+"""Characters of a value that an error shows."""
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

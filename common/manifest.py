@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 
 from common.codec import ELEMENT_TYPES, largest_encoded_bytes, smallest_encoded_bytes
 from common.errors import BadPayload, LayoutMismatch
@@ -13,7 +14,7 @@ from common.wire import tensors_pb2 as pb
 
 __all__ = [
     "DEFAULT_MAX_BYTES", "FORMAT", "MAX_GROUPS", "MAX_TENSORS", "GroupManifest", "ReferenceForm", "check_manifest",
-    "is_held_reference", "manifest_to_proto", "parse_manifest", "parse_reference", "reference_to_proto",
+    "is_held_reference", "manifest_to_proto", "parse_manifest", "parse_reference", "reference_to_proto", "runs_of",
 ]
 
 FORMAT = 2
@@ -90,6 +91,11 @@ class GroupManifest:
         return sum(spec.num_elements * ELEMENT_TYPES[spec.dtype].size_bytes for spec in self.tensors)
 
 
+def runs_of(tensors: Sequence[TensorSpec]) -> list[tuple[TensorSpec, ...]]:
+    """Neighbouring tensors of one type, which share blocks: a network has many tensors of a few elements."""
+    return [tuple(run) for _, run in groupby(tensors, key=lambda spec: spec.dtype)]
+
+
 def manifest_to_proto(groups: Sequence[GroupManifest]) -> pb.PayloadManifest:
     """The message for a manifest."""
     return pb.PayloadManifest(format=FORMAT, groups=[
@@ -144,9 +150,12 @@ def _parse_group(message: pb.GroupManifest) -> GroupManifest:
         raise BadPayload(f"The group '{name}' has a reference ({form}) that cannot be.")
     tensors = tuple(_parse_tensor(name, tensor) for tensor in message.tensors)
     _check_unique([spec.name for spec in tensors], f"tensor of the group '{name}'")
-    smallest = sum(smallest_encoded_bytes(spec.num_elements) for spec in tensors)
-    largest = sum(largest_encoded_bytes(spec.num_elements, ELEMENT_TYPES[spec.dtype].size_bytes) for spec in tensors)
-    if not smallest <= message.encoded_bytes <= largest:
+    lengths = [(sum(spec.num_elements for spec in run), ELEMENT_TYPES[run[0].dtype].size_bytes)
+               for run in runs_of(tensors)]
+    smallest = sum(smallest_encoded_bytes(elements) for elements, _ in lengths)
+    largest = sum(largest_encoded_bytes(elements, size) for elements, size in lengths)
+    all_zero = message.encoded_bytes == 0 and meaning is not Meaning.OVERWRITE
+    if not (smallest <= message.encoded_bytes <= largest or all_zero):
         raise BadPayload(f"The group '{name}' cannot take {message.encoded_bytes} bytes: its tensors need "
                          f"{smallest} to {largest}.")
     return GroupManifest(name, meaning, message.base_digest.hex(), tensors, message.encoded_bytes,

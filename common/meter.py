@@ -13,11 +13,13 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
 from common import tcp_info
+from common.destroyed_sockets import DestroyedSockets, cookie_of
 from common.tcp_info import TcpCounters
 
 __all__ = [
@@ -115,18 +117,20 @@ class Connection:
 @dataclass(slots=True)
 class _Watched:
     connection: Connection
-    copy: socket.socket
+    cookie: int
+    """The kernel's name for the socket; 0 when it has none."""
+    descriptor: int
+    """Its owner's; not to be used after `released`."""
     counters: TcpCounters
     released: float | None = None
     """When the owner was first seen to have closed its descriptor; on the monotonic clock, in seconds."""
 
 
 class ConnectionMeter:
-    """Reads the kernel's counters of this process's TCP connections, also after they were closed.
+    """Reads the kernel's counters of this process's TCP connections, the last time when the kernel destroys them.
 
-    A duplicate of each socket is kept, since counters die with the last descriptor. That keeps no peer waiting: gRPC
-    ends a connection with shutdown(), which sends the FIN whatever duplicates there are. The duplicate is closed at the
-    first sample after the kernel has finished with the connection, at the latest `linger_seconds` after gRPC let go.
+    Sockets are read through their owner's descriptors and never duplicated (`common.destroyed_sockets` says why). That
+    another thread closes a descriptor meanwhile is noticed by the inode, before anything that was read is used.
     A connection that begins and ends between two samples is not seen; `WireMeter.bind` samples at the start of the
     first RPC, so that only connections without any RPC are missed (refused handshakes, port scans).
     """
@@ -139,13 +143,15 @@ class ConnectionMeter:
             local_port: only connections that this port accepted: the coordinator's; 0 for any.
             remote_port: only connections to this port: a silo's; 0 for any.
             remote_hosts: only connections to these addresses, as numbers; empty for any.
-            linger_seconds: how long a closed connection that the peer does not acknowledge is still watched.
+            linger_seconds: how long the kernel may take to end a closed connection: a peer may never acknowledge it.
+                Then the last sample stands.
         """
         self._local_port = local_port
         self._remote_port = remote_port
         self._remote_hosts = frozenset(format_peer(host, 0) for host in remote_hosts)
         self._linger_seconds = linger_seconds
-        self._watched: dict[int, _Watched] = {}  # by inode, while the duplicate is held
+        self._watched: dict[int, _Watched] = {}  # by inode
+        self._destroyed = DestroyedSockets()
         self._ended: dict[Connection, TcpCounters] = {}
         self._ignored: set[int] = set()
         self._serial = 0
@@ -160,9 +166,11 @@ class ConnectionMeter:
 
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the live connection to `peer` (as `format_peer` writes it) was last seen to deliver."""
-        for watched in self._watched.values():
+        for inode, watched in self._watched.items():
             if watched.connection.peer == peer and watched.released is None:
-                return tcp_info.delivery_rate(watched.copy.fileno())
+                with suppress(OSError):
+                    rate = tcp_info.delivery_rate(watched.descriptor)
+                    return rate if _is(watched.descriptor, inode) else 0.0
         return 0.0
 
     def forget(self, connection: Connection) -> None:
@@ -174,9 +182,10 @@ class ConnectionMeter:
         return set(self._ended)
 
     def close(self) -> None:
-        """Closes all duplicates. Counting has ended."""
+        """Counting has ended."""
         for inode in list(self._watched):
             self._end(inode)
+        self._destroyed.close()
         self.supported = False
 
     def _scan(self) -> None:
@@ -192,15 +201,26 @@ class ConnectionMeter:
         for inode, owners in descriptors.items():
             if inode not in self._watched and inode not in self._ignored:
                 self._begin(inode, owners[0])
+        self._read_last_words()
         now = time.monotonic()
         for inode, watched in list(self._watched.items()):
-            counters = tcp_info.read(watched.copy.fileno())
-            if counters is not None:
-                watched.counters = _no_less(counters, watched.counters)
-            if set(descriptors.get(inode, ())) <= {watched.copy.fileno()}:
-                watched.released = now if watched.released is None else watched.released
-                if watched.counters.closed or now - watched.released >= self._linger_seconds:
-                    self._end(inode)
+            if inode in descriptors:
+                watched.descriptor = descriptors[inode][0]
+                counters = _read(watched.descriptor, inode)
+                if counters is not None:
+                    watched.counters = _no_less(counters, watched.counters)
+                continue
+            watched.released = now if watched.released is None else watched.released
+            if now - watched.released >= self._linger_seconds or not self._destroyed.listening:
+                self._end(inode)
+
+    def _read_last_words(self) -> None:
+        by_cookie = {watched.cookie: inode for inode, watched in self._watched.items() if watched.cookie}
+        for cookie, counters in self._destroyed.take():
+            inode = by_cookie.pop(cookie, None)
+            if inode is not None:
+                self._watched[inode].counters = _no_less(counters, self._watched[inode].counters)
+                self._end(inode)
 
     def _begin(self, inode: int, descriptor: int) -> None:
         """Starts to watch a socket if it is one of the connections wanted."""
@@ -213,7 +233,7 @@ class ConnectionMeter:
                 self._ignored.add(inode)
                 return
             try:
-                local, peer = borrowed.getsockname(), borrowed.getpeername()
+                local, peer, cookie = borrowed.getsockname(), borrowed.getpeername(), cookie_of(borrowed)
             except OSError:  # listening, or not connected yet
                 return
         finally:
@@ -221,17 +241,18 @@ class ConnectionMeter:
         if not self._wanted(local, peer):
             self._ignored.add(inode)
             return
-        copy = _duplicate(descriptor, inode)
-        if copy is None:
+        if not _is(descriptor, inode):
             return
-        counters = tcp_info.read(copy.fileno())
+        try:
+            counters = tcp_info.read(descriptor)
+        except OSError:
+            return
         if counters is None:  # an old kernel
-            copy.close()
             self.supported = False
             return
         self._serial += 1
         connection = Connection(format_peer(*local[:2]), format_peer(*peer[:2]), self._serial)
-        self._watched[inode] = _Watched(connection, copy, counters)
+        self._watched[inode] = _Watched(connection, cookie, descriptor, counters)
 
     def _wanted(self, local: tuple[str, int], peer: tuple[str, int]) -> bool:
         return ((not self._local_port or local[1] == self._local_port)
@@ -240,23 +261,25 @@ class ConnectionMeter:
 
     def _end(self, inode: int) -> None:
         watched = self._watched.pop(inode)
-        watched.copy.close()
         self._ended[watched.connection] = watched.counters
 
 
-def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """A duplicate of a socket's descriptor, unless another thread has closed it and the number is something else."""
+def _read(descriptor: int, inode: int) -> TcpCounters | None:
+    """The counters of a socket; None when its owner has closed it meanwhile and the number is something else."""
     try:
-        copy = os.dup(descriptor)
+        counters = tcp_info.read(descriptor)
     except OSError:
         return None
-    status = os.fstat(copy)
-    if status.st_ino == inode and stat.S_ISSOCK(status.st_mode):
-        return socket.socket(fileno=copy)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(copy)
-    # Else it stays open: to close any descriptor of a file drops this process's locks on it, the ledger's among them.
-    return None
+    return counters if _is(descriptor, inode) else None
+
+
+def _is(descriptor: int, inode: int) -> bool:
+    """Whether a descriptor is still that of the socket with this inode."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return status.st_ino == inode and stat.S_ISSOCK(status.st_mode)
 
 
 def _no_less(new: TcpCounters, old: TcpCounters) -> TcpCounters:

@@ -10,18 +10,19 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from common.codec import ELEMENT_TYPES, Bits, Plan, coded_kind, encode_blocks
+from common.codec import BLOCK_ELEMENTS, ELEMENT_TYPES, Bits, Plan, coded_kind, encode_blocks
 from common.errors import BadPayload, DiskFull, LayoutMismatch
 from common.exchange import Meaning, PayloadRef, TensorSpec
-from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest
+from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest, runs_of
 from common.payload_reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, PayloadReader
 from common.reference_form import choose_form, code_against
 from common.store import PayloadStore
@@ -30,7 +31,7 @@ __all__ = ["EncodedInput", "Reference", "TensorInput", "write_payload"]
 
 _PIECE_BYTES = 2**20
 """Small parts are gathered until there are so many bytes, so that a network of small tensors costs few writes."""
-_PIECES_UNDER_WAY = 4
+_PIECES_UNDER_WAY = 2
 """Pieces that wait for hash and disk while further blocks are encoded: bounds the memory."""
 
 
@@ -102,37 +103,78 @@ def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput], *, du
 
 
 def _write_group(pieces: _Pieces, name: str, group: EncodedInput) -> GroupManifest:
-    form, before = ReferenceForm.ALONE, pieces.size_bytes
     for tensor in group.tensors:
         _check_type(tensor.spec)
+    form = ReferenceForm.ALONE
     if group.reference is None:
-        for tensor in group.tensors:
-            _write_tensor(pieces, tensor, group)
+        size = _write_blocks(pieces, group, (_elements(tensor) for tensor in group.tensors))
     else:
         assert group.digest, "what is coded against a reference is checked by its own digest"
         with PayloadReader(group.reference.path) as reader:
             form = choose_form(reader, [(tensor.spec, tensor.bits) for tensor in group.tensors], group.plan)
-            theirs = reader.tensors(reader.groups[0].name) if form is not ReferenceForm.ALONE else None
-            for tensor in group.tensors:
-                _write_tensor(pieces, tensor, group, form=form, base=None if theirs is None else next(theirs)[1])
-    return GroupManifest(name, group.meaning, group.base, tuple(tensor.spec for tensor in group.tensors),
-                         pieces.size_bytes - before, group.digest,
-                         group.reference.digest if group.reference and form is not ReferenceForm.ALONE else "", form)
+            rows = (_elements(tensor) for tensor in group.tensors)
+            size = _write_blocks(pieces, group, rows if form is ReferenceForm.ALONE else _coded(group, reader, form),
+                                 form)
+    return GroupManifest(name, group.meaning, group.base, tuple(tensor.spec for tensor in group.tensors), size,
+                         group.digest, group.reference.digest if group.reference and form is not ReferenceForm.ALONE
+                         else "", form)
 
 
-def _write_tensor(pieces: _Pieces, tensor: TensorInput, group: EncodedInput, *,
-                  form: ReferenceForm = ReferenceForm.ALONE, base: Bits | None = None) -> None:
-    kind = ELEMENT_TYPES[tensor.spec.dtype]
+def _elements(tensor: TensorInput) -> Bits:
+    """The tensor's elements (n,)."""
     bits = tensor.bits()
-    if bits.dtype != kind.bits or bits.size != tensor.spec.num_elements:
+    if bits.dtype != ELEMENT_TYPES[tensor.spec.dtype].bits or bits.size != tensor.spec.num_elements:
         raise LayoutMismatch(f"The tensor '{tensor.spec.name}' is not what its specification says.")
-    if base is not None:
-        bits = code_against(bits.reshape(-1), base.reshape(-1), kind, form)
+    return bits.reshape(-1)
+
+
+def _coded(group: EncodedInput, reader: PayloadReader, form: ReferenceForm) -> Iterator[Bits]:
+    """The tensors' elements against those of the reference."""
+    theirs = reader.tensors(reader.groups[0].name)
+    for tensor, (_, base) in zip(group.tensors, theirs, strict=True):
+        yield code_against(_elements(tensor), base.reshape(-1), ELEMENT_TYPES[tensor.spec.dtype], form)
+
+
+def _write_blocks(pieces: _Pieces, group: EncodedInput, rows: Iterator[Bits],
+                  form: ReferenceForm = ReferenceForm.ALONE) -> int:
+    """Encodes a group, run by run; returns its bytes, 0 when there is nothing but zeros.
+
+    Blocks of zeros wait until another one follows: at the end of the group they say nothing if there was no other.
+    """
+    before = pieces.size_bytes
+    waiting: list[bytes] = []
+    written = False
+    for run in runs_of([tensor.spec for tensor in group.tensors]):
+        kind = ELEMENT_TYPES[run[0].dtype]
         kind = coded_kind(kind) if form is ReferenceForm.BITS else kind
-    for parts in encode_blocks(bits, kind, group.plan, every_value=group.meaning is Meaning.OVERWRITE,
-                               generator=group.generator):
-        for part in parts:
-            pieces.add(part)
+        for block in _cut(islice(rows, len(run))):
+            for header, index, values in encode_blocks(block, kind, group.plan, generator=group.generator,
+                                                       every_value=group.meaning is Meaning.OVERWRITE):
+                if not written and not index and not values:
+                    waiting.append(header)
+                    continue
+                parts: list[bytes | memoryview] = [*waiting, header, index, values]
+                for part in parts:
+                    pieces.add(part)
+                waiting, written = [], True
+    return pieces.size_bytes - before
+
+
+def _cut(rows: Iterable[Bits]) -> Iterator[Bits]:
+    """Cuts rows of elements, laid end to end, into blocks; one that lies within a row is a view of it."""
+    parts: list[Bits] = []
+    held = 0
+    for row in rows:
+        start = 0
+        while start < len(row):
+            part = row[start:start + BLOCK_ELEMENTS - held]
+            parts.append(part)
+            start, held = start + len(part), held + len(part)
+            if held == BLOCK_ELEMENTS:
+                yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+                parts, held = [], 0
+    if parts:
+        yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _dense_bytes(groups: Mapping[str, EncodedInput]) -> int:

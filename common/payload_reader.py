@@ -20,7 +20,6 @@ from common.codec import (
     HEADER_BYTES,
     Bits,
     BlockHeader,
-    ElementType,
     IndexEncoding,
     ValueEncoding,
     all_finite,
@@ -31,7 +30,7 @@ from common.codec import (
 )
 from common.errors import BadPayload, LayoutMismatch, WrongBase
 from common.exchange import Meaning, TensorSpec
-from common.manifest import DEFAULT_MAX_BYTES, MAX_GROUPS, GroupManifest, ReferenceForm, parse_manifest
+from common.manifest import DEFAULT_MAX_BYTES, MAX_GROUPS, GroupManifest, ReferenceForm, parse_manifest, runs_of
 from common.reference_form import add_reference, can_sum
 from common.wire import tensors_pb2 as pb
 
@@ -107,34 +106,41 @@ class PayloadReader:
         """
         group = self.group(name)
         theirs = self._open_reference(group, reference)
-        position = self._starts[name]
-        end = position + group.encoded_bytes
-        later = sum(smallest_encoded_bytes(spec.num_elements) for spec in group.tensors)
-        for spec in group.tensors:
-            # What the tensors behind this one need at least is not for this one to take.
-            later -= smallest_encoded_bytes(spec.num_elements)
-            with _naming(spec, name):
-                bits, position = self._read_tensor(group, spec, position, end - later)
-                if theirs is not None:
-                    add_reference(bits.reshape(-1), next(theirs)[1].reshape(-1), ELEMENT_TYPES[spec.dtype],
-                                  group.reference_form)
-                if self._require_finite and not all_finite(bits, ELEMENT_TYPES[spec.dtype]):
-                    raise BadPayload("It has an infinity or NaN.", remedy="Look for a learning rate that is too high.")
-            yield spec, bits
-        if position != end:
-            raise BadPayload(f"The group '{name}' has {end - position} bytes after its last tensor.")
+        start = self._starts[name]
+        blocks = _Blocks(self._file.fileno(), group, start, start + group.encoded_bytes)
+        for run in runs_of(group.tensors):
+            blocks.begin(run)
+            for spec in run:
+                kind = ELEMENT_TYPES[spec.dtype]
+                with _naming(spec, name):
+                    flat = _zeros(spec)
+                    blocks.fill(flat)
+                    if theirs is not None:
+                        add_reference(flat, next(theirs)[1].reshape(-1), kind, group.reference_form)
+                    if self._require_finite and not all_finite(flat, kind):
+                        raise BadPayload("It has an infinity or NaN.",
+                                         remedy="Look for a learning rate that is too high.")
+                yield spec, flat.reshape(spec.shape)
+        blocks.finish()
 
-    def tensor(self, name: str, tensor: str) -> Bits:
-        """Decodes one tensor of a group that stands alone; the others are passed over. Raises: BadPayload."""
+    def sample(self, name: str, tensor: str, count: int) -> Bits:
+        """The first `count` elements, or all, of one tensor of a group that stands alone; others are passed over.
+
+        Raises: BadPayload.
+        """
         group = self.group(name)
         assert group.reference_form is ReferenceForm.ALONE, "a tensor alone is only read of what stands alone"
-        position = self._starts[name]
-        end = position + group.encoded_bytes
-        for spec in group.tensors:
-            with _naming(spec, name):
-                if spec.name == tensor:
-                    return self._read_tensor(group, spec, position, end)[0]
-                position = self._pass_over(spec, position, end)
+        start = self._starts[name]
+        blocks = _Blocks(self._file.fileno(), group, start, start + group.encoded_bytes)
+        for run in runs_of(group.tensors):
+            blocks.begin(run)
+            for spec in run:
+                with _naming(spec, name):
+                    if spec.name == tensor:
+                        found = np.zeros(min(count, spec.num_elements), dtype=ELEMENT_TYPES[spec.dtype].bits)
+                        blocks.fill(found)
+                        return found
+                    blocks.skip(spec.num_elements)
         raise BadPayload(f"The group '{name}' has no tensor '{tensor}'.")
 
     def _open_reference(self, group: GroupManifest,
@@ -175,40 +181,6 @@ class PayloadReader:
             raise BadPayload("The manifest is no message of the expected form.") from None
         return parse_manifest(message), start
 
-    def _read_tensor(self, group: GroupManifest, spec: TensorSpec, position: int, end: int) -> tuple[Bits, int]:
-        """Decodes the blocks from `position` on, none of which may reach beyond `end`."""
-        kind = ELEMENT_TYPES[spec.dtype]
-        if group.reference_form is ReferenceForm.BITS:
-            kind = coded_kind(kind)
-        # Zeroed memory is taken from the system page by page as it is written, so empty blocks cost nothing yet.
-        flat = _zeros(spec)
-        for start in range(0, spec.num_elements, BLOCK_ELEMENTS):
-            out = flat[start:start + BLOCK_ELEMENTS]
-            header = self._read_header(len(out), position, end, kind)
-            position += HEADER_BYTES
-            if group.meaning is Meaning.OVERWRITE and header.index is not IndexEncoding.DENSE:
-                raise BadPayload("It overwrites only some elements, which this version cannot read.",
-                                 remedy="Update this side.")
-            if header.index is IndexEncoding.DENSE and header.value is ValueEncoding.RAW:  # no copy on the way
-                if os.preadv(self._file.fileno(), [out.view(np.uint8).data], position) != header.body_bytes:
-                    raise BadPayload(f"A block of {header.body_bytes} bytes is cut off.")
-            else:
-                decode_block(header, self._read(header.body_bytes, position), out, kind=kind)
-            position += header.body_bytes
-        return flat.reshape(spec.shape), position
-
-    def _pass_over(self, spec: TensorSpec, position: int, end: int) -> int:
-        """Where the tensor behind the one at `position` begins."""
-        for start in range(0, spec.num_elements, BLOCK_ELEMENTS):
-            elements = min(BLOCK_ELEMENTS, spec.num_elements - start)
-            header = self._read_header(elements, position, end, ELEMENT_TYPES[spec.dtype])
-            position += HEADER_BYTES + header.body_bytes
-        return position
-
-    def _read_header(self, elements: int, position: int, end: int, kind: ElementType) -> BlockHeader:
-        data = self._read(max(0, min(HEADER_BYTES, end - position)), position)
-        return parse_header(data, elements=elements, remaining_bytes=end - position - HEADER_BYTES, kind=kind)
-
     def _read(self, length: int, position: int) -> bytes:
         return os.pread(self._file.fileno(), length, position)
 
@@ -246,6 +218,98 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80 or shift > 63:
             break
     return value, at
+
+
+class _Blocks:
+    """Goes through the blocks of a group and gives out their elements, whatever tensors they belong to."""
+
+    def __init__(self, handle: int, group: GroupManifest, start: int, end: int) -> None:
+        """The blocks lie at `start` to `end` of the file; none when the group has no bytes: all is zero then."""
+        self._handle = handle
+        self._group = group
+        self._position = start
+        self._end = end
+        self._all_zero = start == end
+        self._later = 0 if self._all_zero else sum(
+            smallest_encoded_bytes(_count(run)) for run in runs_of(group.tensors))
+        self._kind = ELEMENT_TYPES["float32"]
+        self._left = 0
+        self._rest = np.empty(0, dtype=np.uint8)
+
+    def begin(self, run: tuple[TensorSpec, ...]) -> None:
+        """The next run; the last one was given out to its end."""
+        kind = ELEMENT_TYPES[run[0].dtype]
+        self._kind = coded_kind(kind) if self._group.reference_form is ReferenceForm.BITS else kind
+        self._left = _count(run)
+        self._rest = np.empty(0, dtype=kind.bits)
+
+    def fill(self, out: Bits) -> None:
+        """Writes the next elements to `out` (n,), zero in every bit. Raises: BadPayload."""
+        if self._all_zero:
+            return
+        done = 0
+        while done < len(out):
+            if len(self._rest):
+                part = self._rest[:len(out) - done]
+                out[done:done + len(part)] = part
+                self._rest = self._rest[len(part):]
+                done += len(part)
+                continue
+            count = min(BLOCK_ELEMENTS, self._left)
+            if count <= len(out) - done:
+                self._decode(out[done:done + count])
+                done += count
+            else:
+                self._rest = np.zeros(count, dtype=self._kind.bits)
+                self._decode(self._rest)
+
+    def skip(self, count: int) -> None:
+        """Passes over elements, decoding only a block that others are in. Raises: BadPayload."""
+        while count and not self._all_zero:
+            if len(self._rest):
+                step = min(count, len(self._rest))
+                self._rest = self._rest[step:]
+                count -= step
+            elif (block := min(BLOCK_ELEMENTS, self._left)) <= count:
+                header = self._header(block)
+                self._position += header.body_bytes
+                count -= block
+            else:
+                self._rest = np.zeros(block, dtype=self._kind.bits)
+                self._decode(self._rest)
+
+    def finish(self) -> None:
+        """Raises: BadPayload when there is something after the last tensor."""
+        if self._position != self._end:
+            raise BadPayload(f"The group '{self._group.name}' has {self._end - self._position} bytes after its last"
+                             " tensor.")
+
+    def _decode(self, out: Bits) -> None:
+        header = self._header(len(out))
+        if header.index is IndexEncoding.DENSE and header.value is ValueEncoding.RAW:  # no copy on the way
+            if os.preadv(self._handle, [out.view(np.uint8).data], self._position) != header.body_bytes:
+                raise BadPayload(f"A block of {header.body_bytes} bytes is cut off.")
+        else:
+            decode_block(header, os.pread(self._handle, header.body_bytes, self._position), out, kind=self._kind)
+        self._position += header.body_bytes
+
+    def _header(self, elements: int) -> BlockHeader:
+        """Of the next block, of which the position is then behind the header."""
+        # What the blocks behind this one need at least is not for this one to take.
+        self._later -= HEADER_BYTES
+        end = self._end - self._later
+        data = os.pread(self._handle, max(0, min(HEADER_BYTES, end - self._position)), self._position)
+        self._position += HEADER_BYTES
+        header = parse_header(data, elements=elements, remaining_bytes=end - self._position, kind=self._kind)
+        if self._group.meaning is Meaning.OVERWRITE and header.index is not IndexEncoding.DENSE:
+            raise BadPayload("It overwrites only some elements, which this version cannot read.",
+                             remedy="Update this side.")
+        self._left -= elements
+        return header
+
+
+def _count(run: tuple[TensorSpec, ...]) -> int:
+    return sum(spec.num_elements for spec in run)
 
 
 @contextmanager

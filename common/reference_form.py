@@ -43,7 +43,7 @@ def choose_form(reader: PayloadReader, tensors: Sequence[tuple[TensorSpec, Calla
     largest = max(range(len(tensors)), key=lambda place: tensors[place][0].num_elements)
     kind = ELEMENT_TYPES[tensors[largest][0].dtype]
     new = tensors[largest][1]().reshape(-1)[:_SAMPLE_ELEMENTS]
-    base = reader.tensor(reader.groups[0].name, tensors[largest][0].name).reshape(-1)[:_SAMPLE_ELEMENTS]
+    base = reader.sample(reader.groups[0].name, tensors[largest][0].name, _SAMPLE_ELEMENTS)
     sizes = {ReferenceForm.ALONE: _encoded_bytes(new, kind, plan)}
     for form in (ReferenceForm.BITS, ReferenceForm.SUM):
         if form is ReferenceForm.SUM and not _sums_exactly(new, base, kind):

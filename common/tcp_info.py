@@ -7,7 +7,7 @@ import struct
 import sys
 from dataclasses import dataclass
 
-__all__ = ["TcpCounters", "available", "delivery_rate", "read"]
+__all__ = ["TcpCounters", "available", "delivery_rate", "parse", "read"]
 
 _INFO_BYTES = 512
 """More than any kernel's struct tcp_info; the kernel fills what it knows."""
@@ -53,7 +53,7 @@ def read(fd: int) -> TcpCounters | None:
     Returns: None where the kernel does not tell (other systems, Linux before 4.19).
     Raises: OSError when `fd` is no TCP socket.
     """
-    return _parse(_info(fd)) if available() else None
+    return parse(_info(fd)) if available() else None
 
 
 def delivery_rate(fd: int) -> float:
@@ -80,7 +80,8 @@ def _info(fd: int) -> bytes:
         borrowed.detach()
 
 
-def _parse(info: bytes) -> TcpCounters | None:
+def parse(info: bytes) -> TcpCounters | None:
+    """Counters of a struct tcp_info; None of an old kernel's, which is too short."""
     if len(info) < _NEEDED_BYTES:
         return None
     state = info[0]

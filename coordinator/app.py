@@ -13,6 +13,7 @@ from typing import Any
 import grpc.aio
 from rich.console import Console
 
+from common.allocator import settle_allocator
 from common.compute import ProcessCompute
 from common.config import parse_duration
 from common.errors import BadConfiguration, DiskFull, SemisiloError
@@ -75,6 +76,7 @@ async def serve(federation: Federation, *, exit_when_finished: bool, console: Co
     Returns: exit status: 0, or 1 when a study failed and `exit_when_finished` is set.
     Raises: SemisiloError for what keeps it from starting.
     """
+    settle_allocator()
     with federation.lock():
         ledger = Ledger(federation.ledger)
         try:

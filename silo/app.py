@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from common.allocator import settle_allocator
 from common.compute import Compute, ProcessCompute
 from common.errors import SemisiloError, UsageError
 from common.tls import split_address
@@ -41,6 +42,7 @@ def join(folder: Path, *, data: str | None = None, on_error: OnError | None = No
     Returns: exit status: 0 at the end of the study and after SIGTERM, 130 after SIGINT.
     Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can mend.
     """
+    settle_allocator()
     home = SiloHome(folder)
     identity = load_identity(folder)
     with home.lock():

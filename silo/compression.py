@@ -107,7 +107,7 @@ def largest(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
     Args:
         tensors: finite, float32, on the CPU, any shapes; n elements in all.
         count: 0 to n.
-    Returns: a mask for each tensor, bool, of its shape; `count` elements are true in all.
+    Returns: a mask for each tensor, bool, of its shape, contiguous; `count` elements are true in all.
     """
     total = sum(tensor.numel() for tensor in tensors)
     if not 0 < count < total:
@@ -118,7 +118,7 @@ def largest(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
     ties = count - int((magnitudes[total - count:] > smallest).sum())
     masks = []
     for tensor in tensors:
-        size = tensor.detach().abs()
+        size = tensor.detach().abs().contiguous()
         mask = size > smallest
         if ties:
             positions = torch.nonzero((size == smallest).reshape(-1)).flatten()[:ties]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -158,6 +159,10 @@ def test_a_silo_that_loses_its_cache_between_rounds_gets_whole_groups_and_the_mo
         processes.join("alpha")
         assert processes.finish() == raw_run[0]
         assert set(os.listdir(cache / "tensors"))
+        alone = {str(silo) for silo, text in processes.query("SELECT silo, spec_json FROM task WHERE round > 1")
+                 for payload in json.loads(str(text))["payloads"]
+                 if payload["groups"] == ["model"] and not payload["reference"]}
+        assert alone == {"alpha"}
 
 
 def test_a_coordinator_that_loses_its_references_between_rounds_ends_with_the_same_model(

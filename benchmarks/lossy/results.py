@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ class Line:
     def difference(self, exact: Line) -> float:
         """Mean over seeds of accuracy less the exact one's of the same seed."""
         theirs = {study.seed: study.accuracies[-1] for study in exact.studies}
-        return statistics.fmean(study.accuracies[-1] - theirs[study.seed] for study in self.studies)
+        both = [study.accuracies[-1] - theirs[study.seed] for study in self.studies if study.seed in theirs]
+        return statistics.fmean(both) if both else math.nan
 
     def rounds_to(self, accuracy: float) -> int | None:
         """The first round whose mean accuracy is at least `accuracy`."""
@@ -107,7 +109,7 @@ def write_results(folder: Path, measured: Sequence[Measured], order: Sequence[tu
         figure = folder / f"{data}-{rounds}.svg"
         _draw(figure, lines, f"{_NAMES[data]}, {rounds} rounds: accuracy against the bytes of all updates")
         name = _NAMES[data]
-        parts += [f"## {name}, {rounds} rounds", f"{_WORDS[data]}; {len(lines[0].studies)} seeds.",
+        parts += [f"## {name}, {rounds} rounds", f"{_WORDS[data]}.",
                   f"![{name}: accuracy against bytes]({figure.name})", _table(lines)]
     (folder / "RESULTS.md").write_text("\n\n".join([*parts, notes.strip()]) + "\n", encoding="utf-8")
 
@@ -116,23 +118,24 @@ _INTRODUCTION = """\
 # Lossy updates: accuracy against bytes
 
 Written by `make bench-lossy`. SemiFL in one process; every update is written to a payload file, and the coordinator
-goes on from what it decodes. *bytes*: mean size of an update's payload file, manifest included; *of dense*: over 4
-bytes for every parameter; *fewer*: how many times fewer bytes than exact updates; *accuracy*: on the test images after
-the last round, mean and standard deviation over seeds; *to exact*: mean over seeds of the difference to exact updates
-with the same seed, in points; *reached*: the first round whose mean accuracy is at most one point below the exact one's
-last."""
+goes on from what it decodes. *feedback*: with error feedback or without; *bytes*: mean size of an update's payload
+file, manifest included; *of dense*: over 4 bytes for every parameter; *fewer*: how many times fewer bytes than exact
+updates; *accuracy*: on the test images after the last round, mean and standard deviation over seeds; *to exact*: mean
+over seeds of the difference to exact updates with the same seed, in points; *reached*: the first round whose mean
+accuracy is at most one point below the exact one's last."""
 
 
 def _table(lines: Sequence[Line]) -> str:
     exact = next(line for line in lines if line.uplink == _EXACT)
-    rows = ["| uplink | rounding | error feedback | bytes | of dense | fewer | accuracy, % | to exact | reached |",
-            "|---|---|---|---:|---:|---:|---:|---:|---:|"]
+    rows = ["| uplink | rounding | feedback | seeds | bytes | of dense | fewer | accuracy, % | to exact | reached |",
+            "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"]
     for line in lines:
         reached = line.rounds_to(exact.accuracy - 0.01)
         rows.append(" | ".join((
-            "| " + " | ".join(_words(line)), f"{line.update_bytes:,.0f}",
+            "| " + " | ".join(_words(line)), str(len(line.studies)), f"{line.update_bytes:,.0f}",
             f"{100 * line.update_bytes / line.studies[0].dense_bytes:.2f} %",
-            f"{exact.total_bytes / line.total_bytes:.1f} x", f"{100 * line.accuracy:.1f} ± {100 * line.spread:.1f}",
+            f"{exact.total_bytes / line.total_bytes:.1f} x",
+            f"{100 * line.accuracy:.1f}" + (f" ± {100 * line.spread:.1f}" if len(line.studies) > 1 else ""),
             f"{100 * line.difference(exact):+.1f}", f"{'–' if reached is None else reached} |")))
     return "\n".join(rows)
 

@@ -72,8 +72,9 @@ class Plan:
     def expected_seconds(self, cell: Cell) -> float:
         """Roughly what one measurement takes, to say how much is left."""
         load = cell.silos * cell.parameters / 25e6
-        start, base, slope = {"semisilo": (8 + cell.silos, 0.1, 0.5), "flower": (10 + 1.5 * cell.silos, 6.5, 1.6),
-                              "nvflare": (18 + 0.5 * cell.silos, 0.4, 0.8)}[cell.system.key.partition("-")[0]]
+        start, base, slope = {
+            "semisilo": (8 + cell.silos, 0.1, 0.5), "flower": (10 + 1.5 * cell.silos, 4 + 0.7 * cell.silos, 1.6),
+            "nvflare": (8 + 0.8 * cell.silos, 0.4, 0.8)}[cell.system.key.partition("-")[0]]
         return start + (self.timed_rounds(cell) + 2) * (base + slope * load)
 
 

@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.wire.process_use import ProcessUse
 from semisilo.processes import Processes, StepFailed, console_script
 
-__all__ = ["STUDY", "LocalFederation", "StudyShape", "use_plugin"]
+__all__ = ["STUDY", "LocalFederation", "StudyShape", "plugin_on_path"]
 
 STUDY = "measured"
 _FEDERATION = "measuring"
@@ -184,9 +184,10 @@ class LocalFederation:
         return self._processes.run(name, [*console_script("coordinator"), *words])
 
 
-def use_plugin(place: Path) -> None:
-    """Lets processes that are started from now on find the plug-in: its folder, and its entry points as pip would
-    write them, stand on their module path."""
+@contextlib.contextmanager
+def plugin_on_path(place: Path) -> Iterator[None]:
+    """Lets processes that are started meanwhile find the plug-in: its folder, and its entry points as an installer
+    would write them, stand on their module path."""
     project = tomllib.loads((_PLUGIN / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     site = place / "site"
     facts = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -196,8 +197,15 @@ def use_plugin(place: Path) -> None:
     (facts / "entry_points.txt").write_text("".join(
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
         for group, entries in project["entry-points"].items()), encoding="utf-8")
-    before = os.environ.get("PYTHONPATH", "")
+    before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), str(_PLUGIN), before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _listens(port: int) -> bool:

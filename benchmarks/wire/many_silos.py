@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, use_plugin
+from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, plugin_on_path
 from common import __version__
 from semisilo.processes import Processes, StepFailed, interrupt_on_termination
 
@@ -31,15 +31,17 @@ _SMALLER = (10, 50)
 
 
 def measure(silos: int, *, parameters: int, rounds: int, say: Callable[[str], None],
-            seconds: float = 600.0) -> dict[str, Any]:
+            keep: Path | None = None, seconds: float = 600.0) -> dict[str, Any]:
     """Runs one federation of stub silos and returns what came out; no process is left behind.
 
+    Args:
+        keep: a folder that stays, for looking at logs; None for a temporary one.
+        seconds: the study may take so long.
     Raises: StepFailed with the end of the log of what failed.
     """
     with tempfile.TemporaryDirectory(prefix="semisilo-many-") as temporary:
-        place = Path(temporary)
-        use_plugin(place)
-        with Processes(logs=place / "logs") as processes:
+        place = keep or Path(temporary)
+        with plugin_on_path(place), Processes(logs=place / "logs") as processes:
             return _measure(LocalFederation(place, processes), processes, silos, parameters, rounds, say, seconds)
 
 
@@ -60,8 +62,14 @@ def _measure(federation: LocalFederation, processes: Processes, silos: int, para
     federation.wait_until_joined(silos)
     say("all have joined; the study begins")
     federation.queue(StudyShape(silos=silos, parameters=parameters, rounds=rounds))
-    federation.wait_until_complete(seconds=seconds, say=say)
+    cpu: dict[int, dict[str, float]] = {}
+
+    def note(number: int) -> None:
+        cpu[number] = federation.cpu_seconds()
+
+    federation.wait_until_complete(seconds=seconds, say=say, on_round=note)
     federation.look()
+    first, last = min(number for number in cpu if number), max(cpu)
     rows = federation.query("SELECT opened_unix, closed_unix FROM round WHERE study = ? AND number > 0 ORDER BY number",
                             STUDY)
     states = dict(federation.query("SELECT state, count(*) FROM task WHERE study = ? GROUP BY state", STUDY))
@@ -73,6 +81,8 @@ def _measure(federation: LocalFederation, processes: Processes, silos: int, para
         "seconds_per_round": [after[1] - before[1] for before, after in itertools.pairwise(rows)],
         "updates": states.get("updated", 0), "lost": silos * rounds - states.get("updated", 0),
         "up_bytes": wire["up"] / (silos * (rounds - 1)), "down_bytes": wire["down"] / (silos * (rounds - 1)),
+        "cpu_seconds_per_round": {role: (cpu[last][role] - cpu[first][role]) / max(1, last - first)
+                                  for role in ("coordinator", "coordinator compute")},
         "coordinator_peak_bytes": federation.coordinator.own_peak_bytes,
         "coordinator_compute_peak_bytes": federation.coordinator.peak_bytes - federation.coordinator.own_peak_bytes,
         "coordinator_import_bytes": light, "coordinator_compute_import_bytes": together - light,
@@ -90,6 +100,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="rounds, the first of which is reported apart")
     parser.add_argument("--json", type=Path, default=None, help="where to write the result; standard output as well")
     parser.add_argument("--seconds", type=float, default=600.0, help="longest that one study may take")
+    parser.add_argument("--keep", type=Path, default=None, help="a new folder that keeps federations and their logs")
     asked = parser.parse_args()
     if asked.silos < 1 or asked.rounds < 2 or asked.parameters < 1000:
         parser.error("at least 1 silo, 2 rounds and 1000 parameters")
@@ -105,7 +116,7 @@ def main() -> int:
         with interrupt_on_termination():
             for count in (*smaller, asked.silos):
                 found.append(measure(count, parameters=asked.parameters, rounds=asked.rounds, say=say,
-                                     seconds=asked.seconds))
+                                     keep=asked.keep and asked.keep.resolve() / str(count), seconds=asked.seconds))
                 last = found[-1]
                 say(f"{count} silos: {statistics.median(last['seconds_per_round']):.2f} s a round, {last['lost']} lost")
     except StepFailed as error:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, use_plugin
+from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, plugin_on_path
 from common import __version__
 from semisilo.processes import Processes, StepFailed, interrupt_on_termination
 
@@ -44,8 +44,7 @@ def measure(shape: StudyShape, *, say: Callable[[str], None], keep: Path | None 
     """
     with tempfile.TemporaryDirectory(prefix="semisilo-rounds-") as temporary:
         place = keep or Path(temporary)
-        use_plugin(place)
-        with Processes(logs=place / "logs") as processes:
+        with plugin_on_path(place), Processes(logs=place / "logs") as processes:
             return _measure(shape, LocalFederation(place, processes), say, seconds)
 
 

@@ -105,8 +105,8 @@ def _plain_and_squeezed_seconds(sample: Bits, kind: ElementType, plan: Plan, cou
     plain_bytes = scale * len(encode_values(sample, kind, plan.values, squeeze=False)[1])
     plain = _MOVE_SECONDS_PER_BYTE * count * kind.size_bytes + plain_bytes / _link(plan)
     work = _PLANES_SECONDS + _PLANES_SECONDS_PER_BYTE * count * kind.size_bytes
-    if work >= plain:  # not even if nothing were left to send
-        return plain, work
+    if work >= plain / 2:  # not even if half of the bytes were saved, so the sample is saved too
+        return plain, plain
     squeezed_bytes = scale * len(encode_values(sample, kind, plan.values, squeeze=True)[1])
     return plain, work + squeezed_bytes / _link(plan)
 

@@ -7,6 +7,7 @@ since the one listed before. A sum of gaps cannot be out of order or name an ele
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -26,6 +27,7 @@ Mask = NDArray[np.bool_]
 Positions = slice | NDArray[np.int64]
 """Elements of a block, in increasing order."""
 _Gaps = NDArray[np.int64]
+_Classes = NDArray[np.uint8]
 
 COMPLEMENT = 0x80
 """Bit of an index tag: the elements listed are those without a value."""
@@ -39,6 +41,17 @@ _COMPRESS_MASK_ABOVE = 0.08
 """Share of listed elements below which gaps are smaller than a compressed bitmask."""
 _SMALLEST_COMPRESSED = 64
 """Bytes of a bitmask below which zstd is not tried."""
+_CLASSES_BELOW = 0.06
+"""Share of listed elements from which on classes save too little for what reading them takes."""
+_KEPT = 2
+"""Bits behind the leading one that a class tells."""
+_LARGEST_CLASS = (20 - _KEPT << _KEPT) + 3
+"""A gap is below 2^20, and with 2^`_KEPT` added below 2^21."""
+_SHIFT_OF_CLASS = np.arange(_LARGEST_CLASS + 1, dtype=np.uint8) >> _KEPT
+"""Low bits of the gaps of each class."""
+_GAP_OF_CLASS = (((np.arange(_LARGEST_CLASS + 1) & (1 << _KEPT) - 1) + (1 << _KEPT)) << _SHIFT_OF_CLASS) - (1 << _KEPT)
+"""The smallest gap of each class."""
+_LENGTH = struct.Struct("<I")
 
 
 class IndexEncoding(IntEnum):
@@ -59,6 +72,14 @@ class IndexEncoding(IntEnum):
 
     k, 1 byte; the k bit planes of the remainders, lowest first, each in whole bytes; the quotients in unary: as many
     zeros, then a one.
+    """
+    CLASSES = 7
+    """The class of each gap, compressed, and its low bits as they are. For few positions, clustered or not.
+
+    With 4 added, a gap is a number of at least three bits. The top three bits and the number s of bits below them make
+    its class, 4 s + (top three bits) - 4; the s low bits tell it from the others of its class. Layout: the length of
+    the frame, 4 bytes; a zstd frame with a byte for each class; the low bits of all gaps, one gap after the other, each
+    from its lowest bit, packed from the lowest bit of each byte.
     """
 
     @property
@@ -100,10 +121,16 @@ def encode_mask(mask: Mask, positions: NDArray[np.int64], *, compact: bool) -> t
     if share < _LIST_BELOW:
         gaps = _gaps_of(positions_of(~mask) if complement else positions)
         shift, rice_bytes = _rice_size(gaps)
+        smallest = min(len(data), rice_bytes)
         if worth_zstd:
             frame = _encode_gaps(gaps)
-            if len(frame) < min(len(data), rice_bytes):
-                return IndexEncoding.ZSTD_GAPS | complement, frame
+            if len(frame) < smallest:
+                tag, data, smallest = IndexEncoding.ZSTD_GAPS | complement, frame, len(frame)
+            if share < _CLASSES_BELOW:
+                classes = _classes_of(gaps)
+                frame = compress(classes.data)
+                if _classes_bytes(classes, frame) < smallest:
+                    return IndexEncoding.CLASSES | complement, _encode_classes(gaps, classes, frame)
         if rice_bytes < len(data):
             return IndexEncoding.RICE | complement, _encode_rice(gaps, shift)
     return tag, data
@@ -226,6 +253,45 @@ def _decode_rice(data: memoryview, n: int, listed: int) -> Positions:
     return _positions_after(gaps, n)
 
 
+def _classes_of(gaps: _Gaps) -> _Classes:
+    """A float32 holds the leading one of a gap as its exponent, and then the bits behind it."""
+    patterns = (gaps + (1 << _KEPT)).astype(np.float32).view(np.uint32)
+    classes: _Classes = ((patterns >> np.uint32(23 - _KEPT)) - np.uint32(127 + _KEPT << _KEPT)).astype(np.uint8)
+    return classes
+
+
+def _classes_bytes(classes: _Classes, frame: bytes) -> int:
+    return _LENGTH.size + len(frame) + -(-int(_SHIFT_OF_CLASS[classes].sum(dtype=np.int64)) // 8)
+
+
+def _encode_classes(gaps: _Gaps, classes: _Classes, frame: bytes) -> bytes:
+    counts = _SHIFT_OF_CLASS[classes].astype(np.int64)
+    ends = np.cumsum(counts)
+    numbers = np.arange(ends[-1]) - np.repeat(ends - counts, counts)  # which low bit of its gap each bit is
+    bits = (np.repeat(gaps - _GAP_OF_CLASS[classes], counts) >> numbers & 1).astype(np.bool_)
+    return _LENGTH.pack(len(frame)) + frame + np.packbits(bits, bitorder="little").tobytes()
+
+
+def _decode_classes(data: memoryview, n: int, listed: int) -> Positions:
+    if len(data) < _LENGTH.size or listed == 0:
+        raise BadPayload("A list of classes ends within its length, or lists nothing.")
+    middle = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    classes = np.frombuffer(decompress(data[_LENGTH.size:middle], listed), dtype=np.uint8)
+    if classes.max() > _LARGEST_CLASS:
+        raise BadPayload(f"A gap has a class above {_LARGEST_CLASS}.")
+    counts = _SHIFT_OF_CLASS[classes]
+    ends = np.cumsum(counts, dtype=np.int64)
+    low = bytes(data[middle:])
+    if len(low) != -(-int(ends[-1]) // 8):
+        raise BadPayload(f"The low bits of {listed} gaps take {-(-int(ends[-1]) // 8)} bytes, not {len(low)}.")
+    # Every gap's low bits lie within the four bytes from the one that they begin in: at most 7 + 18 bits.
+    fours = np.ndarray((len(low) + 1,), dtype="<u4", buffer=low + bytes(_LENGTH.size), strides=(1,))
+    starts = ends - counts
+    bits = fours[starts >> 3] >> (starts & 7).astype(np.uint32)
+    bits &= (np.uint32(1) << counts) - np.uint32(1)
+    return _positions_after(_GAP_OF_CLASS[classes] + bits, n)
+
+
 INDEX_CODECS: dict[IndexEncoding, IndexCodec] = {
     IndexEncoding.EMPTY: IndexCodec(lambda data, n, listed: slice(0, 0), lambda n: 0),
     IndexEncoding.DENSE: IndexCodec(lambda data, n, listed: slice(0, n), lambda n: 0),
@@ -233,6 +299,7 @@ INDEX_CODECS: dict[IndexEncoding, IndexCodec] = {
     IndexEncoding.ZSTD_BITMASK: IndexCodec(_decode_zstd_bitmask, lambda n: -(-n // 8)),
     IndexEncoding.ZSTD_GAPS: IndexCodec(_decode_gaps, lambda n: -(-n // 8)),
     IndexEncoding.RICE: IndexCodec(_decode_rice, lambda n: -(-n // 8)),
+    IndexEncoding.CLASSES: IndexCodec(_decode_classes, lambda n: -(-n // 8)),
 }
 
 if set(INDEX_CODECS) != set(IndexEncoding):

@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import chunks as module
 from common.chunks import (
     CHUNK_BYTES,
     DOWNLOAD_FIELD,
@@ -247,7 +246,7 @@ def test_what_arrived_before_a_cancellation_is_on_disk(source: Path, partial: Pa
 
 
 def test_what_has_arrived_is_never_far_ahead_of_the_disk(partial: PartialFile, tmp_path: Path) -> None:
-    """A sender that is quicker than the disk waits: at most 4 MiB and the chunk in hand lie in memory."""
+    """A sender that is quicker than the disk waits: at most 2 MiB and the chunk in hand lie in memory."""
     size, ahead = 32 * 2**20, []
     big = PayloadStore(tmp_path / "big").partial("u", size_bytes=size)
     real = big.append
@@ -271,7 +270,7 @@ def test_what_has_arrived_is_never_far_ahead_of_the_disk(partial: PartialFile, t
 
     asyncio.run(run())
     assert big.committed_bytes == size
-    assert max(ahead) <= 4 * 2**20 + 2 * CHUNK_BYTES
+    assert max(ahead) <= 2 * 2**20 + 2 * CHUNK_BYTES
 
 
 def test_a_disk_that_fails_ends_the_transfer_with_its_own_error(source: Path, partial: PartialFile) -> None:
@@ -291,7 +290,7 @@ def test_checksums_are_taken_once_for_a_file_and_anew_when_it_changes(source: Pa
     async def send() -> list[int]:
         return [piece.crc32 async for piece in stream_pieces(source, chunk_bytes=1000, sums=sums)]
 
-    with mock.patch.object(module.zlib, "crc32", counting):
+    with mock.patch.object(zlib, "crc32", counting):
         first = asyncio.run(send())
         assert asyncio.run(send()) == first
         assert len(taken) == len(first) == 101

@@ -48,7 +48,8 @@ def test_a_slow_link_gets_hardly_more_than_the_smallest(density: float) -> None:
     bits = sparse_floats(ELEMENTS, density).view("<u4")
     smallest = there_and_back(bits, FLOAT32, SMALLEST).size_bytes
     assert smallest <= there_and_back(bits, FLOAT32, MODEM).size_bytes <= 1.01 * smallest
-    assert there_and_back(bits, FLOAT32, Plan(aim=Aim.FASTEST)).size_bytes <= 1.02 * smallest
+    # Compressing the values at all takes 80 us, in which 100 Mbit/s carry 1000 bytes.
+    assert there_and_back(bits, FLOAT32, Plan(aim=Aim.FASTEST)).size_bytes <= 1.02 * smallest + 1000
 
 
 def test_even_a_fast_link_gets_no_zeros_where_most_are() -> None:

@@ -19,6 +19,7 @@ from common.convert import (
 from common.data.form import AugmentationSettings, ImageForm
 from common.errors import BadConfiguration, BadPayload
 from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
+from common.uplink import Uplink
 from common.wire import round_service_pb2 as pb
 from common.wire import tensors_pb2
 
@@ -33,6 +34,7 @@ def make_task(**changes: object) -> TaskSpec:
         "numerics": Numerics(threads=2, deterministic=False),
         "payloads": (PayloadRef("ab" * 32, 1234, ("model", "batch_norm")),), "last_folded_round": 2, "seed": -5,
         "deadline_unix": 1_800_000_000.25,
+        "uplink": Uplink(aim="smallest", values="int8", top_k=0.01, rounding="nearest", error_feedback=False),
     }
     return TaskSpec(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -49,6 +51,20 @@ def test_a_task_without_deadline_has_none_after_the_journey() -> None:
     message = task_to_proto(task, report_interval_seconds=1.0)
     assert not message.HasField("deadline_time")
     assert task_from_proto(message, silo="hospital-a").deadline_unix == 0.0
+
+
+def test_a_task_of_a_coordinator_that_knows_no_forms_asks_for_raw_updates() -> None:
+    message = task_to_proto(make_task(), report_interval_seconds=1.0)
+    message.ClearField("uplink")
+    assert task_from_proto(message, silo="hospital-a").uplink == Uplink()
+
+
+def test_a_task_may_name_tensors_that_the_silo_holds_or_builds_on() -> None:
+    payloads = (PayloadRef("", 0, ("model",), tensors="cd" * 32),
+                PayloadRef("ab" * 32, 1234, ("batch_norm",), tensors="ef" * 32, reference="01" * 32))
+    message = pb.Task.FromString(task_to_proto(make_task(payloads=payloads),
+                                               report_interval_seconds=1.0).SerializeToString())
+    assert task_from_proto(message, silo="hospital-a").payloads == payloads
 
 
 def test_the_silo_of_a_task_comes_from_the_certificate_and_never_from_the_message() -> None:
@@ -113,6 +129,15 @@ def _set(path: str, value: object) -> Callable[[pb.Task], None]:
     (lambda m: setattr(m.payloads[0], "size_bytes", 0), BadPayload),
     (lambda m: m.payloads[0].groups.append("model"), BadPayload),
     (lambda m: m.payloads[0].groups.append("g" * 129), BadPayload),
+    (lambda m: setattr(m.payloads[0], "tensors_digest", bytes(32)), BadPayload),  # of two groups together
+    (lambda m: setattr(m.payloads[0], "reference_digest", b"short"), BadPayload),
+    (_set("uplink.aim", "biggest"), BadConfiguration),
+    (_set("uplink.aim", ""), BadConfiguration),
+    (_set("uplink.values", "int2"), BadConfiguration),
+    (_set("uplink.rounding", "up"), BadConfiguration),
+    (_set("uplink.top_k", 0.0), BadPayload),
+    (_set("uplink.top_k", 1.5), BadPayload),
+    (_set("uplink.top_k", float("nan")), BadPayload),
 ])
 def test_a_hostile_task_is_refused(change: Callable[[pb.Task], None], error: type[Exception]) -> None:
     message = task_to_proto(make_task(), report_interval_seconds=1.0)

@@ -105,6 +105,6 @@ def test_bytes_sent_again_are_told_apart() -> None:
     info[0] = 1  # ESTABLISHED
     struct.pack_into("=Q", info, 128, 900)
     struct.pack_into("=QQ", info, 200, 5000, 300)
-    counters = tcp_info._parse(bytes(info))
+    counters = tcp_info.parse(bytes(info))
     assert counters == TcpCounters(5000, 900, 300)
     assert counters.stream_bytes_sent == 4700

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ class ArithmeticCompute:
     before: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
     after: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
     calls: list[str] = field(default_factory=list)
+    tensors: bool = False
+    """Whether payloads name their tensors, so that silos are sent what they lack only. The digest of the tensors is
+    that of the payload which stands alone."""
+    references: list[str] = field(default_factory=list)
+    """What a payload may be coded against, the newest first."""
 
     async def call(self, operation: str, arguments: dict[str, Any], *, on_progress: Any = None) -> dict[str, Any]:
         self.calls.append(operation)
@@ -71,13 +76,24 @@ class ArithmeticCompute:
     def _tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None],
                held: dict[str, list[str]], link_bytes_per_second: float) -> dict[str, Any]:
         text = f"model of {self._read(state)}".encode()
+        layout = GroupLayout(Meaning.DIFFERENCE, BASE, LAYOUT)
+        return {"tasks": {silo: {"settings": {"round_lr": 0.1}, "payloads": [self._payload(text, held.get(silo, []))]}
+                          for silo in silos},
+                "expects": {"model": to_dict(layout)}}
+
+    def _payload(self, text: bytes, held: list[str]) -> dict[str, Any]:
+        tensors = hashlib.sha256(text).hexdigest()
+        named = {"groups": ["model"], "tensors": tensors if self.tensors else "", "reference": ""}
+        if self.tensors and tensors in held:
+            return {"digest": "", "size_bytes": 0, **named}
+        base = next((digest for digest in self.references if digest in held), "") if self.tensors else ""
+        if self.tensors and tensors not in self.references:
+            self.references.insert(0, tensors)
+        if base:
+            text = f"{tensors} against {base}".encode()
         file = self.payloads.temporary()
         file.write_bytes(text)
-        digest = self.payloads.add_file(file)
-        payload = {"digest": digest, "size_bytes": len(text), "groups": ["model"]}
-        layout = GroupLayout(Meaning.DIFFERENCE, BASE, LAYOUT)
-        return {"tasks": {silo: {"settings": {"round_lr": 0.1}, "payloads": [payload]} for silo in silos},
-                "expects": {"model": to_dict(layout)}}
+        return {**named, "digest": self.payloads.add_file(file), "size_bytes": len(text), "reference": base}
 
     def _check_update(self, state: str, round: int, phase: dict[str, str], path: str,
                       metrics: dict[str, float]) -> dict[str, Any]:
@@ -157,9 +173,9 @@ class Coordinator:
             self.roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number,
                                        not_after_unix=4e9)
 
-    async def ask(self, silo: str, *, timeout_seconds: float = 5.0) -> TaskSpec | Standby:
-        """AwaitTask as a silo calls it."""
-        hello = Hello(version="0", methods=("semifl",), labelled_count=0, unlabelled_count=10)
+    async def ask(self, silo: str, *, timeout_seconds: float = 5.0, held: Collection[str] = ()) -> TaskSpec | Standby:
+        """AwaitTask as a silo calls it that holds these tensors."""
+        hello = Hello(version="0", methods=("semifl",), labelled_count=0, unlabelled_count=10, held=frozenset(held))
         return await self.desk.await_task(silo, hello, timeout_seconds=timeout_seconds)
 
     async def begin(self, task: TaskSpec, content: bytes, *, update_id: str | None = None,
@@ -186,14 +202,26 @@ class Coordinator:
                 await self.desk.accept(task.silo, update, partial)
         return answer
 
-    async def silo(self, name: str) -> None:
-        """A silo that answers every task with content that follows from the task, until the study is over."""
+    async def silo(self, name: str, *, forgets: Callable[[], bool] = lambda: False) -> None:
+        """A silo that answers every task with content that follows from the task, until the study is over.
+
+        Args:
+            forgets: asked before every poll; whether the silo has lost the tensors that it held.
+        """
+        held: set[str] = set()
         while True:
-            answer = await self.ask(name)
+            if forgets():
+                held.clear()
+            answer = await self.ask(name, held=held)
             if isinstance(answer, Standby):
                 if answer.reason == "no_study" and answer.text:
                     return
                 continue
+            for payload in answer.payloads:
+                if payload.tensors and payload.tensors not in held:
+                    assert self.desk.payload_for(name, answer.task_id, payload.digest).is_file()
+                    assert not payload.reference or payload.reference in held, "what cannot be read is not given"
+            held |= {payload.tensors for payload in answer.payloads if payload.tensors}
             await self.deliver(answer, content_of(answer))
 
     def close(self) -> None:
@@ -202,7 +230,7 @@ class Coordinator:
 
 def content_of(task: TaskSpec) -> bytes:
     """What a silo sends for a task: a function of the task alone, as training is."""
-    model = ",".join(payload.digest for payload in task.payloads)
+    model = ",".join(payload.tensors or payload.digest for payload in task.payloads)
     return f"update {task.task_id} {model} {task.last_folded_round}".encode().ljust(100)
 
 

@@ -35,6 +35,7 @@ from common.exchange import Meaning, ModelSettings, PayloadRef, TensorGroup, Upd
 from common.models import build_model
 from common.state_files import StateFiles
 from common.store import PayloadStore
+from common.tensor_cache import TensorCache
 from common.torch_payload import decode_groups, encode_groups
 from coordinator import downlink, work
 from coordinator.strategies.semifl import SemiFLState, SemiFLStrategy, SemiFLTally
@@ -273,6 +274,28 @@ def test_a_round_without_updates_leaves_the_model(
     assert folded["kept"] == {}
     after = tasks_of(operations, folded["state"], 2, {"a": None})["tasks"]["a"]
     assert after["payloads"][0] == answer["tasks"]["a"]["payloads"][0]
+
+
+def test_a_silo_is_sent_only_what_it_does_not_hold(
+        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+    operations, state, answer = round_one
+    model = received(federation, answer["tasks"]["a"])["model"]
+    first = {payload["groups"][0]: payload["tensors"] for payload in answer["tasks"]["a"]["payloads"]}
+    assert first["model"] == tensors.digest(model.tensors)
+    again = tasks_of(operations, state, 1, {"a": None, "b": None}, held={"a": list(first.values())})["tasks"]
+    assert [(each["digest"], each["size_bytes"], each["tensors"]) for each in again["a"]["payloads"]] == [
+        ("", 0, first["model"]), ("", 0, first["batch_norm"])]
+    assert again["b"]["payloads"] == answer["tasks"]["b"]["payloads"]
+    folded = operations.aggregate(state, 1, PHASE, [update("a", spool(federation, model, shift=2.0**-12))])["state"]
+    coded, whole = (tasks_of(operations, folded, 2, {"a": None}, held=held)["tasks"]["a"]["payloads"][0]
+                    for held in ({"a": list(first.values())}, {"b": list(first.values())}))
+    assert (coded["reference"], whole["reference"]) == (first["model"], "")
+    assert coded["tensors"] == whole["tensors"] != first["model"]
+    assert coded["size_bytes"] < 0.9 * whole["size_bytes"]
+    store = PayloadStore(federation / "payloads")
+    found = [decode_groups(store.path(each["digest"]), require_finite=True, references=TensorCache(store).find)["model"]
+             for each in (coded, whole)]
+    assert [tensors.digest(group.tensors) for group in found] == [whole["tensors"]] * 2
 
 
 def test_a_restart_before_the_fold_gives_the_same_state_bit_for_bit(federation: Path) -> None:

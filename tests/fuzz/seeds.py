@@ -126,7 +126,7 @@ def new_rice(gaps: np.ndarray, shift: int) -> bytes:  # type: ignore[type-arg]
     planes = b"".join(np.packbits((gaps >> bit & 1).astype(bool)).tobytes() for bit in range(shift))
     unary = "".join("0" * (int(gap) >> shift) + "1" for gap in gaps)
     unary += "0" * (-len(unary) % 8)
-    return bytes((shift,)) + planes + int(unary, 2).to_bytes(len(unary) // 8, "big")
+    return bytes((shift,)) + planes + int(unary or "0", 2).to_bytes(len(unary) // 8, "big")
 
 
 # Payloads -------------------------------------------------------------------------------------------------------------

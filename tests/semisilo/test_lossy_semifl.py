@@ -1,4 +1,4 @@
-"""SemiFL on the digits with every lossy form of the uplink: it reaches the accuracy of exact updates within noise."""
+"""SemiFL on the digits with lossy updates: against the accuracy of exact ones, and what the strongest form costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from common.uplink import Uplink, parse_uplink
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOISE = 0.03
-"""TOLERANCE"""
+"""Exact updates end at 94.4, 95.5 and 93.5 % with seeds 1, 2 and 3: a standard deviation of 1.0 points. One accuracy on
+355 images near 94 % has a standard error of 1.3, a difference of two at most 1.8. The control is 11 points below."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +33,7 @@ def course(uplink: Uplink) -> Course:
 
 
 @pytest.mark.parametrize(("uplink", "most_bytes"), [
-    ("bf16", 0.36), ("int8", 0.26), ("int4", 0.14), ("top-k 10%", 0.12), ("top-k 1%", 0.015), ("top-k 1% int8", 0.009)])
+    ("bf16", 0.36), ("int8", 0.26), ("int4", 0.14), ("top-k 10%", 0.12)])
 def test_a_lossy_form_reaches_the_accuracy_of_exact_updates(uplink: str, most_bytes: float) -> None:
     """With error feedback and the default rounding; `most_bytes` is the largest share of a dense update, 226 kB."""
     exact, lossy = course(parse_uplink("smallest")), course(parse_uplink(uplink))
@@ -43,8 +44,17 @@ def test_a_lossy_form_reaches_the_accuracy_of_exact_updates(uplink: str, most_by
     assert max(lossy.uplink_bytes) < most_bytes * 3 * dense < min(exact.uplink_bytes)
 
 
+@pytest.mark.parametrize(("uplink", "most_bytes"), [("top-k 1%", 0.015), ("top-k 1% int8", 0.009)])
+def test_a_hundredth_of_the_elements_keeps_most_of_the_gain(uplink: str, most_bytes: float) -> None:
+    """In 20 rounds top-k 1 % ended 0.2 above, 4.2 below and 2.2 below exact updates with seeds 1, 2 and 3: not within
+    noise, so the bound is twice as wide; what is left without it, the control, is 11 below."""
+    exact, lossy = course(parse_uplink("smallest")), course(parse_uplink(uplink))
+    assert lossy.accuracies[-1] > exact.accuracies[-1] - 2 * NOISE, (lossy.accuracies, exact.accuracies)
+    assert max(lossy.uplink_bytes) < most_bytes * 3 * digits(1, rounds=20).dense_bytes
+
+
 def test_the_control_an_update_that_lost_nearly_everything_is_noticed() -> None:
     """6 of 56 554 elements a round and no error feedback: little more than the coordinator's own training is left."""
     exact = course(parse_uplink("smallest"))
     lost = course(parse_uplink("top-k 0.01%", error_feedback=False))
-    assert lost.accuracies[-1] < exact.accuracies[-1] - NOISE, (lost.accuracies, exact.accuracies)
+    assert lost.accuracies[-1] < exact.accuracies[-1] - 2 * NOISE, (lost.accuracies, exact.accuracies)

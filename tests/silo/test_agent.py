@@ -15,7 +15,16 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from common.errors import BadData, CertificateRevoked, ComputeFailed, SemisiloError, TaskClosed, Unreachable
+from common.errors import (
+    BadData,
+    CertificateRevoked,
+    ComputeFailed,
+    SemisiloError,
+    TaskClosed,
+    TensorsMissing,
+    Unreachable,
+)
+from common.exchange import PayloadRef
 from common.wire import round_service_pb2 as pb
 from silo.agent import Agent, Renewal
 from silo.assignment import _Watch
@@ -146,6 +155,84 @@ def test_memory_follows_what_was_folded_and_payloads_are_fetched_once(tmp_path: 
         assert third == second  # round 2 was not folded
         assert len(coordinator.downloads) == 1
         assert len(coordinator.accepted) == 3
+    run(work())
+
+
+HELD, NEXT = "7e" * 32, "8f" * 32
+"""Digests of the tensors of two versions of a group."""
+
+
+def test_what_the_silo_holds_is_not_fetched_and_what_was_kept_is_told(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        whole = coordinator.add_file(random_bytes(50_000), tensors=HELD)
+        coded = coordinator.add_file(random_bytes(20_000, seed=1), tensors=NEXT, reference=HELD)
+        held = PayloadRef("", 0, ("model",), tensors=NEXT)
+        coordinator.tasks = [make_task(1, payloads=(whole,)), make_task(2, payloads=(coded,)),
+                             make_task(3, payloads=(held,))]
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+            fetched = [sorted(arguments["payloads"]) for arguments in bench.compute.trained]
+        assert fetched == [[whole.digest], [coded.digest], []]
+        assert coordinator.downloads == [(whole.digest, 0), (coded.digest, 0)]
+        assert len(coordinator.accepted) == 3
+        told = [{digest.hex() for digest in hello.held_digests} for hello in coordinator.hellos[:3]]
+        assert told == [set(), {HELD}, {HELD, NEXT}]
+    run(work())
+
+
+@pytest.mark.parametrize("payload", [
+    PayloadRef("", 0, ("model",), tensors=HELD),
+    PayloadRef("ab" * 32, 20_000, ("model",), tensors=NEXT, reference=HELD)], ids=["held", "coded"])
+def test_a_task_that_builds_on_what_is_not_here_is_put_off_until_it_brings_the_whole_group(
+        tmp_path: Path, payload: PayloadRef) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        whole = coordinator.add_file(random_bytes(50_000), tensors=payload.tensors)
+
+        def reissue(rpc: str, request: Any) -> None:
+            """The second time that the silo says what it holds, the coordinator has written the payload anew."""
+            if rpc == "AwaitTask" and len(coordinator.hellos) == 1:
+                coordinator.tasks = [make_task(payloads=(whole,))]
+        coordinator.tasks = [make_task(payloads=(payload,))]
+        coordinator.fault = reissue
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+            assert len(bench.compute.trained) == 1
+            assert "put off" in bench.text
+        assert coordinator.downloads == [(whole.digest, 0)]
+        assert coordinator.outcomes() == ["update"], "nothing was refused"
+        assert len(coordinator.accepted) == 1
+    run(work())
+
+
+def test_tensors_that_turn_out_to_be_damaged_in_training_put_the_task_off_and_refuse_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        whole = coordinator.add_file(random_bytes(50_000), tensors=HELD)
+        coordinator.tasks = [make_task(payloads=(whole,))]
+        compute = FakeCompute(errors=[TensorsMissing("The reference is damaged here.")])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        assert len(compute.trained) == 2
+        assert coordinator.outcomes() == ["update"]
+        assert len(coordinator.hellos) >= 3, "it asked for the task again"
+    run(work())
+
+
+def test_old_tensors_are_let_go_while_new_ones_come(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        digests = [f"{number:02x}" * 32 for number in range(12)]
+        coordinator.tasks = [make_task(number + 1, rounds=12, payloads=(
+            coordinator.add_file(random_bytes(1000, seed=number), tensors=digest),))
+            for number, digest in enumerate(digests)]
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            await bench.agent.run()
+        kept = {path.name for path in (tmp_path / "cache" / "tensors").iterdir()}
+        assert digests[-1] in kept
+        assert digests[-2] in kept
+        assert len(kept) <= 6
     run(work())
 
 

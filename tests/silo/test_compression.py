@@ -95,6 +95,13 @@ def test_the_largest_of_a_tensor_with_several_axes_and_of_a_scalar() -> None:
     assert (masks[1].shape, bool(masks[1])) == ((), True)
 
 
+def test_of_equal_elements_of_a_strided_tensor_the_first_of_its_shape_win_not_the_first_in_memory() -> None:
+    strided = torch.tensor([[1.0, 2.0], [-2.0, 1.0], [2.0, 2.0]]).t()
+    assert not strided.is_contiguous()
+    masks = largest([strided], 2)  # in the order of the shape: 1, -2, 2, 2, 1, 2
+    assert masks[0].tolist() == [[False, True, True], [False, False, False]]
+
+
 def test_top_k_sends_the_largest_of_the_whole_group_exactly_and_keeps_the_rest(tmp_path: Path) -> None:
     group = TensorGroup({"a": torch.tensor([0.1, -9.0, 0.2, 0.3]), "b": torch.tensor([7.0, -0.4]),
                          "c": torch.tensor([0.5, 0.6, 0.7, 0.8])}, Meaning.DIFFERENCE, BASE)

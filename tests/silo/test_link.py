@@ -292,6 +292,26 @@ def test_an_offset_outside_of_the_update_is_refused(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("size", [3 * MIB, 200_000])
+def test_the_rate_of_an_upload_is_that_of_the_line_not_of_the_buffers(tmp_path: Path, size: int) -> None:
+    """3 MiB disappear into the socket's buffers at once; the line behind them carries 4 MiB a second. A small one
+    says nothing about the line."""
+    async def work() -> None:
+        request = declaration(tmp_path / "update", random_bytes(size))
+        async with serving(FakeCoordinator()) as port:
+            with Proxy("127.0.0.1", port) as proxy:
+                proxy.bytes_per_second = 4.0 * MIB
+                async with linked(proxy.port) as link:
+                    assert link.upload_rate == 0.0
+                    assert (await link.upload(request, tmp_path / "update")).accepted
+                    rate = link.upload_rate
+        if size < MIB:
+            assert rate == 0.0
+        else:
+            assert 0 < rate <= 5 * MIB
+    run(work())
+
+
 # Patience -------------------------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,8 @@ class Site:
         payloads = [encode_groups(self.cache, {name: group}) for name, group in self.given.items()]
         task = to_dict(replace(self.spec, payloads=tuple(payloads)))
         arguments = {"task": task, "payloads": {ref.digest: str(self.cache.path(ref.digest)) for ref in payloads},
-                     "cache_folder": str(self.cache.folder), "source": self.source, "on_error": "stop", "factories": [], "memory": None,
+                     "cache_folder": str(self.cache.folder), "source": self.source, "on_error": "stop",
+                     "factories": [], "memory": None,
                      "outgoing_folder": str(self.outgoing.folder), "memory_folder": str(self.memory)}
         loaded: dict[str, Any] = json.loads(json.dumps({**arguments, **changes}))
         return loaded
