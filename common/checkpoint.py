@@ -15,6 +15,7 @@ import sys
 import tempfile
 import typing
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,10 +130,12 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], *, na
     try:
         with open(temporary, "wb", buffering=0) as file:
             total = hashlib.sha256()
-            for part in _parts(tensors, {_KEY: text}):
-                total.update(part)
-                _write_all(file.fileno(), part)
-            os.fsync(file.fileno())
+            with ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing:  # beside the writing
+                for part in _parts(tensors, {_KEY: text}):
+                    hashed = hashing.submit(total.update, part)
+                    _write_all(file.fileno(), part)
+                    hashed.result()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
         if named:
             sync_folder(path.parent)
@@ -169,7 +172,7 @@ def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterat
         if sys.byteorder == "big":
             raw = raw.reshape(-1, tensors[name].element_size()).flip(1).reshape(-1)
         data = raw.numpy().data
-        # In pieces, so that what was hashed is still in the processor's cache when it is written.
+        # In pieces, so that a piece is still in the processor's cache when it is read the second time.
         yield from (data[start:start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
 
 

@@ -35,7 +35,8 @@ def apply(numerics: Numerics, *, device: str = "cpu") -> NumericsRecord:
     # cuBLAS reads this when its first handle is made; without it its sums are not reproducible.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(numerics.threads)
-    torch.use_deterministic_algorithms(numerics.deterministic)
+    # The same switch as `use_deterministic_algorithms`, which would also load the compiler: 150 MB and a second.
+    torch.set_deterministic_debug_mode("error" if numerics.deterministic else "default")
     # Filling fresh memory costs time and only helps code that reads what it never wrote.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = numerics.deterministic

@@ -142,11 +142,12 @@ class Desk:
                or (payload.digest and (not payload.reference or payload.reference in held))
                for payload in spec.payloads):
             return spec
-        answer = await self._compute.call("tasks", {
+        # A silo that hangs up now must not cut this off: cancelling it would end the compute process.
+        answer = await asyncio.shield(asyncio.ensure_future(self._compute.call("tasks", {
             "state": self._ledger.round(task.study, task.round).state_digest, "round": task.round,
             "phase": self._phase_dict(task),
             "silos": {task.silo: self._ledger.silo_state(task.study, task.silo, round=task.round)[1]},
-            "held": {task.silo: sorted(held)}, "link_bytes_per_second": 0.0})
+            "held": {task.silo: sorted(held)}, "link_bytes_per_second": 0.0})))
         return self._ledger.replace_payloads(
             task, [from_dict(PayloadRef, payload) for payload in answer["tasks"][task.silo]["payloads"]])
 
@@ -243,16 +244,24 @@ class Desk:
         self._bulletin.notify()
         return BeginAnswer("have")
 
-    async def upload(self, silo: str, update_id: str) -> tuple[PartialFile, DeclaredUpdate]:
-        """Where the bytes of a declared update go; the caller closes the file.
+    def awaited(self, silo: str, update_id: str) -> DeclaredUpdate:
+        """A declared update whose bytes are wanted now.
 
-        Raises: TaskClosed when it was never declared, is not the caller's, or the phase has closed; DiskFull.
+        Raises: TaskClosed when it was never declared, is not the caller's, or the phase has closed.
         """
         _check_update_id(update_id)
         update = self._ledger.declared_update(update_id)
         if update is None:
             raise TaskClosed("This update was not declared.", remedy="Call BeginUpdate first.")
         self._open_task_of(silo, update.task_id)
+        return update
+
+    async def upload(self, silo: str, update_id: str) -> tuple[PartialFile, DeclaredUpdate]:
+        """Where the bytes of a declared update go; the caller closes the file.
+
+        Raises: what `awaited` raises; DiskFull.
+        """
+        update = self.awaited(silo, update_id)
         return await asyncio.to_thread(self._spool.partial, update_id, size_bytes=update.size_bytes), update
 
     def has_all(self, update: DeclaredUpdate) -> bool:

@@ -135,6 +135,8 @@ class Engine:
         model = self._folders.studies / name / "model.safetensors"
         await self._call("export", {"state": digest, "path": str(model)}, activity="writing the model")
         self._ledger.set_study_state(name, StudyState.COMPLETED)
+        for store in (self._payloads, self._spool):
+            store.drop_spares()
         self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
 
     # Round 0 ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -35,6 +36,7 @@ from common.errors import BadPayload, TaskClosed
 from common.exchange import TaskSpec
 from common.logs import printable
 from common.manifest import parse_manifest
+from common.payload_reader import MAX_MANIFEST_BYTES
 from common.status import CHECK_SECONDS_KEY, answering_errors
 from common.wire import round_service_pb2 as pb
 from coordinator.bulletin import Bulletin, StandbyReason
@@ -42,7 +44,7 @@ from coordinator.calls import Call
 from coordinator.desk import Announcement, BeginAnswer, Desk, Hello
 from coordinator.link_rates import LinkRates
 from coordinator.metering import RoundMeter
-from coordinator.places import Places
+from coordinator.places import Place, Places
 from coordinator.roster import LedgerRoster
 
 __all__ = ["RoundServicer"]
@@ -52,8 +54,12 @@ _POLL_SECONDS, _MAX_POLL_SECONDS = 25.0, 60.0
 _REPORT_SECONDS = 3.0
 _CHECK_EVERY_CHUNKS = 32
 _UPLOAD_IDLE_SECONDS = 120.0
+_MAX_REQUEST_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
+"""Of a unary request; the longest there can be is a declaration with its manifest."""
 _QUICK_DOWNLOADS = 2
 """Downloads to quick lines that are served at the same time; slow lines need no place."""
+_QUICK_UPLOADS = 2
+"""The same for uploads."""
 _DOWNLOADS_IN_FLIGHT_BYTES = 16 * 2**20
 """Chunks of downloads that are being sent, all together; every download has one."""
 _SMALLEST_CHUNK_BYTES = 64 * 1024
@@ -100,11 +106,12 @@ class RoundServicer:
         self._sums = ChunkSums()
         self._downloads = 0
         self._download_places = Places(_QUICK_DOWNLOADS)
+        self._upload_places = Places(_QUICK_UPLOADS)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the RPCs; to be called before the server starts."""
         def unary(work: Any, request: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(work, request_deserializer=request.FromString,
+            return grpc.unary_unary_rpc_method_handler(work, request_deserializer=partial(_parsed, request),
                                                        response_serializer=_serialized)
 
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
@@ -131,7 +138,7 @@ class RoundServicer:
                           methods=tuple(printable(name, limit=64) for name in request.methods),
                           labelled_count=request.labelled_count, unlabelled_count=request.unlabelled_count,
                           memory_study=printable(request.memory_study, limit=128), memory_round=request.memory_round,
-                          held=frozenset(digest.hex() for digest in request.held_digests))
+                          held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._desk.await_task(silo, hello, timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
@@ -201,12 +208,7 @@ class RoundServicer:
             async with answering_errors(context):
                 silo = call.identify()
                 with self._only_upload_of(silo, call):
-                    with call.watched():
-                        await self._uploads.acquire()
-                    try:
-                        response = await self._receive(silo, request_iterator, call, context)
-                    finally:
-                        self._uploads.release()
+                    response = await self._receive(silo, request_iterator, call, context)
                 self._meter.message("SubmitUpdate", silo, "down", response.ByteSize())
                 return response
         raise AssertionError("an error has ended the RPC")
@@ -239,7 +241,18 @@ class RoundServicer:
             raise BadPayload("The stream of the update is empty.")
         self._meter.message("SubmitUpdate", silo, "up", len(first))
         update_id, piece = _submitted(first)
-        partial, update = await self._desk.upload(silo, update_id)
+        self._desk.awaited(silo, update_id)  # before it waits, and while a refusal can still be the first answer
+        async with AsyncExitStack() as places:
+            with call.watched():
+                await places.enter_async_context(self._uploads)
+                place = await places.enter_async_context(self._upload_places.place())
+                # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers.
+                await context.send_initial_metadata(())
+            return await self._take(silo, update_id, piece, requests, call, context, place)
+
+    async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
+                    context: _Context, place: Place) -> pb.SubmitUpdateResponse:
+        partial_file, update = await self._desk.upload(silo, update_id)
 
         async def pieces() -> AsyncIterator[Piece]:
             if piece is not None:
@@ -247,6 +260,7 @@ class RoundServicer:
             number = 1
             async for message in requests:
                 call.moved()
+                place.moved_bytes += len(message)
                 self._meter.message("SubmitUpdate", silo, "up", len(message))
                 if number % _CHECK_EVERY_CHUNKS == 0 and not self._desk.still_wanted(update):
                     raise TaskClosed("The phase closed while the update was on its way.")
@@ -256,13 +270,14 @@ class RoundServicer:
                     raise BadPayload("Only the first message of the stream names the update; all others bring bytes.")
                 yield next_piece
 
-        with partial:
+        with partial_file:
             if not self._desk.has_all(update):
                 with call.watched(idle_seconds=self._upload_idle_seconds):
-                    await receive_into(partial, pieces(), update.size_bytes)
+                    await receive_into(partial_file, pieces(), update.size_bytes)
+            place.leave()
             arrived = time.monotonic()
             # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
-            acceptance = asyncio.ensure_future(self._desk.accept(silo, update, partial))
+            acceptance = asyncio.ensure_future(self._desk.accept(silo, update, partial_file))
             self._acceptances.add(acceptance)
             acceptance.add_done_callback(self._acceptances.discard)
             await asyncio.shield(acceptance)
@@ -323,6 +338,13 @@ def _submitted(message: bytes) -> tuple[str, Piece | None]:
         raise BadPayload("A message of the stream cannot be read.") from None
     chunk = request.chunk
     return request.update_id, Piece(chunk.offset, chunk.crc32, chunk.data) if request.HasField("chunk") else None
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    """A unary request. One that is too long for any is not even parsed: nested messages take many times their bytes."""
+    if len(data) > _MAX_REQUEST_BYTES:
+        raise ValueError(f"a request of {len(data)} bytes")  # gRPC answers INTERNAL
+    return kind.FromString(data)
 
 
 def _serialized(message: Any) -> bytes:

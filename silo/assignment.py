@@ -54,7 +54,7 @@ _LOG = logging.getLogger("semisilo.silo")
 _REPORT_SECONDS = 3.0
 _SHORT_STAGE_SECONDS = 0.25
 """A stage that is over sooner is not reported: the message would only be in the way of the next."""
-_SPARE_GROUPS = 4
+_SPARE_GROUPS = 1
 """Tensor groups of earlier tasks that stay on disk: the next task may name one again, or be coded against it."""
 _PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\](?=\S).*", re.DOTALL)
 """A path and all that follows: names of folders may have blanks, so where a path ends cannot be seen."""
@@ -123,7 +123,7 @@ class TaskRunner:
         spec = check_task(self._policy, task)
         await asyncio.to_thread(self._memory.resolve, task.study, task.last_folded_round, round=task.round,
                                 task_id=task.task_id)
-        interval = message.report_interval.ToTimedelta().total_seconds() or _REPORT_SECONDS
+        interval = message.report_interval.seconds + message.report_interval.nanos / 1e9 or _REPORT_SECONDS
         watch = _Watch(task, self._link, self._display, interval_seconds=min(30.0, max(0.2, interval)))
         return await watch.over(self._work(task, spec, watch), stop=self._compute.abort)
 

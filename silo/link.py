@@ -71,7 +71,8 @@ class LinkSettings:
     stall_seconds: float = 60.0
     """A transfer in which no byte has moved for so long is cut and gone on with."""
     answer_seconds: float = 300.0
-    """Longest wait for the answer to a complete upload: the coordinator checks it and writes it to disk first."""
+    """Longest wait for a place to upload, and for the answer to a complete upload: the coordinator checks it and writes
+    it to disk first."""
     backoff: Backoff = field(default_factory=Backoff)
     """Pauses between attempts."""
     diagnose_after: int = 3
@@ -292,19 +293,18 @@ class Link:
     async def _send(self, update_id: str, path: Path, offset: int, on_bytes: Callable[[int], None]) -> None:
         call: Any = self.channel.stream_unary(f"/{_SERVICE}/SubmitUpdate",
                                          response_deserializer=pb.SubmitUpdateResponse.FromString)()
-        start, end = time.monotonic(), offset
+        end = offset
         try:
+            async with asyncio.timeout(self._settings.answer_seconds):
+                await self._write(call, _first_message(update_id), calls=1)
+                await call.initial_metadata()  # the coordinator has a place for it now, or none and says why
+            start = time.monotonic()
             async with asyncio.timeout(self._settings.stall_seconds) as patience:
                 async with contextlib.aclosing(stream_pieces(path, offset=offset)) as pieces:
                     async for piece in pieces:
-                        if end == offset:
-                            await self._write(call, _first_message(update_id, piece), calls=1)
-                        else:
-                            await self._write(call, pack_piece(SUBMIT_FIELD, piece))
+                        await self._write(call, pack_piece(SUBMIT_FIELD, piece))
                         self._put_off(patience)
                         on_bytes(end := piece.end)
-                if end == offset:  # the coordinator has all bytes, but had not recorded them when it last died
-                    await self._write(call, _first_message(update_id), calls=1)
                 await call.done_writing()
         except asyncio.InvalidStateError:
             pass  # the coordinator has answered before the end; its answer says why

@@ -29,7 +29,7 @@ _SCAN_SECONDS_PER_ELEMENT = 0.3e-9
 """Looking for the elements with a value, and reading the bitmask; per element of the block."""
 _SPARSE_SECONDS_PER_ELEMENT = 1.5e-9
 """Taking the values out and putting them back, once they are a tenth of the block or more; per element of the block."""
-_COMPACT_SECONDS_PER_ELEMENT = 1.5e-9
+_COMPACT_SECONDS_PER_ELEMENT = 2e-9
 """Making and reading a smaller index form than the bitmask, once a tenth is listed; per element of the block."""
 
 _SAMPLE_VALUES = 4096

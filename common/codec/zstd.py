@@ -30,6 +30,8 @@ _LEAST_WINDOW_LOG = 13
 """A few thousand bytes pay for a Huffman code of their own."""
 _BLOCKS_LOG = 3
 """A stream is also tried in about 2^3 blocks: layers differ in how many of their elements change, and by how much."""
+_MOST_TRIED_TWICE = 2**18
+"""Bytes of a longer stream gain too little by that for the time that it takes."""
 _MAGIC = bytes.fromhex("28b52ffd")
 _LONGEST_FRAME_HEADER = 18
 _LARGEST_WINDOW_LOG = 20
@@ -41,7 +43,7 @@ def compress(data: bytes | memoryview) -> bytes:
     """One zstd frame that says its content's size."""
     frame = zstd.compress(data, options=_OPTIONS)
     size = memoryview(data).nbytes
-    if 1 << _LEAST_WINDOW_LOG < size and len(frame) < size:
+    if 1 << _LEAST_WINDOW_LOG < size <= _MOST_TRIED_TWICE:
         # No block is larger than the window, so a small window makes many blocks, each with its own Huffman code.
         window_log = max(_LEAST_WINDOW_LOG, size.bit_length() - _BLOCKS_LOG)
         frame = min(frame, zstd.compress(data, options=_OPTIONS | {_Parameter.window_log: window_log}), key=len)

@@ -96,7 +96,9 @@ class RoundServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitUpdate(self, request_iterator, context):
-        """Sends the bytes of the update declared by BeginUpdate. Answered after they are checked, on disk and in the ledger.
+        """Sends the bytes of the update declared by BeginUpdate. After the first message, which names it, the silo waits for the
+        initial metadata: they come when there is a place for it. Answered after the bytes are checked, on disk and in the
+        ledger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -138,7 +138,7 @@ def test_the_same_tensor_gives_the_same_bytes() -> None:
     (header()[:-1], "only 17 are left"),
     (b"", "only 0 are left"),
     (bytes(HEADER_BYTES), "unknown encoding 0/0"),
-    (header(index=7), "unknown encoding 7/1"),
+    (header(index=8), "unknown encoding 8/1"),
     (header(value=6), "unknown encoding 2/6"),
     (header(value=0), "unknown encoding 2/0"),
     (header(index=0x80), "unknown encoding 128/1"),
@@ -244,6 +244,6 @@ def test_finite_reads_bfloat16_by_its_exponent_and_lets_integers_pass() -> None:
 
 def test_tags_on_the_wire_do_not_change() -> None:
     assert {encoding.name: encoding.value for encoding in IndexEncoding} == {
-        "EMPTY": 1, "DENSE": 2, "BITMASK": 3, "ZSTD_BITMASK": 4, "ZSTD_GAPS": 5, "RICE": 6}
+        "EMPTY": 1, "DENSE": 2, "BITMASK": 3, "ZSTD_BITMASK": 4, "ZSTD_GAPS": 5, "RICE": 6, "CLASSES": 7}
     assert {encoding.name: encoding.value for encoding in ValueEncoding} == {
         "RAW": 1, "PLANES": 2, "BF16": 3, "INT8": 4, "INT4": 5}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from common.codec import BLOCK_ELEMENTS, Aim, IndexEncoding, Plan
 from common.codec.positions import COMPLEMENT, Mask, decode_positions, encode_mask, positions_of
@@ -16,13 +18,36 @@ from common.errors import BadPayload
 from tests.common.codec_samples import FLOAT32, entropy_bytes, sparse_floats, there_and_back
 
 SMALLEST = Plan(aim=Aim.SMALLEST)
-BITMASK, ZSTD_BITMASK, GAPS, RICE = (IndexEncoding.BITMASK, IndexEncoding.ZSTD_BITMASK, IndexEncoding.ZSTD_GAPS,
-                                     IndexEncoding.RICE)
+BITMASK, ZSTD_BITMASK, GAPS, RICE, CLASSES = (
+    IndexEncoding.BITMASK, IndexEncoding.ZSTD_BITMASK, IndexEncoding.ZSTD_GAPS, IndexEncoding.RICE,
+    IndexEncoding.CLASSES)
 
 
 def encoded(mask: Mask, compact: bool = True) -> tuple[IndexEncoding, bool, bytes]:
     tag, data = encode_mask(mask, positions_of(mask), compact=compact)
     return IndexEncoding(tag & ~COMPLEMENT), bool(tag & COMPLEMENT), data
+
+
+def with_length(frame: bytes) -> bytes:
+    return len(frame).to_bytes(4, "little") + frame
+
+
+def gap_stream(gaps: Iterable[int]) -> bytes:
+    return b"".join(bytes([255] * (gap // 255) + [gap % 255]) for gap in gaps)
+
+
+def rice_bytes(gaps: NDArray[np.int64], shift: int) -> int:
+    return 1 + shift * -(-len(gaps) // 8) + -(-int((gaps >> shift).sum() + len(gaps)) // 8)
+
+
+def class_stream(gaps: Iterable[int]) -> bytes:
+    """The layout of CLASSES, bit by bit."""
+    classes, bits = [], []
+    for number in (gap + 4 for gap in gaps):
+        below = number.bit_length() - 3
+        classes.append(4 * below + (number >> below) - 4)
+        bits += [number >> place & 1 for place in range(below)]
+    return with_length(compress(bytes(classes))) + np.packbits(np.array(bits, np.uint8), bitorder="little").tobytes()
 
 
 def decoded(encoding: IndexEncoding, data: bytes, n: int, with_value: int, complement: bool = False) -> list[int]:
@@ -56,6 +81,29 @@ def test_the_smallest_form_is_found_by_itself(density: float, form: IndexEncodin
     mask = np.random.default_rng(0).random(2**18) < density
     assert encoded(mask)[:2] == (form, complement)
     assert encoded(mask, compact=False)[:2] == (BITMASK, False)
+
+
+@pytest.mark.parametrize("complement", [False, True])
+@pytest.mark.parametrize("density", [0.05, 0.02, 0.005])
+def test_few_clustered_positions_are_listed_by_class_in_less_than_any_other_form(density: float,
+                                                                                 complement: bool) -> None:
+    mask = (sparse_floats(BLOCK_ELEMENTS, density, seed=3, clustered=True) != 0) ^ complement
+    form, is_complement, data = encoded(mask)
+    assert (form, is_complement) == (CLASSES, complement)
+    count = int(np.count_nonzero(mask))
+    assert decoded(form, data, len(mask), count, complement) == np.flatnonzero(mask).tolist()
+    gaps = np.diff(np.flatnonzero(mask ^ complement), prepend=-1) - 1
+    assert data == class_stream(gaps.tolist())
+    assert len(data) < 0.99 * len(compress(gap_stream(gaps.tolist())))
+    assert len(data) < 0.99 * min(rice_bytes(gaps, shift) for shift in range(12))
+
+
+def test_positions_at_one_distance_are_listed_by_their_gaps() -> None:
+    mask = np.zeros(2**18, dtype=np.bool_)
+    mask[::100] = True
+    form, _, data = encoded(mask)
+    assert form is GAPS
+    assert len(data) < 100
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,9 +144,16 @@ def test_one_position_anywhere_in_a_block_takes_few_bytes() -> None:
 
 def test_gaps_around_255_come_back() -> None:
     for gap in (253, 254, 255, 256, 509, 510, 511, 512):
-        positions = [gap, 2 * gap + 1, 3 * gap + 2]
-        stream = b"".join(bytes([255] * (gap // 255) + [gap % 255]) for _ in positions)
-        assert decoded(GAPS, compress(stream), 2000, 3) == positions
+        places = [gap, 2 * gap + 1, 3 * gap + 2]
+        assert decoded(GAPS, compress(gap_stream([gap] * 3)), 2000, 3) == places
+
+
+def test_classes_of_any_gap_come_back() -> None:
+    """One and two gaps of every size near a power of two, where a class begins or ends, and the largest."""
+    near = {gap for power in range(21) for gap in range(2**power - 6, 2**power + 7) if 0 <= gap < BLOCK_ELEMENTS}
+    for gap in sorted(near):
+        assert decoded(CLASSES, class_stream([gap]), BLOCK_ELEMENTS, 1) == [gap]
+        assert decoded(CLASSES, class_stream([3, gap, 0]), gap + 6, 3) == [3, gap + 4, gap + 5]
 
 
 def test_the_forms_are_as_documented() -> None:
@@ -108,6 +163,9 @@ def test_the_forms_are_as_documented() -> None:
     # k = 1: gaps 0, 1, 6 have remainders 0, 1, 0 and quotients 0, 0, 3.
     assert decoded(RICE, bytes([1, 0b0100_0000, 0b1100_0100]), 10, 3) == [0, 2, 9]
     assert decoded(RICE, bytes([1, 0b0100_0000, 0b1100_0100]), 10, 7, complement=True) == [1, 3, 4, 5, 6, 7, 8]
+    # 0, 1, 6 with 4 added are 0b100, 0b101, 0b101_0: classes 0, 1 and 4 + 1, the last with a low bit that is 0.
+    assert decoded(CLASSES, with_length(compress(bytes([0, 1, 5]))) + b"\0", 10, 3) == [0, 2, 9]
+    assert decoded(CLASSES, with_length(compress(bytes([0, 1, 5]))) + b"\1", 11, 3) == [0, 2, 10]
 
 
 @pytest.mark.parametrize(("encoding", "data"), [
@@ -143,6 +201,25 @@ def test_the_forms_are_as_documented() -> None:
     (RICE, bytes([1, 0b1100_0000, 0b1100_0100])),  # remainder 1 more: beyond the end
     (RICE, bytes([0, 0b1110_0000, 0])),  # a byte behind the last one
     (RICE, bytes([0, *bytes(10), 0b1110_0000])),  # more unary bits than elements
+    (CLASSES, b""),
+    (CLASSES, bytes(3)),
+    (CLASSES, bytes(4)),
+    (CLASSES, bytes(5)),
+    (CLASSES, with_length(bytes([0, 1, 5])) + b"\0"),
+    (CLASSES, with_length(compress(b"")) + b"\0"),
+    (CLASSES, with_length(compress(bytes([0, 1]))) + b"\0"),
+    (CLASSES, with_length(compress(bytes([0, 1, 5, 0]))) + b"\0"),
+    (CLASSES, with_length(compress(bytes(10**6)))),
+    (CLASSES, with_length(compress(bytes([0, 1, 5])))),  # no low bits
+    (CLASSES, with_length(compress(bytes([0, 1, 5]))) + bytes(2)),  # too many
+    (CLASSES, with_length(compress(bytes([0, 1, 2]))) + bytes(1)),  # some where none belong
+    (CLASSES, with_length(compress(bytes([0, 1, 5]))) + b"\1"),  # position 10 of 10
+    (CLASSES, with_length(compress(bytes([0, 1, 6]))) + b"\0"),  # 11
+    (CLASSES, with_length(compress(bytes([0, 1, 75]))) + bytes(3)),  # the largest class
+    (CLASSES, with_length(compress(bytes([0, 1, 76]))) + bytes(3)),  # no gap has that
+    (CLASSES, with_length(compress(bytes([0, 1, 255]))) + bytes(8)),
+    (CLASSES, with_length(compress(bytes([0, 1, 5])) + b"\0")),
+    (CLASSES, (2**32 - 1).to_bytes(4, "little") + compress(bytes([0, 1, 5])) + b"\0"),
 ])
 def test_streams_that_do_not_list_three_of_ten_positions_are_refused(encoding: IndexEncoding, data: bytes) -> None:
     with pytest.raises(BadPayload):
@@ -153,7 +230,8 @@ def test_streams_that_do_not_list_three_of_ten_positions_are_refused(encoding: I
 
 
 def test_complements_of_impossible_counts_are_refused() -> None:
-    for encoding, data in ((GAPS, compress(b"")), (RICE, bytes([0])), (RICE, b"")):
+    for encoding, data in ((GAPS, compress(b"")), (RICE, bytes([0])), (RICE, b""), (CLASSES, bytes(4)),
+                           (CLASSES, with_length(compress(b"")))):
         with pytest.raises(BadPayload):
             decoded(encoding, data, 10, 10, complement=True)  # nothing is listed: no encoder writes that
     with pytest.raises(BadPayload):
@@ -161,7 +239,7 @@ def test_complements_of_impossible_counts_are_refused() -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(encoding=st.sampled_from([BITMASK, ZSTD_BITMASK, GAPS, RICE]), data=st.binary(max_size=30),
+@given(encoding=st.sampled_from([BITMASK, ZSTD_BITMASK, GAPS, RICE, CLASSES]), data=st.binary(max_size=30),
        wrap=st.booleans(), n=st.integers(1, 200), count=st.integers(0, 200), complement=st.booleans())
 def test_whatever_is_decoded_is_increasing_in_range_and_of_the_right_number(
         encoding: IndexEncoding, data: bytes, wrap: bool, n: int, count: int, complement: bool) -> None:
@@ -175,10 +253,29 @@ def test_whatever_is_decoded_is_increasing_in_range_and_of_the_right_number(
     assert all(0 <= position < n for position in positions)
 
 
-@pytest.mark.parametrize("encoding", [ZSTD_BITMASK, GAPS])
+@settings(max_examples=300, deadline=None)
+@given(classes=st.binary(min_size=1, max_size=40), low=st.binary(max_size=40), n=st.integers(1, 3000),
+       exact=st.booleans())
+def test_whatever_classes_are_listed_is_increasing_and_in_range_or_refused(classes: bytes, low: bytes, n: int,
+                                                                           exact: bool) -> None:
+    known = bytes(number % 24 for number in classes)
+    bits = sum(number >> 2 for number in known)
+    low = (low + bytes(100))[:-(-bits // 8)] if exact else low
+    try:
+        listed = decoded(CLASSES, with_length(compress(known)) + low, n, len(known))
+    except BadPayload:
+        return
+    assert len(low) == -(-bits // 8)
+    assert len(listed) == len(known)
+    assert listed == sorted(set(listed))
+    assert all(0 <= position < n for position in listed)
+
+
+@pytest.mark.parametrize("encoding", [ZSTD_BITMASK, GAPS, CLASSES])
 def test_a_stream_that_grows_without_bound_is_refused_before_memory_is_taken(encoding: IndexEncoding) -> None:
     bomb = compress(bytes(64 * 2**20))
     assert len(bomb) < 10_000
+    bomb = with_length(bomb) if encoding is CLASSES else bomb
     tracemalloc.start()
     try:
         with pytest.raises(BadPayload):

@@ -11,6 +11,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
+from itertools import groupby
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -22,7 +23,7 @@ from common.errors import BadPayload
 from common.payload_reader import MAGIC, TRAILER
 from common.wire import round_service_pb2 as round_pb
 from common.wire import tensors_pb2 as pb
-from tests.fuzz.seeds import new_block, new_gaps, new_payload, new_rice
+from tests.fuzz.seeds import new_block, new_classes, new_gaps, new_payload, new_rice
 from tests.fuzz.targets import KINDS
 
 __all__ = ["MUTATORS", "Havoc", "mutate_block", "mutate_chunk", "mutate_message", "mutate_payload"]
@@ -68,9 +69,9 @@ def _changed_block(kind_number: int, data: bytes, chance: random.Random, havoc: 
     index, values = body[:index_bytes], body[index_bytes:index_bytes + value_bytes]
     what = chance.randrange(16)
     if what == 0:
-        tag = chance.choice((1, 2, 3, 4, 5, 6, 0x85, 0x86, 0x86, tag ^ 0x80, chance.randrange(256)))
+        tag = chance.choice((*IndexEncoding, 0x85, 0x86, 0x87, tag ^ 0x80, chance.randrange(256)))
     elif what == 1:
-        value = chance.choice((1, 2, 3, 4, 5, chance.randrange(256)))
+        value = chance.choice((*ValueEncoding, chance.randrange(256)))
     elif what == 2:
         n = _near(chance, n, 2**32 - 1 if chance.random() < 0.1 else 6000)
     elif what == 3:
@@ -81,7 +82,9 @@ def _changed_block(kind_number: int, data: bytes, chance: random.Random, havoc: 
         other = new_block(chance, kind_number % len(KINDS), n if 0 < n <= 6000 else None)[2:]
         _, value, _, nnz, skipped, length = _HEADER.unpack_from(other)
         values = other[HEADER_BYTES + skipped:][:length]
-    elif what < 11:
+    elif what < 11 and index and tag & 0x7F == IndexEncoding.CLASSES and len(index) >= 4:
+        index = _changed_classes(index, chance, havoc)
+    elif what < 11 and index:
         index = _changed_stream(index, tag & 0x7F in (IndexEncoding.ZSTD_BITMASK, IndexEncoding.ZSTD_GAPS), chance,
                                 havoc)
     else:
@@ -103,6 +106,8 @@ def _new_index(tag: int, n: int, nnz: int, chance: random.Random) -> tuple[bytes
         return new_rice(gaps, chance.choice((0, 1, 3, 6, 10, 20))), nnz
     if form == IndexEncoding.ZSTD_GAPS:
         return compress(new_gaps(gaps)), nnz
+    if form == IndexEncoding.CLASSES:
+        return new_classes(gaps), nnz
     mask = np.zeros(min(n, 6000), dtype=bool)
     mask[(np.cumsum(gaps + 1) - 1)[np.cumsum(gaps + 1) <= len(mask)]] = True
     packed = np.packbits(mask).tobytes()
@@ -126,6 +131,18 @@ def _changed_stream(stream: bytes, compressed: bool, chance: random.Random, havo
     if how == 2:
         return compress(b"\xff" * chance.choice((1, 10, 1000, _LONGEST_STREAM)) + content)
     return compress(havoc(content) if content else b"\0")
+
+
+def _changed_classes(index: bytes, chance: random.Random, havoc: Havoc) -> bytes:
+    length = int.from_bytes(index[:4], "little")
+    classes, low = index[4:4 + length], index[4 + length:]
+    if chance.random() < 0.6:
+        classes = _changed_stream(classes, True, chance, havoc)
+    else:
+        low = havoc(low) if chance.random() < 0.3 else (havoc(low) + bytes(len(low)))[:len(low)]
+    if chance.random() < 0.95:
+        length = len(classes)
+    return length.to_bytes(4, "little") + classes + low
 
 
 def _changed_values(value: int, values: bytes, n: int, nnz: int, size: int, chance: random.Random,
@@ -167,6 +184,10 @@ def _changed_planes(data: bytes, count: int, size: int, chance: random.Random, h
     elif chance.random() < 0.3:
         numbers = sorted((*numbers, chosen))
         planes[chosen] = compress(planes[chosen])
+    elif planes[chosen] and chance.random() < 0.4:
+        place = chance.randrange(len(planes[chosen]))
+        edge = bytes((chance.choice((0, 1, 0x7E, 0x7F, 0x80, 0xF6, 0xF7, 0xF8, 0xFE, 0xFF)),))
+        planes[chosen] = planes[chosen][:place] + edge + planes[chosen][place + 1:]
     elif planes[chosen]:
         planes[chosen] = (havoc(planes[chosen]) + bytes(count if count < 6000 else 0))[:count]
     lengths = b"".join(min(len(planes[number]), 256**wide - 1).to_bytes(wide, "little") for number in numbers)
@@ -233,9 +254,9 @@ def _changed_body(body: bytes, manifest: pb.PayloadManifest, chance: random.Rand
     which = chance.randrange(len(places))
     at, behind = places[which], (places[which + 1] if which + 1 < len(places) else end)
     kind = 0
-    tensors = manifest.groups[number].tensors
-    if which < len(tensors):
-        kind = 2 * (tensors[which].data_type - 1) + (manifest.groups[number].reference_form == 1)
+    runs = [data_type for data_type, _ in groupby(tensor.data_type for tensor in manifest.groups[number].tensors)]
+    if which < len(runs):
+        kind = 2 * (runs[which] - 1) + (manifest.groups[number].reference_form == 1)
     how = chance.random()
     if how < 0.7:
         part = _changed_block(max(kind, 0), body[at:behind], chance, havoc)

@@ -27,7 +27,6 @@ _MAX_INPUT_BYTES = 2**15
 
 def main(arguments: list[str]) -> None:
     """Fuzzes the target of the first argument; the others go to libFuzzer."""
-    atheris._trace_cmp = _spare_arrays(atheris._trace_cmp)
     with atheris.instrument_imports(include=["common"]):
         from tests.fuzz.targets import TARGETS
     from tests.fuzz.mutators import MUTATORS
@@ -45,8 +44,12 @@ def main(arguments: list[str]) -> None:
         return mutator(data, random.Random(seed), lambda part: atheris.Mutate(part, max(len(part) + 16, 32)))[:max_size]
 
     target = TARGETS[name]
+    traced = None
 
     def one(data: bytes) -> None:
+        nonlocal traced
+        if traced is None:  # only now: atheris puts its own function in place when it begins
+            traced = atheris._trace_cmp = _spare_arrays(atheris._trace_cmp)
         target(data)
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -72,8 +75,6 @@ def _spare_arrays(trace: Callable[..., object]) -> Callable[..., object]:
 
 def _add_seeds(folder: Path, inputs: Iterable[bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        return
     for number, data in enumerate(inputs):
         (folder / f"seed-{number:04}").write_bytes(data)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,16 +34,18 @@ from common.codec.zstd import compress
 from common.convert import task_to_proto
 from common.data.form import AugmentationSettings, ImageForm
 from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
-from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, reference_to_proto
+from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, reference_to_proto, runs_of
 from common.payload_reader import MAGIC, TRAILER
 from common.reference_form import can_sum, code_against
 from common.uplink import Uplink
 from common.wire import round_service_pb2 as round_pb
 from tests.fuzz.targets import KINDS
 
-__all__ = ["chunk_seeds", "message_seeds", "new_block", "new_gaps", "new_payload", "new_rice", "payload_file", "seeds"]
+__all__ = ["chunk_seeds", "message_seeds", "new_block", "new_classes", "new_gaps", "new_payload", "new_rice",
+           "payload_file", "seeds"]
 
 _BASE = "ab" * 32
+_INDEX_FORMS = [form for form in IndexEncoding if form is not IndexEncoding.EMPTY]
 _SIZES = (1, 2, 7, 8, 9, 63, 64, 65, 200, 255, 256, 257, 600, 2048, 5000)
 _SHAPES: tuple[tuple[int, ...], ...] = (
     (), (1,), (3,), (8, 9), (0,), (2, 0, 5), (33, 4), (300,), (1, 1, 1, 1, 1, 1, 1, 1))
@@ -87,7 +89,7 @@ def new_block(chance: random.Random, kind_number: int | None = None, elements: i
 
 def _any_pair(chance: random.Random, bits: Bits, kind: ElementType) -> bytes:
     mask = bits != 0
-    form = chance.choice(list(IndexEncoding)[2:])
+    form = chance.choice(_INDEX_FORMS)
     complement = form.lists and chance.random() < 0.5
     positions = np.flatnonzero(~mask if complement else mask)
     chosen = bits[mask]
@@ -99,6 +101,7 @@ def _any_pair(chance: random.Random, bits: Bits, kind: ElementType) -> bytes:
         IndexEncoding.ZSTD_BITMASK: lambda: compress(np.packbits(mask).data),
         IndexEncoding.ZSTD_GAPS: lambda: compress(new_gaps(np.diff(positions, prepend=-1) - 1)),
         IndexEncoding.RICE: lambda: new_rice(np.diff(positions, prepend=-1) - 1, chance.choice((0, 1, 2, 3, 5, 8))),
+        IndexEncoding.CLASSES: lambda: new_classes(np.diff(positions, prepend=-1) - 1),
     }[form]()
     squeeze = chance.random() < 0.6
     choices = [ValueEncoding.RAW, ValueEncoding.PLANES]
@@ -129,6 +132,19 @@ def new_rice(gaps: np.ndarray, shift: int) -> bytes:  # type: ignore[type-arg]
     return bytes((shift,)) + planes + int(unary or "0", 2).to_bytes(len(unary) // 8, "big")
 
 
+def new_classes(gaps: np.ndarray) -> bytes:  # type: ignore[type-arg]
+    """A list of classes and low bits."""
+    numbers = [int(gap) + 4 for gap in gaps]
+    lengths = [number.bit_length() - 3 for number in numbers]
+    classes = bytes((length << 2) + (number >> length) - 4 for number, length in zip(numbers, lengths, strict=True))
+    low = at = 0
+    for number, length in zip(numbers, lengths, strict=True):
+        low |= (number & (1 << length) - 1) << at
+        at += length
+    frame = compress(classes)
+    return struct.pack("<I", len(frame)) + frame + low.to_bytes(-(-at // 8), "little")
+
+
 # Payloads -------------------------------------------------------------------------------------------------------------
 
 
@@ -138,24 +154,33 @@ def payload_file(groups: list[GroupManifest], body: bytes) -> bytes:
     return MAGIC + body + manifest + struct.pack(TRAILER, len(manifest), MAGIC)
 
 
-def _encoded(chance: random.Random, bits: Bits, kind: ElementType, *, every_value: bool = False) -> bytes:
-    finite = kind.name == "float32" and bool((bits & 0x7F80_0000 != 0x7F80_0000).all())
-    values = chance.choice(list(ValueForm)) if finite else ValueForm.EXACT
-    plan = Plan(aim=chance.choice(list(Aim)), values=values)
-    return b"".join(bytes(part) for parts in encode_blocks(bits, kind, plan, every_value=every_value)
-                    for part in parts)
+def _encoded(chance: random.Random, tensors: Sequence[Bits], layout: Sequence[TensorSpec], *, coded: bool = False,
+             every_value: bool = False) -> bytes:
+    """Neighbours of one type share blocks."""
+    body, at = b"", 0
+    for run in runs_of(layout):
+        kind = coded_kind(ELEMENT_TYPES[run[0].dtype]) if coded else ELEMENT_TYPES[run[0].dtype]
+        bits = np.concatenate(tensors[at:at + len(run)])
+        at += len(run)
+        finite = kind.name == "float32" and bool((bits & 0x7F80_0000 != 0x7F80_0000).all())
+        values = chance.choice(list(ValueForm)) if finite else ValueForm.EXACT
+        plan = Plan(aim=chance.choice(list(Aim)), values=values)
+        body += b"".join(bytes(part) for parts in encode_blocks(bits, kind, plan, every_value=every_value)
+                         for part in parts)
+    return body
 
 
 def _layout(chance: random.Random) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(f"t{number}", chance.choice(_SHAPES), chance.choice(list(ELEMENT_TYPES)))
-                 for number in range(chance.randint(0, 4)))
+    types = chance.sample(list(ELEMENT_TYPES), chance.choice((1, 2, 3)))
+    return tuple(TensorSpec(f"t{number}", chance.choice(_SHAPES), chance.choice(types))
+                 for number in range(chance.randint(0, 5)))
 
 
 def new_payload(chance: random.Random) -> bytes:
     """A valid input of the target `payload`: groups of all meanings, alone or against a reference."""
     layout = _layout(chance)
     base = [some_bits(chance, spec.num_elements, ELEMENT_TYPES[spec.dtype], finite=True) for spec in layout]
-    base_body = b"".join(_exact(bits, spec) for bits, spec in zip(base, layout, strict=True))
+    base_body = _exact(base, layout)
     second = payload_file([GroupManifest("base", Meaning.VALUES, "", layout, len(base_body))], base_body)
     groups: list[GroupManifest] = []
     body = b""
@@ -167,14 +192,15 @@ def new_payload(chance: random.Random) -> bytes:
         if all(can_sum(ELEMENT_TYPES[spec.dtype]) for spec in specs):
             forms.append(ReferenceForm.SUM)
         form = chance.choice(forms) if against else ReferenceForm.ALONE
-        part = b""
-        for spec, old in zip(specs, base if against else [None] * len(specs), strict=True):
-            kind = ELEMENT_TYPES[spec.dtype]
-            bits = some_bits(chance, spec.num_elements, kind, finite=chance.random() < 0.8)
-            if old is not None:
-                bits = code_against(bits, old, kind, form)
-                kind = coded_kind(kind) if form is ReferenceForm.BITS else kind
-            part += _encoded(chance, bits, kind, every_value=meaning is Meaning.OVERWRITE)
+        tensors = [some_bits(chance, spec.num_elements, ELEMENT_TYPES[spec.dtype], finite=chance.random() < 0.8)
+                   for spec in specs]
+        if against:
+            tensors = [code_against(bits, old, ELEMENT_TYPES[spec.dtype], form)
+                       for bits, old, spec in zip(tensors, base, specs, strict=True)]
+        part = _encoded(chance, tensors, specs, coded=form is ReferenceForm.BITS,
+                        every_value=meaning is Meaning.OVERWRITE)
+        if meaning is not Meaning.OVERWRITE and chance.random() < 0.1:
+            part = b""  # all zero
         groups.append(GroupManifest(
             f"group/{number}", meaning, "" if meaning is Meaning.VALUES else _BASE, specs, len(part),
             "cd" * 32 if against else "", _BASE if against else "", form))
@@ -183,9 +209,14 @@ def new_payload(chance: random.Random) -> bytes:
     return struct.pack("<BI", chance.choice((0, 0, 1)), len(first)) + first + second
 
 
-def _exact(bits: Bits, spec: TensorSpec) -> bytes:
-    return b"".join(bytes(part) for parts in encode_blocks(bits, ELEMENT_TYPES[spec.dtype], Plan(aim=Aim.SMALLEST))
-                    for part in parts)
+def _exact(tensors: Sequence[Bits], layout: Sequence[TensorSpec]) -> bytes:
+    body, at = b"", 0
+    for run in runs_of(layout):
+        bits = np.concatenate(tensors[at:at + len(run)])
+        at += len(run)
+        body += b"".join(bytes(part) for parts in encode_blocks(bits, ELEMENT_TYPES[run[0].dtype],
+                                                                Plan(aim=Aim.SMALLEST)) for part in parts)
+    return body
 
 
 # Messages and chunks --------------------------------------------------------------------------------------------------

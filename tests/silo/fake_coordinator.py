@@ -148,8 +148,11 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
             if not update_id:
                 update_id = message.update_id
                 await self._check("SubmitUpdate", message, context)
-                self.uploads.append((update_id, message.chunk.offset if message.HasField("chunk") else -1))
+                await context.send_initial_metadata(())
+                self.uploads.append((update_id, -1))
             if message.HasField("chunk"):
+                if self.uploads[-1] == (update_id, -1):
+                    self.uploads[-1] = (update_id, message.chunk.offset)
                 have = self.spool[update_id]
                 assert message.chunk.offset == len(have)
                 assert message.chunk.crc32 == zlib.crc32(message.chunk.data)
