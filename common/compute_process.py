@@ -57,7 +57,7 @@ def run_operation(operations: object, operation: str, arguments: dict[str, Any])
     result: dict[str, Any] = method(**arguments)
     return result
 
-_IDLE_SECONDS = 0.5
+_IDLE_SECONDS = 10.0
 
 
 def _out_of_memory(error: BaseException) -> bool:
