@@ -84,7 +84,7 @@ def channel_credentials(*, authority_pem: bytes, own: Credentials | None = None)
 
 def server_credentials(current: Callable[[], Credentials], *,
                        silo_authority_pem: bytes | None = None) -> grpc.ServerCredentials:
-    """The coordinator's side of the handshake.
+    """The coordinator's side of the handshake, for one server: another needs its own.
 
     Args:
         current: gives the coordinator's credentials; asked at every handshake, so that a renewed certificate is shown
@@ -96,12 +96,19 @@ def server_credentials(current: Callable[[], Credentials], *,
     def configuration(own: Credentials) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(own.key_pem, own.certificate_pem)], silo_authority_pem)
 
-    def fetch() -> grpc.ServerCertificateConfiguration:
-        # Never None for "as before": a second server with these credentials, such as the enrolment port when it opens
-        # again, has nothing before, and could not listen.
-        return configuration(current())
+    shown = current()
 
-    return grpc.dynamic_ssl_server_credentials(configuration(current()), fetch,
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        # None for "as before", whenever that is so: gRPC drops what it shakes hands with for every new configuration,
+        # also under another thread that shakes hands just then (grpc/grpc issue 36693), and crashes.
+        nonlocal shown
+        now = current()
+        if now == shown:
+            return None
+        shown = now
+        return configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(shown), fetch,
                                                require_client_authentication=required)
 
 

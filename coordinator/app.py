@@ -124,7 +124,7 @@ class _Server:
         listen(server, address.listen_address,
                server_credentials(certificate.current, silo_authority_pem=keys.pem))
         port = EnrollmentPort(address=address.listen_enrollment_address,
-                              credentials=server_credentials(certificate.current), authority=authority,
+                              credentials=lambda: server_credentials(certificate.current), authority=authority,
                               roster=self._roster)
         await port.look()
         await self._compute.start()

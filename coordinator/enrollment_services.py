@@ -93,9 +93,13 @@ class RenewalService(pb_grpc.EnrollmentServiceServicer):
 class EnrollmentPort:
     """Opens the enrolment port while an invitation is open, shuts it `linger_seconds` after the last one ended."""
 
-    def __init__(self, *, address: str, credentials: grpc.ServerCredentials, authority: Authority, roster: Roster,
-                 clock: Callable[[], float] = time.time, interval_seconds: float = 1.0,
+    def __init__(self, *, address: str, credentials: Callable[[], grpc.ServerCredentials], authority: Authority,
+                 roster: Roster, clock: Callable[[], float] = time.time, interval_seconds: float = 1.0,
                  linger_seconds: float = _LINGER_SECONDS) -> None:
+        """
+        Args:
+            credentials: makes those of a server; asked whenever the port opens.
+        """
         self._address = address
         self._credentials = credentials
         self._service = EnrollService(authority, clock=clock)
@@ -135,7 +139,7 @@ class EnrollmentPort:
         server = grpc.aio.server(options=server_options(message_limit_bytes=_MESSAGE_LIMIT_BYTES),
                                  maximum_concurrent_rpcs=_CONCURRENT_CALLS)
         pb_grpc.add_EnrollmentServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
-        port = listen(server, self._address, self._credentials)
+        port = listen(server, self._address, self._credentials())
         await server.start()
         self._server, self.port = server, port
         _log.info("enrolment is open on %s", self._address)

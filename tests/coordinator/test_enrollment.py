@@ -317,7 +317,7 @@ def test_the_enrolment_port_is_open_only_while_an_invitation_is_and_a_little_lon
     shown = ensure_coordinator_certificate(federation.folder, NOW)
 
     async def run() -> None:
-        port = EnrollmentPort(address="127.0.0.1:0", credentials=server_credentials(lambda: shown),
+        port = EnrollmentPort(address="127.0.0.1:0", credentials=lambda: server_credentials(lambda: shown),
                               authority=federation.authority, roster=federation.roster, clock=lambda: clock["now"],
                               linger_seconds=100)
         assert not await port.look()
@@ -332,7 +332,7 @@ def test_the_enrolment_port_is_open_only_while_an_invitation_is_and_a_little_lon
         clock["now"] += 1
         assert not await port.look()
         assert not _listens(bound)
-        federation.invite(now=clock["now"])  # and open again for the next invitation, with the same credentials
+        federation.invite(now=clock["now"])  # and open again for the next invitation
         assert await port.look()
         assert _listens(port.port)
 
@@ -344,7 +344,7 @@ def test_a_port_that_is_taken_is_named(federation):
     shown = ensure_coordinator_certificate(federation.folder, NOW)
 
     async def run(address: str) -> None:
-        port = EnrollmentPort(address=address, credentials=server_credentials(lambda: shown), clock=lambda: NOW,
+        port = EnrollmentPort(address=address, credentials=lambda: server_credentials(lambda: shown), clock=lambda: NOW,
                               authority=federation.authority, roster=federation.roster)
         await port.run()
 
