@@ -108,7 +108,8 @@ def server_credentials(current: Callable[[], Credentials], *,
         shown = now
         return configuration(now)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(shown), fetch,
+    # The stubs do not know of None, which grpc's own documentation names.
+    return grpc.dynamic_ssl_server_credentials(configuration(shown), fetch,  # type: ignore[arg-type]
                                                require_client_authentication=required)
 
 
