@@ -280,9 +280,10 @@ class Engine:
         while True:
             if await self._stopped(study):
                 return
-            tasks = self._ledger.tasks(study.name, row.number, row.phase)
-            waiting = [task.silo for task in tasks if task.state is TaskState.OPEN]
-            answered = sum(task.state in (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED) for task in tasks)
+            states = self._ledger.task_states(study.name, row.number, row.phase)
+            waiting = [silo for silo, state in states.items() if state is TaskState.OPEN]
+            answered = sum(state in (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED)
+                           for state in states.values())
             phase = self._ledger.phase(study.name, row.number, row.phase)
             now = self._clock()
             if not waiting:

@@ -210,6 +210,12 @@ class Ledger(LedgerFile):
         rows = self.query("SELECT * FROM task WHERE study = ? AND round = ? AND phase = ?", study, round, phase)
         return sorted((task_row(row) for row in rows), key=lambda task: task.silo.encode())
 
+    def task_states(self, study: str, round: int, phase: int) -> dict[str, TaskState]:
+        """The state of each silo's task of a phase, in silo order; asked for whenever one has changed."""
+        rows = self.query("SELECT silo, state FROM task WHERE study = ? AND round = ? AND phase = ?", study, round,
+                          phase)
+        return {row["silo"]: TaskState(row["state"]) for row in sorted(rows, key=lambda row: row["silo"].encode())}
+
     def task(self, task_id: str) -> TaskRow | None:
         """One task."""
         rows = self.query("SELECT * FROM task WHERE task_id = ?", task_id)
