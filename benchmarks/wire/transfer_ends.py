@@ -80,6 +80,9 @@ class _Desk:
         with await asyncio.to_thread(self.spool.partial, update_id, size_bytes=announcement.size_bytes) as partial:
             return BeginAnswer("send", resume_offset=partial.committed_bytes)
 
+    def awaited(self, silo: str, update_id: str) -> DeclaredUpdate:
+        return self.declared[update_id]
+
     async def upload(self, silo: str, update_id: str) -> tuple[PartialFile, DeclaredUpdate]:
         update = self.declared[update_id]
         return await asyncio.to_thread(self.spool.partial, update_id, size_bytes=update.size_bytes), update
