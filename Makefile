@@ -21,7 +21,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all bench-wire bench-lossy lint docs protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy lint docs protos clean
 
 help:  ## show this list
 	@echo "make TARGET"

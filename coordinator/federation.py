@@ -90,7 +90,7 @@ class LimitSettings:
     spool_bytes: int = 20 * GIB
     """Updates beyond this total are refused until the round is committed; silos try again later."""
     uploads: int = 4
-    """Updates that are received at the same time; others wait. Each takes up to 40 MB of memory."""
+    """Updates that are received at the same time; others wait. A quick one takes some 20 MB of memory."""
     invitation_life: str = "24h"
     """How long an invitation can be used."""
 

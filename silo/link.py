@@ -402,12 +402,9 @@ class Link:
         return found
 
 
-def _first_message(update_id: str, piece: Piece | None = None) -> bytes:
+def _first_message(update_id: str) -> bytes:
     """The message of an upload that names the update."""
-    request = pb.SubmitUpdateRequest(update_id=update_id)
-    if piece is not None:
-        request.chunk.offset, request.chunk.crc32, request.chunk.data = piece.offset, piece.crc32, bytes(piece.data)
-    serialized: bytes = request.SerializeToString()
+    serialized: bytes = pb.SubmitUpdateRequest(update_id=update_id).SerializeToString()
     return serialized
 
 

@@ -74,3 +74,18 @@ def test_a_waiting_rpc_survives_the_pings_that_the_silo_sends_and_would_not_with
         assert "too_many_pings" in str(control.details()).lower() or "too many pings" in str(control.details()).lower()
 
     asyncio.run(run())
+
+
+def test_grpc_is_given_another_configuration_only_for_another_certificate(tmp_path, monkeypatch):
+    """gRPC drops the one in use for every new one, also while another thread shakes hands with it."""
+    federation = make_federation(tmp_path)
+    held = [ensure_coordinator_certificate(federation.folder, time.time())]
+    asked: list[Any] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials",
+                        lambda initial, fetch, require_client_authentication: asked.append(fetch))
+    server_credentials(lambda: held[0])
+    [fetch] = asked
+    assert [fetch(), fetch()] == [None, None]
+    held[0] = federation.silo_credentials("another", now=time.time())
+    assert fetch() is not None
+    assert fetch() is None

@@ -81,6 +81,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     uploads: list[tuple[str, int]] = field(default_factory=list)
     """(update_id, offset of the first chunk)."""
     reports: list[pb.ReportProgressRequest] = field(default_factory=list)
+    place: asyncio.Event | None = None
+    """An upload waits for it before it is let in; None for none."""
     objection: Callable[[str], SemisiloError | None] = lambda update_id: None
     """Asked when an upload is complete."""
 
@@ -148,6 +150,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
             if not update_id:
                 update_id = message.update_id
                 await self._check("SubmitUpdate", message, context)
+                if self.place is not None:
+                    await self.place.wait()
                 await context.send_initial_metadata(())
                 self.uploads.append((update_id, -1))
             if message.HasField("chunk"):
