@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -169,11 +170,12 @@ def test_an_interrupted_run_keeps_what_is_done_and_leaves_no_process(tmp_path: P
     environment = {**os.environ, "MARK_OF_THIS_TEST": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.wire.run", "--quick", "--only", "flower", "--peers",
                                 str(_sleeping_peer(tmp_path)), "--build", str(tmp_path / "build")],
-                               stderr=subprocess.PIPE, env=environment, text=True,
-                               cwd=Path(__file__).parents[2])
+                               stderr=subprocess.PIPE, env=environment, text=True, cwd=Path(__file__).parents[2],
+                               # A shell starts what runs in its background with Ctrl-C ignored; that is inherited.
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         wait_for(lambda: any("benchmarks.wire.flower" in line for line in _marked(tmp_path)), "the measurement", 60)
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=40)
     finally:
         process.kill()
