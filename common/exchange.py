@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from common.data.readers import ImageSet
 
 __all__ = [
-    "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "ModelBuilder", "ModelSettings", "Numerics",
-    "PayloadRef", "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup",
-    "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader",
+    "FROM_TASK", "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "ModelBuilder", "ModelSettings",
+    "Numerics", "PayloadRef", "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally", "Task", "TaskSpec",
+    "TensorGroup", "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader",
 ]
+
+FROM_TASK = "task"
+"""In `GroupLayout.base`: the group of the same name that the silo was sent in its task."""
 
 Tensors = Mapping[str, "torch.Tensor"]
 """Named tensors in a fixed order: the order of the model's `named_parameters()`."""
@@ -48,7 +51,7 @@ class Meaning(StrEnum):
     DIFFERENCE = "difference"
     """To be added to the group named by the base digest."""
     OVERWRITE = "overwrite"
-    """Indices with values; all other elements stay as in the base."""
+    """Indices with values; all other elements stay as in the base. In memory the result: the base, overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ class TensorGroup:
     """Hex digest (`common.tensors.digest`) of the tensors that a DIFFERENCE or OVERWRITE refers to; else empty."""
     digest: str = ""
     """Hex digest of `tensors` where it is known, so that nobody computes it twice (`common.tensors.group_digest`)."""
+    base_tensors: Tensors | None = None
+    """The tensors that `base` is the digest of, set by who hands over an OVERWRITE: what the receiver has already, so
+    that only the elements whose bits differ are sent. A receiver gets groups without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,8 @@ class GroupLayout:
 
     meaning: Meaning
     base: str
-    """Hex digest of the base of a DIFFERENCE or OVERWRITE; empty for VALUES."""
+    """Hex digest of the base of a DIFFERENCE or OVERWRITE; empty for VALUES. `FROM_TASK` stands for the group of the
+    same name in the task of the silo that answers, which may be another one for every silo."""
     tensors: tuple[TensorSpec, ...]
 
 
@@ -229,10 +236,14 @@ class CoordinatorData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiloData:
-    """What a silo holds. `labelled` is empty in the scenario labels-at-coordinator."""
+    """What a silo holds. `labelled` is None in the scenario labels-at-coordinator."""
 
     labelled: ImageSet | None = None
     unlabelled: ImageSet | None = None
+    """In a simulation they keep their labels, for diagnostics alone: no training may look at them."""
+    test: ImageSet | None = None
+    """What the silo's own model is measured on, where there is such a set (always in a simulation of a study that has
+    a test set)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,6 +273,14 @@ class Strategy(Protocol[State]):
     State, Tally and SiloState are frozen dataclasses whose fields are numbers, text, None, JSON lists/dicts or
     `dict[str, torch.Tensor]`, so that `common.checkpoint` can write them. Folding happens in silo order (byte order of
     names), so the same accepted updates give the same bits whatever their order of arrival.
+
+    A strategy may have two more methods:
+
+        diagnostics(state) -> Mapping[str, float]
+            numbers about the round that gave this state; they stand among the round's metrics
+        local_model(state, groups, kept) -> tuple[Tensors, Tensors]
+            parameters and batch-norm statistics of one silo's own model, from its decoded update; for the diagnostic
+            "local accuracy". Raises or is missing where the update does not hold a model.
     """
 
     def start(self, initial: Tensors) -> State:

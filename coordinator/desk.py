@@ -29,7 +29,7 @@ from common.errors import (
 from common.exchange import GroupLayout, PayloadRef, TaskSpec
 from common.logs import printable
 from common.manifest import GroupManifest, check_manifest
-from common.methods import find_method
+from common.methods import check_metrics, find_method
 from common.store import PartialFile, PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs
@@ -225,7 +225,7 @@ class Desk:
             return BeginAnswer("have")
         if self._why_over(task):
             return self._late(task)
-        self._check_metrics(task, metrics)
+        self._check_metrics(task, metrics, update=False)
         self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
         self._note_held(task)
         self._bulletin.notify()
@@ -381,15 +381,10 @@ class Desk:
             raise BadPayload("The update is declared with fewer bytes than its groups have.")
         if not (announcement.example_count >= 0 and 0 <= announcement.training_seconds < math.inf):
             raise BadPayload("example_count and training time must be at least 0.")
-        self._check_metrics(task, announcement.metrics)
+        self._check_metrics(task, announcement.metrics, update=True)
 
-    def _check_metrics(self, task: TaskRow, metrics: Mapping[str, float]) -> None:
-        allowed = find_method(task.spec["method"]).metrics
-        for name, value in metrics.items():
-            if name not in allowed:
-                raise BadPayload(f"Metric '{printable(name, limit=64)}' is not one of this method's.")
-            if not math.isfinite(value):
-                raise BadPayload(f"Metric '{name}' is not a finite number.")
+    def _check_metrics(self, task: TaskRow, metrics: Mapping[str, float], *, update: bool) -> None:
+        check_metrics(find_method(task.spec["method"]), metrics, update=update)
 
 
 def max_update_bytes(expects: Mapping[str, GroupLayout]) -> int:

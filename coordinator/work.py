@@ -7,7 +7,6 @@ died may be replaced and the operation called again with the same bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from common.config import from_dict, to_dict
 from common.errors import BadPayload, ComputeFailed
 from common.exchange import Environment, GroupLayout, Phase, Strategy, TensorGroup, UpdateHeader
 from common.manifest import GroupManifest, check_manifest
-from common.methods import MethodSpec, find_method
+from common.methods import MethodSpec, check_metrics, find_method
 from common.models import initial_model
 from common.payload_reader import PayloadReader
 from common.state_files import StateFiles
@@ -160,7 +159,7 @@ class Operations:
         """
         study = self._opened()
         expects = self._expected(state, from_dict(Phase, phase), round)
-        _check_metrics(study.spec, metrics)
+        check_metrics(study.spec, metrics, update=True)
         with PayloadReader(Path(path), require_finite=True) as reader:  # its manifest only; no tensor yet
             check_groups(reader.groups, expects)
             for name in expects:
@@ -257,11 +256,3 @@ def _assert_declared(spec: MethodSpec, groups: Mapping[str, TensorGroup]) -> Non
     except BadPayload as error:
         raise AssertionError(f"strategy {spec.name}: {error.text}") from error
 
-
-def _check_metrics(spec: MethodSpec, metrics: Mapping[str, float]) -> None:
-    for name, value in metrics.items():
-        if name not in spec.metrics:
-            raise BadPayload(f"The method {spec.name} has no metric '{name[:80]}'.",
-                             remedy=f"It has: {', '.join(spec.metrics)}.")
-        if not math.isfinite(value):
-            raise BadPayload(f"The metric '{name}' is {value}.")

@@ -11,7 +11,7 @@ from typing import Literal
 from common.config import from_dict, load_toml
 from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from common.exchange import TaskSpec
-from common.methods import METHODS, MethodSpec, find_method
+from common.methods import METHODS, MethodSpec, find_method, is_declared
 from common.plugins import plugin_names
 from common.uplink import LOSSY_FORMS
 
@@ -144,7 +144,7 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
     _require("metric", "send", spec.metrics, policy.permit.metrics, task)
     for reference in task.payloads:
         for group in reference.groups:
-            if not any(_covers(pattern, group) for pattern in spec.down):
+            if not is_declared(group, spec.down):
                 raise NotPermitted(f"The task sends the tensor group '{group}', which {task.method} does not declare.")
     if ":" in task.model.name and task.model.name not in policy.permit.factories:
         raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
@@ -170,10 +170,10 @@ def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], met
         permit, or the size.
     """
     for group in groups:
-        if not (_listed(group, spec.up) and _listed(group, policy.permit.groups)):
+        if not (is_declared(group, spec.up) and is_declared(group, policy.permit.groups)):
             raise NotPermitted(f"The update holds the tensor group '{group}', which may not leave this silo.")
     for metric in metrics:
-        if metric not in spec.metrics or metric not in policy.permit.metrics:
+        if not (is_declared(metric, spec.metrics) and is_declared(metric, policy.permit.metrics)):
             raise NotPermitted(f"The update holds the metric '{metric}', which may not leave this silo.")
     if size_bytes > policy.limits.max_upload_bytes:
         raise NotPermitted(f"The update has {size_bytes} bytes; this silo sends at most "
@@ -220,16 +220,6 @@ def _require(what: str, direction: str, wanted: Iterable[str], permitted: tuple[
             raise NotPermitted(
                 f"{task.method} needs to {direction} the {what} '{name}', which this silo does not permit.",
                 remedy=f"To allow it, add it to [permit] {what.split()[-1]}s in silo.toml of '{task.silo}'.")
-
-
-def _covers(pattern: str, name: str) -> bool:
-    """Whether a declared name, or one that ends in "/*" and stands for numbered groups, covers `name`."""
-    numbered = pattern.endswith("/*") and name.startswith(pattern[:-1]) and name[len(pattern) - 1:].isdigit()
-    return numbered or name == pattern
-
-
-def _listed(name: str, patterns: Iterable[str]) -> bool:
-    return any(_covers(pattern, name) for pattern in patterns)
 
 
 def _list(names: tuple[str, ...]) -> str:

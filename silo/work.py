@@ -22,7 +22,7 @@ from common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, Sto
 from common.exchange import ModelBuilder, PayloadRef, SiloData, SiloTask, TaskSpec, Update
 from common.logs import printable
 from common.manifest import GroupManifest, check_manifest
-from common.methods import MethodSpec, find_method
+from common.methods import MethodSpec, find_method, is_declared
 from common.models import check_model, model_builder
 from common.state_files import STATE_ENDING, StateFiles
 from common.store import PayloadStore
@@ -99,7 +99,7 @@ class Operations:
             seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
             image=order.image, device=device, progress=self._progress)
         update, keep = trainer.train(asked, data, _remembered(trainer, memory))
-        metrics = _finite(update)
+        metrics = _finite(spec, update)
         files = StateFiles(Path(memory_folder))
         payload, left = None, None
         if not update.abstention:
@@ -185,8 +185,10 @@ def _written(order: TaskSpec, update: Update, outgoing: PayloadStore, committed:
     return payload, Residuals(tensors=after) if after or committed or pending else None
 
 
-def _finite(update: Update) -> dict[str, float]:
-    """The update's metrics. Raises: ComputeFailed when training has diverged."""
+def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
+    """The metrics of an update or abstention. Raises: ComputeFailed when training has diverged."""
+    undeclared = [name for name in update.metrics if not is_declared(name, spec.metrics)]
+    assert not undeclared, f"trainer {spec.name}: undeclared metrics {sorted(undeclared)}"
     for name, value in update.metrics.items():
         if not math.isfinite(value):
             raise ComputeFailed(f"Training diverged: {name} is {value}.",
@@ -202,5 +204,5 @@ def _assert_declared(spec: MethodSpec, update: Update) -> None:
     except BadPayload as error:
         raise AssertionError(f"trainer {spec.name}: {error.text}") from error
     assert update.groups, f"trainer {spec.name}: neither tensors nor a reason why not"
-    undeclared = update.metrics.keys() - set(spec.metrics)
-    assert not undeclared, f"trainer {spec.name}: undeclared metrics {sorted(undeclared)}"
+    missing = set(spec.counts) - update.metrics.keys()
+    assert not missing, f"trainer {spec.name}: every update brings {sorted(missing)}"

@@ -1,0 +1,88 @@
+"""SemiFL: alternate training of the coordinator on labels and the silos on pseudo-labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.exchange import Meaning
+from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, within
+
+__all__ = ["SEMIFL", "SemiFLSettings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SemiFLSettings:
+    """Settings of SemiFL. Defaults are the paper's where it has them. Source: Diao et al., NeurIPS 2022, section 4."""
+
+    scenario: Literal["labels-at-coordinator"] = "labels-at-coordinator"
+    """SemiFL is defined for labels at the coordinator only."""
+    confidence_threshold: float = 0.95
+    """tau: a pseudo-label is kept when its probability is at least this. 0..1."""
+    local_epochs: int = 5
+    """E at a silo: passes over the kept images in a round."""
+    coordinator_epochs: int = 5
+    """E at the coordinator: passes over the labelled images after every aggregation."""
+    unlabelled_batch: int = 10
+    """B_m: images in a batch at a silo."""
+    labelled_batch: int = 10
+    """B_s: images in a batch at the coordinator."""
+    lr: float = 0.03
+    """eta: learning rate of round 1."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How `lr` falls over the rounds: lr_t = lr/2 (1 + cos(pi (t-1) / rounds)), or not at all."""
+    momentum: float = 0.9
+    """SGD momentum at silos and coordinator."""
+    nesterov: bool = True
+    """Nesterov momentum, as the official code has it."""
+    weight_decay: float = 5e-4
+    """L2 decay of every parameter."""
+    clip_norm: float = 1.0
+    """Largest global norm of a gradient; 0 turns clipping off."""
+    global_momentum: float = 0.5
+    """beta_g: server momentum on the averaged pseudo-gradient."""
+    fix_weight: float = 1.0
+    """Weight of the fix loss (strong view, pseudo-label); the paper has 1."""
+    mix_weight: float = 1.0
+    """lambda: weight of the mix loss; 0 turns MixUp off."""
+    mixup_a: float = 0.75
+    """a: MixUp's Beta(a, a)."""
+    weighting: Literal["uniform", "size"] = "uniform"
+    """Weights of accepted updates: the paper's 1/M_t, or by the number of unlabelled images."""
+    sbn_source: Literal["coordinator", "coordinator+silos"] = "coordinator"
+    """Whose images give the static batch-norm statistics; with silos it takes a phase of its own."""
+    persist_local_momentum: bool = True
+    """Whether a silo keeps its SGD momentum between rounds, as the official code does."""
+    momentum_max_age_rounds: int = 0
+    """A silo's momentum older than this many rounds is reset; 0 keeps it for ever."""
+    final_epochs: int = 0
+    """Extra fine-tuning epochs at the coordinator after the last round."""
+    round_lr: float = 0.0
+    """lr_t of the current round; set by the strategy in every task, never by a person."""
+
+    def __post_init__(self) -> None:
+        within("confidence_threshold", self.confidence_threshold, 0.0, 1.0)
+        for name in ("local_epochs", "unlabelled_batch", "labelled_batch"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("coordinator_epochs", "final_epochs", "momentum_max_age_rounds", "clip_norm", "weight_decay",
+                     "fix_weight", "mix_weight", "lr", "round_lr"):
+            at_least(name, getattr(self, name), 0)
+        for name in ("momentum", "global_momentum"):
+            below_one(name, getattr(self, name))
+        positive("mixup_a", self.mixup_a)
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov = true needs momentum above 0.")
+
+
+SEMIFL = MethodSpec(
+    name="semifl",
+    source="Diao, Ding and Tarokh, SemiFL, NeurIPS 2022",
+    scenarios=("labels-at-coordinator",),
+    down={"model": Meaning.VALUES, "batch_norm": Meaning.VALUES},
+    up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
+    metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps"),
+    settings=SemiFLSettings,
+    set_by_strategy=("round_lr",),
+    discloses="The coordinator sees a silo's model difference, how many images it used and which share it could label; "
+              "with sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer.",
+)

@@ -1,0 +1,120 @@
+"""What a method declares once, for both sides, the ledger, the policy of silos and the documentation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from common.errors import BadPayload
+from common.exchange import Meaning
+from common.logs import printable
+
+__all__ = ["PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least",
+           "below_one", "check_metrics", "is_declared", "positive", "within"]
+
+Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
+StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
+"""Who measures static batch-norm statistics: `coordinator.static_statistics`."""
+
+_MAX_COUNT = 10**9
+PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
+"""What `silo.pseudo_label_report` gives for every method that makes pseudo-labels. The last two are known in
+simulations only; "pseudo_labels/<label>" is how many kept images have that class."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodSpec:
+    """Declares a method."""
+
+    name: str
+    source: str
+    """Paper and venue."""
+    scenarios: tuple[Scenario, ...]
+    down: Mapping[str, Meaning]
+    """Tensor groups that a silo may receive. A name that ends in "/*" stands for numbered groups."""
+    up: Mapping[str, Meaning]
+    """Tensor groups that a silo may send."""
+    metrics: tuple[str, ...]
+    """Numbers that a silo may send with an update or an abstention. A name that ends in "/*" stands for numbered
+    ones."""
+    counts: tuple[str, ...] = ()
+    """Metrics that the strategy computes with: every update (not: abstention) must bring them, whole numbers from 1 to
+    10^9. They are among `metrics`."""
+    settings: type
+    """Dataclass of the method's settings."""
+    set_by_strategy: tuple[str, ...] = ()
+    """Settings that the strategy writes into every task; a study file must not have them."""
+    discloses: str
+    """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodPlugin:
+    """A method of somebody else's: what an entry point of the group `semisilo.methods` names.
+
+        [project.entry-points."semisilo.methods"]
+        ours = "our_package.method:OURS"          # OURS is a MethodPlugin, its spec is called "ours"
+
+    The module of the entry point is imported by the light processes of both sides, so it must import neither torch nor
+    the halves; these are named as text and imported by the compute processes alone.
+    """
+
+    spec: MethodSpec
+    """Its name is the entry point's. Its settings need a field `scenario`, as those of every method."""
+    strategy: str
+    """"package.module:Class" of the coordinator half, built as `Class(settings, environment)`."""
+    trainer: str
+    """"package.module:Class" of the silo half, built as `Class()`."""
+
+
+def is_declared(name: str, declared: Collection[str]) -> bool:
+    """Whether a name is among the declared ones; one that ends in "/*" stands for numbers in the star's place."""
+    return name in declared or any(
+        each.endswith("/*") and name.startswith(each[:-1]) and name[len(each) - 1:].isdigit() for each in declared)
+
+
+def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: bool) -> None:
+    """Metrics that came from a silo, against what its method declares.
+
+    Args:
+        update: whether they came with an update; `MethodSpec.counts` are asked of these only.
+    Raises: BadPayload, naming the metric.
+    """
+    for name, value in metrics.items():
+        if not is_declared(name, spec.metrics):
+            raise BadPayload(f"The method {spec.name} has no metric '{printable(name, limit=64)}'.",
+                             remedy=f"It has: {', '.join(spec.metrics)}.")
+        if not math.isfinite(value):
+            raise BadPayload(f"The metric '{name}' is not a finite number.")
+    for name in spec.counts if update else ():
+        value = metrics.get(name, 0.0)
+        if not (1 <= value <= _MAX_COUNT and value == int(value)):
+            raise BadPayload(f"The metric '{name}' must be a whole number from 1 to {_MAX_COUNT}.")
+
+
+# Checks of settings: each raises ValueError with a text that names the setting, what it is and what it must be.
+
+def within(name: str, value: float, low: float, high: float) -> None:
+    """low <= value <= high."""
+    if not low <= value <= high:
+        raise ValueError(f"{name} = {value}: must be between {low} and {high}.")
+
+
+def at_least(name: str, value: float, low: float) -> None:
+    """low <= value, and finite."""
+    if not (value >= low and math.isfinite(value)):
+        raise ValueError(f"{name} = {value}: must be at least {low} and finite.")
+
+
+def positive(name: str, value: float) -> None:
+    """0 < value, and finite."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} = {value}: must be above 0 and finite.")
+
+
+def below_one(name: str, value: float) -> None:
+    """0 <= value < 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} = {value}: must be at least 0 and below 1.")

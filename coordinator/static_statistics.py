@@ -1,0 +1,142 @@
+"""Static batch-norm statistics for any strategy: who measures them, and the phase in which silos do.
+
+| source              | whose images                                       | phases                                    |
+|---------------------|----------------------------------------------------|-------------------------------------------|
+| coordinator         | the coordinator's labelled, else validation images | none                                      |
+| coordinator+silos   | these and those of every silo that can be reached  | "statistics" behind training, and in      |
+| silos               | the silos' alone                                   | round 1 in front of it                    |
+| auto                | coordinator where it has such images, else silos   |                                           |
+
+A network without static batch-norm layers needs none of it. The phase sends the model to be measured as group `model`
+(so a method that decomposes its model sends the sum) and gets group `batch_norm` with counts; `silo.statistics` is the
+silo's part. A strategy keeps two dictionaries in its state: `batch_norm`, what is used, and `own_statistics`, the
+coordinator's part with counts, float64.
+
+Source: SemiFL (Diao et al., NeurIPS 2022) section 3.4.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common import batch_norm, tensors
+from common.batch_norm import LayerStatistics
+from common.errors import BadConfiguration, BadPayload
+from common.exchange import Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
+from common.methods.spec import StatisticsSource
+from common.seeds import torch_generator
+from common.training import named_randomness
+
+__all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+
+STATISTICS = Phase("statistics", asks="roster", quorum="any")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsTally:
+    """The phase "statistics" being folded."""
+
+    statistics: dict[str, Tensor]
+    """Merged so far, with counts, float64; starts as the coordinator's own, which may be nothing."""
+
+
+class StaticStatistics:
+    """Who measures the statistics of one study. Holds no state of the study."""
+
+    def __init__(self, environment: Environment, source: StatisticsSource) -> None:
+        """Raises: BadConfiguration when the coordinator is to measure and has no images to do it with."""
+        self._environment = environment
+        data = environment.data
+        self._images = next((each for each in (data.labelled, data.validation) if each is not None and len(each)), None)
+        with named_randomness(environment.seed, "unused_weights"):
+            layers = batch_norm.layers_of(environment.build_model())
+        self._layers = {name: layer.num_features for name, layer in layers.items()}
+        if source == "auto":
+            source = "silos" if self._images is None else "coordinator"
+        if self._layers and source != "silos" and self._images is None:
+            raise BadConfiguration(
+                f'[method] sbn_source = "{source}" needs labelled or validation images at the coordinator.',
+                remedy='Set sbn_source = "silos", or [model] normalisation = "group".')
+        self._asks_silos = bool(self._layers) and source != "coordinator"
+        self._measures = bool(self._layers) and source != "silos"
+
+    @property
+    def needed(self) -> bool:
+        """Whether the network has layers that need statistics."""
+        return bool(self._layers)
+
+    def phases(self, *train: Phase, round: int) -> tuple[Phase, ...]:
+        """The phases of a round whose training phases are given."""
+        if not self._asks_silos:
+            return train
+        # Nobody has measured the weights of round 0 yet, and a silo labels with them in round 1.
+        return (STATISTICS, *train, STATISTICS) if round == 1 else (*train, STATISTICS)
+
+    def own(self, model: nn.Module, *, round: int,
+            progress: Callable[[float], None] | None = None) -> dict[str, Tensor]:
+        """The coordinator's part, measured with the current weights: with counts, float64; {} where it has none."""
+        if not self._measures:
+            return {}
+        assert self._images is not None
+        found = batch_norm.measure(
+            model, self._images.images_NCHW, form=self._environment.image, progress=progress,
+            generator=torch_generator(self._environment.seed, "batch_norm_order", round=round))
+        return _float64_form(found)
+
+    def used(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Group `batch_norm` from the coordinator's part alone: what holds until silos have answered."""
+        return batch_norm.to_tensors(batch_norm.from_tensors(own))
+
+    def task(self, model: TensorGroup) -> Task:
+        """What a silo is asked in the phase."""
+        return Task(groups={"model": model})
+
+    def expects(self) -> dict[str, GroupLayout]:
+        """What an answer of the phase must hold: mean, variance and count of every layer."""
+        layout = {name: LayerStatistics(1.0, torch.zeros(width, dtype=torch.float64),
+                                        torch.zeros(width, dtype=torch.float64))
+                  for name, width in self._layers.items()}
+        sent = batch_norm.to_tensors(layout, counts=True)
+        return {"batch_norm": GroupLayout(Meaning.VALUES, "", tensors.specs(sent))}
+
+    def begin(self, own: Mapping[str, Tensor]) -> StatisticsTally:
+        """Starts with the coordinator's own part."""
+        return StatisticsTally(statistics=dict(own))
+
+    def fold(self, tally: StatisticsTally, header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> StatisticsTally:
+        """Merges one silo's statistics.
+
+        Impossible ones (a negative variance, say) are left out with a warning: one silo must not stop the study, and
+        the others' are as good without them.
+        """
+        try:
+            theirs = batch_norm.from_tensors(groups["batch_norm"].tensors)
+            so_far = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
+            merged = batch_norm.merge([*so_far, theirs])
+        except BadPayload as error:
+            _LOG.warning("batch-norm statistics of silo %s are left out: %s", header.silo, error.text)
+            return tally
+        return StatisticsTally(statistics=_float64_form(merged))
+
+    def finish(self, tally: StatisticsTally, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Group `batch_norm` from now on; what was used `before` when nobody has measured anything."""
+        if not tally.statistics:
+            _LOG.warning("no silo has measured batch-norm statistics; those of the last round stay in use")
+            return dict(before)
+        return self.used(tally.statistics)
+
+
+def _float64_form(statistics: batch_norm.Statistics) -> dict[str, Tensor]:
+    """As `to_tensors` with counts, but not rounded to float32: sums of many silos go through it."""
+    form: dict[str, Tensor] = {}
+    for name, layer in statistics.items():
+        form |= {f"{name}.mean": layer.mean, f"{name}.var": layer.var,
+                 f"{name}.count": torch.tensor([round(layer.count)], dtype=torch.int64)}
+    return form

@@ -1,0 +1,61 @@
+"""What a silo says about its pseudo-labels in every round: how many it kept, of which classes, and how right they are.
+
+"label_ratio"             kept / labelled with a pseudo-label
+"pseudo_labels/<label>"   how many of the kept ones have that class; of soft labels the sum of the class's shares
+"pseudo_label_accuracy"   of all pseudo-labels, where the truth is known (simulations)
+"threshold_accuracy"      of the kept ones, likewise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["PseudoLabelReport"]
+
+
+class PseudoLabelReport:
+    """Adds up over batches; for methods that label in every step, over one epoch (the last), so that every image counts
+    once."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._classes = num_classes
+        self._seen = self._kept = self._right = self._right_kept = self._known = self._known_kept = 0
+        self._histogram_K = torch.zeros(num_classes, dtype=torch.float64)
+
+    def add(self, hard_label_B: Tensor, keep_B: Tensor, truth_B: Tensor | None, *,
+            soft_BK: Tensor | None = None) -> None:
+        """
+        Args:
+            hard_label_B: int64 (B,), any device.
+            keep_B: bool (B,): which pseudo-labels enter training.
+            truth_B: int64 (B,) in a simulation, else None. Never used in training.
+            soft_BK: soft pseudo-labels whose shares make the histogram instead, float (B, K).
+        """
+        hard_label_B, keep_B = hard_label_B.cpu(), keep_B.cpu()
+        self._seen += len(hard_label_B)
+        self._kept += int(keep_B.sum())
+        if soft_BK is None:
+            self._histogram_K += torch.bincount(hard_label_B[keep_B], minlength=self._classes).double()
+        else:
+            self._histogram_K += soft_BK.cpu().double()[keep_B].sum(dim=0)
+        if truth_B is not None:
+            right_B = hard_label_B == truth_B.cpu()
+            self._known += len(right_B)
+            self._known_kept += int(keep_B.sum())
+            self._right += int(right_B.sum())
+            self._right_kept += int(right_B[keep_B].sum())
+
+    def metrics(self) -> Mapping[str, float]:
+        """The numbers above; classes that got no pseudo-label are left out. Empty when nothing was added."""
+        if not self._seen:
+            return {}
+        found = {"label_ratio": self._kept / self._seen}
+        found |= {f"pseudo_labels/{label}": count for label, count in enumerate(self._histogram_K.tolist()) if count}
+        if self._known:
+            found["pseudo_label_accuracy"] = self._right / self._known
+        if self._known_kept:
+            found["threshold_accuracy"] = self._right_kept / self._known_kept
+        return found
