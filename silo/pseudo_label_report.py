@@ -20,10 +20,9 @@ class PseudoLabelReport:
     """Adds up over batches; for methods that label in every step, over one epoch (the last), so that every image counts
     once."""
 
-    def __init__(self, num_classes: int) -> None:
-        self._classes = num_classes
+    def __init__(self) -> None:
         self._seen = self._kept = self._right = self._right_kept = self._known = self._known_kept = 0
-        self._histogram_K = torch.zeros(num_classes, dtype=torch.float64)
+        self._histogram_K = torch.zeros(0, dtype=torch.float64)
 
     def add(self, hard_label_B: Tensor, keep_B: Tensor, truth_B: Tensor | None, *,
             soft_BK: Tensor | None = None) -> None:
@@ -38,15 +37,21 @@ class PseudoLabelReport:
         self._seen += len(hard_label_B)
         self._kept += int(keep_B.sum())
         if soft_BK is None:
-            self._histogram_K += torch.bincount(hard_label_B[keep_B], minlength=self._classes).double()
+            self._add(torch.bincount(hard_label_B[keep_B]).double())
         else:
-            self._histogram_K += soft_BK.cpu().double()[keep_B].sum(dim=0)
+            self._add(soft_BK.cpu().double()[keep_B].sum(dim=0))
         if truth_B is not None:
             right_B = hard_label_B == truth_B.cpu()
             self._known += len(right_B)
             self._known_kept += int(keep_B.sum())
             self._right += int(right_B.sum())
             self._right_kept += int(right_B[keep_B].sum())
+
+    def _add(self, counts_K: Tensor) -> None:
+        """Adds counts; a batch in which the highest classes do not occur has fewer of them."""
+        longer, shorter = sorted((self._histogram_K, counts_K), key=len, reverse=True)
+        self._histogram_K = longer.clone()
+        self._histogram_K[: len(shorter)] += shorter
 
     def metrics(self) -> Mapping[str, float]:
         """The numbers above; classes that got no pseudo-label are left out. Empty when nothing was added."""

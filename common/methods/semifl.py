@@ -47,8 +47,14 @@ class SemiFLSettings:
     """lambda: weight of the mix loss; 0 turns MixUp off."""
     mixup_a: float = 0.75
     """a: MixUp's Beta(a, a)."""
-    weighting: Literal["uniform", "size"] = "uniform"
-    """Weights of accepted updates: the paper's 1/M_t, or by the number of unlabelled images."""
+    aggregation: Literal["alternate", "parallel"] = "alternate"
+    """"alternate": the coordinator fine-tunes what was averaged. "parallel", the paper's Table 2: it trains beside the
+    silos, from the same model, and the new model is halfway between its own and the silos' mean."""
+    labelling: Literal["round", "batch"] = "round"
+    """"round": a silo labels its images once, with the received model. "batch", the paper's Table 2: every batch anew,
+    with the model under training; only kept images enter the loss, there is no MixUp and nobody abstains."""
+    weighting: Literal["uniform", "size", "fedfreq"] = "uniform"
+    """Weights of accepted updates: the paper's 1/M_t, by the number of unlabelled images, or FedFreq's."""
     sbn_source: Literal["coordinator", "coordinator+silos"] = "coordinator"
     """Whose images give the static batch-norm statistics; with silos it takes a phase of its own."""
     persist_local_momentum: bool = True
@@ -70,6 +76,10 @@ class SemiFLSettings:
         for name in ("momentum", "global_momentum"):
             below_one(name, getattr(self, name))
         positive("mixup_a", self.mixup_a)
+        if self.labelling == "batch" and self.mix_weight:
+            raise ValueError('labelling = "batch" has no MixUp: set mix_weight = 0.')
+        if self.aggregation == "parallel" and self.final_epochs:
+            raise ValueError('aggregation = "parallel" has no fine-tuning: leave final_epochs out.')
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov = true needs momentum above 0.")
 

@@ -11,31 +11,30 @@ Source: Diao, Ding and Tarokh, "SemiFL", NeurIPS 2022, section 3 and algorithm 1
 With `sbn_source = "coordinator+silos"` the statistics phase stands behind the fine-tuning whose weights it measures, so
 that the round's evaluation and the next round's labelling both use it; round 1 has one more in front, since silos have
 not yet measured the weights of round 0.
+
+With `aggregation = "parallel"` (Table 2 of the paper) nothing is fine-tuned: the coordinator trains from the model that
+the silos were sent, and the average is half its own model, half the mean of theirs.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import Statistics
+from common import tensors
 from common.data.image_set import ImageSet
-from common.errors import BadConfiguration, BadData, BadPayload
+from common.errors import BadConfiguration, BadData
 from common.exchange import Environment, GroupLayout, Meaning, Phase, SiloState, Task, TensorGroup, UpdateHeader
 from common.methods import SemiFLSettings
-from common.seeds import torch_generator
 from common.training import SGDSettings, check_finite, cosine_lr, named_randomness, train_labelled
+from coordinator.static_statistics import STATISTICS, StaticStatistics, StatisticsTally
+from coordinator.weights import counted, weights_of
 
-__all__ = ["STATISTICS", "TRAIN", "SemiFLState", "SemiFLStrategy", "SemiFLTally", "apply_global_momentum"]
-
-_LOG = logging.getLogger("semisilo.coordinator")
+__all__ = ["STATISTICS", "TRAIN", "SemiFLState", "SemiFLStrategy", "SemiFLTally", "apply_global_momentum", "halfway"]
 
 TRAIN = Phase("train")
-STATISTICS = Phase("statistics", asks="roster", quorum="any")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +54,21 @@ class SemiFLState:
     own_statistics: dict[str, Tensor]
     """What the labelled images alone gave, with counts: the coordinator's part of the statistics phase."""
     fine_tune_loss: float
-    """Mean cross-entropy of the last fine-tuning epoch; 0 where there was none."""
+    """Mean cross-entropy of the last epoch at the coordinator; 0 where there was none."""
+    participation: dict[str, int] = field(default_factory=dict)
+    """Accepted updates of every silo so far, for FedFreq."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SemiFLTally:
-    """A phase being folded."""
+    """The training phase being folded."""
 
     weights: dict[str, float] = field(default_factory=dict)
-    """p_k by silo, summing to 1; empty when no update was accepted, and in the statistics phase."""
+    """p_k by silo, summing to 1; empty when no update was accepted."""
     delta: dict[str, Tensor] | None = None
     """sum p_k (w_k - w) so far."""
-    statistics: dict[str, Tensor] | None = None
-    """Batch-norm statistics merged so far, with counts, float64."""
+    participation: dict[str, int] = field(default_factory=dict)
+    """The state's, with this round."""
 
 
 class SemiFLStrategy:
@@ -88,80 +89,82 @@ class SemiFLStrategy:
         self._settings = settings
         self._environment = environment
         self._labelled: ImageSet = labelled
+        self._statistics = StaticStatistics(environment, settings.sbn_source)
         self._served: tuple[SemiFLState, TensorGroup, TensorGroup | None] | None = None
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
 
     def start(self, initial: Mapping[str, Tensor]) -> SemiFLState:
-        """Fine-tunes the initial model with lr_1 and measures its statistics."""
-        return self._fine_tune(self._loaded(initial, round=0), global_buf=None, opt_buf=None, round=0)
+        """Fine-tunes the initial model with lr_1 (not where it trains in parallel); measures the statistics."""
+        return self._fine_tune(self._loaded(initial, round=0), global_buf=None, opt_buf=None, participation={}, round=0)
 
     # A round ----------------------------------------------------------------------------------------------------------
 
     def phases(self, state: SemiFLState, round: int) -> tuple[Phase, ...]:
         """See the table at the top of the module."""
-        if self._settings.sbn_source == "coordinator" or not state.batch_norm:
-            return (TRAIN,)
-        return (STATISTICS, TRAIN, STATISTICS) if round == 1 else (TRAIN, STATISTICS)
+        return self._statistics.phases(TRAIN, round=round)
 
     def task(self, state: SemiFLState, phase: Phase, silo: str, kept: SiloState, *, round: int) -> Task:
         """The model; for training also its batch-norm statistics and lr_t."""
         model, statistics = self._groups(state)
         if phase.name == STATISTICS.name:
-            return Task(groups={"model": model})
+            return self._statistics.task(model)
         groups = {"model": model} if statistics is None else {"model": model, "batch_norm": statistics}
         return Task(groups=groups, settings={"round_lr": self._lr(round)})
 
     def expects(self, state: SemiFLState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
         """A difference to the model that was sent, or batch-norm statistics with counts."""
         if phase.name == STATISTICS.name:
-            return {"batch_norm": GroupLayout(Meaning.VALUES, "", tensors.specs(_wire_form(state.own_statistics)))}
+            return self._statistics.expects()
         model, _ = self._groups(state)
         return {"model": GroupLayout(Meaning.DIFFERENCE, model.digest, tensors.specs(state.w))}
 
-    def begin(self, state: SemiFLState, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int) -> SemiFLTally:
-        """Weights 1/m', or by the number of unlabelled images. Statistics start with the coordinator's own."""
+    def begin(self, state: SemiFLState, phase: Phase, headers: tuple[UpdateHeader, ...], *,
+              round: int) -> SemiFLTally | StatisticsTally:
+        """Weights 1/m', or by another rule. Statistics start with the coordinator's own."""
         if phase.name == STATISTICS.name:
-            return SemiFLTally(statistics=state.own_statistics)
-        sizes = {header.silo: float(max(header.num_examples, 0)) for header in headers}
-        if self._settings.weighting == "uniform" or sum(sizes.values()) == 0:
-            sizes = dict.fromkeys(sizes, 1.0)
-        total = sum(sizes.values())
-        return SemiFLTally(weights={silo: size / total for silo, size in sizes.items()})
+            return self._statistics.begin(state.own_statistics)
+        silos = [header.silo for header in headers]
+        participation = counted(state.participation, silos)
+        weights = weights_of(self._settings.weighting, silos, [header.num_examples for header in headers],
+                             participation)
+        return SemiFLTally(weights=weights, participation=participation)
 
-    def fold(self, state: SemiFLState, tally: SemiFLTally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
-             kept: SiloState) -> tuple[SemiFLTally, SiloState]:
-        """Adds p_k (w_k - w), or merges one silo's statistics.
-
-        Statistics that are impossible (a negative variance, say) are left out with a warning: one silo must not stop
-        the study, and the others' are as good without them.
-        """
-        if tally.statistics is not None:
-            try:
-                theirs = batch_norm.from_tensors(groups["batch_norm"].tensors)
-                merged = batch_norm.merge([batch_norm.from_tensors(tally.statistics), theirs])
-            except BadPayload as error:
-                _LOG.warning("batch-norm statistics of silo %s are left out: %s", header.silo, error.text)
-                return tally, kept
-            return replace(tally, statistics=_float64_form(merged)), kept
+    def fold(self, state: SemiFLState, tally: SemiFLTally | StatisticsTally, header: UpdateHeader,
+             groups: Mapping[str, TensorGroup], kept: SiloState) -> tuple[SemiFLTally | StatisticsTally, SiloState]:
+        """Adds p_k (w_k - w), or merges one silo's statistics."""
+        if isinstance(tally, StatisticsTally):
+            return self._statistics.fold(tally, header, groups), kept
         delta, weight = groups["model"].tensors, tally.weights[header.silo]
         so_far = tensors.zeros_like(state.w) if tally.delta is None else tally.delta
         return replace(tally, delta=tensors.add(so_far, delta, factor=weight)), kept
 
-    def finish(self, state: SemiFLState, phase: Phase, tally: SemiFLTally, *, round: int) -> SemiFLState:
+    def finish(self, state: SemiFLState, phase: Phase, tally: SemiFLTally | StatisticsTally, *,
+               round: int) -> SemiFLState:
         """Train: average, server momentum, fine-tuning, statistics of the labels. Statistics: the merged ones."""
-        if tally.statistics is not None:
-            return replace(state, batch_norm=batch_norm.to_tensors(batch_norm.from_tensors(tally.statistics)))
+        if isinstance(tally, StatisticsTally):
+            return replace(state, batch_norm=self._statistics.finish(tally, state.batch_norm))
+        if self._settings.aggregation == "parallel":
+            return self._halfway(state, tally, round=round)
         w, global_buf = apply_global_momentum(state.w, state.global_buf, tally.delta,
                                               momentum=self._settings.global_momentum)
-        model, opt_buf = self._loaded(w, round=round), state.opt_buf
+        model, opt_buf, participation = self._loaded(w, round=round), state.opt_buf, tally.participation
         self._served = None
         del state, tally, w  # several models, not needed while this one trains
-        return self._fine_tune(model, global_buf=global_buf, opt_buf=opt_buf, round=round)
+        return self._fine_tune(model, global_buf=global_buf, opt_buf=opt_buf, participation=participation, round=round)
 
     def model(self, state: SemiFLState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The fine-tuned model and its statistics."""
         return state.w, state.batch_norm
+
+    def local_model(self, state: SemiFLState, groups: Mapping[str, TensorGroup],
+                    kept: SiloState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """A silo's own model, with the statistics that it was sent."""
+        return tensors.add(state.w, groups["model"].tensors), state.batch_norm
+
+    def diagnostics(self, state: SemiFLState) -> dict[str, float]:
+        """"fine_tune_loss", of the last epoch at the coordinator."""
+        return {"fine_tune_loss": state.fine_tune_loss}
 
     # Work at the coordinator ------------------------------------------------------------------------------------------
 
@@ -175,44 +178,61 @@ class SemiFLStrategy:
         return SGDSettings(lr=lr, momentum=settings.momentum, nesterov=settings.nesterov,
                            weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
 
-    def _fine_tune(self, model: nn.Module, *, global_buf: dict[str, Tensor] | None,
-                   opt_buf: dict[str, Tensor] | None, round: int) -> SemiFLState:
+    def _halfway(self, state: SemiFLState, tally: SemiFLTally, *, round: int) -> SemiFLState:
+        """Table 2's "parallel average": half the coordinator's own training, half the silos', then server momentum."""
+        model = self._loaded(state.w, round=round)
+        opt_buf, loss = self._train(model, state.opt_buf, round=round)
+        own = tensors.subtract(tensors.parameters_of(model), state.w)
+        w, global_buf = apply_global_momentum(state.w, state.global_buf, halfway(own, tally.delta),
+                                              momentum=self._settings.global_momentum)
+        return self._measured(self._loaded(w, round=round), global_buf=global_buf, opt_buf=opt_buf, loss=loss,
+                              participation=tally.participation, round=round)
+
+    def _train(self, model: nn.Module, opt_buf: dict[str, Tensor] | None, *,
+               round: int) -> tuple[dict[str, Tensor] | None, float]:
+        """`coordinator_epochs` on the labels with lr_t, in place. Returns: (momentum, mean loss of the last epoch)."""
+        settings, environment = self._settings, self._environment
+        if not settings.coordinator_epochs:
+            return opt_buf, 0.0
+        report = f"training on {len(self._labelled)} labelled images"
+        result = train_labelled(
+            model, self._labelled, form=environment.image, augmentation=environment.augmentation,
+            sgd=self._sgd(self._lr(max(round, 1))), epochs=settings.coordinator_epochs,
+            batch_size=settings.labelled_batch, seed=environment.seed, purpose="fine_tune", round=round,
+            momentum=opt_buf, progress=lambda share: environment.report(0.95 * share, report))
+        check_finite(dict(model.named_parameters()), where=f"at the coordinator in round {round}")
+        return result.momentum, result.loss
+
+    def _fine_tune(self, model: nn.Module, *, global_buf: dict[str, Tensor] | None, opt_buf: dict[str, Tensor] | None,
+                   participation: dict[str, int], round: int) -> SemiFLState:
         """Steps 4 and 5 of a round. After the last round come `final_epochs` more, on a fresh cosine from `lr` with
         fresh momentum: lr_t is nearly 0 by then and would change nothing."""
-        settings, environment = self._settings, self._environment
-        final = settings.final_epochs if round == environment.rounds else 0
-        total = max(settings.coordinator_epochs + final, 1)
-
-        def train(epochs: int, lr: float, purpose: str, done: int, buffers: dict[str, Tensor] | None,
-                  falls: bool) -> tuple[dict[str, Tensor], float]:
-            report = f"fine-tuning on {len(self._labelled)} labelled images"
+        settings, environment, loss = self._settings, self._environment, 0.0
+        if settings.aggregation == "alternate":
+            opt_buf, loss = self._train(model, opt_buf, round=round)
+        if settings.final_epochs and round == environment.rounds:
+            falls = settings.schedule == "cosine"
+            report = f"last training on {len(self._labelled)} labelled images"
             result = train_labelled(
                 model, self._labelled, form=environment.image, augmentation=environment.augmentation,
-                sgd=self._sgd(lr), epochs=epochs, batch_size=settings.labelled_batch, seed=environment.seed,
-                purpose=purpose, round=round, momentum=buffers,
-                lr_of_epoch=(lambda epoch: cosine_lr(lr, round=epoch, rounds=epochs)) if falls else None,
-                progress=lambda share: environment.report(0.95 * (done + share * epochs) / total, report))
+                sgd=self._sgd(settings.lr), epochs=settings.final_epochs, batch_size=settings.labelled_batch,
+                seed=environment.seed, purpose="final", round=round,
+                lr_of_epoch=(lambda epoch: cosine_lr(settings.lr, round=epoch, rounds=settings.final_epochs))
+                if falls else None, progress=lambda share: environment.report(0.95 * share, report))
             check_finite(dict(model.named_parameters()), where=f"at the coordinator in round {round}")
-            return result.momentum, result.loss
+            opt_buf, loss = result.momentum, result.loss
+        return self._measured(model, global_buf=global_buf, opt_buf=opt_buf, loss=loss, participation=participation,
+                              round=round)
 
-        loss = 0.0
-        if settings.coordinator_epochs:
-            opt_buf, loss = train(settings.coordinator_epochs, self._lr(max(round, 1)), "fine_tune", 0, opt_buf, False)
-        if final:
-            falls = settings.schedule == "cosine"
-            opt_buf, loss = train(final, settings.lr, "final", settings.coordinator_epochs, None, falls)
-        own = self._measure(model, round=round)
-        environment.report(1.0, "")
+    def _measured(self, model: nn.Module, *, global_buf: dict[str, Tensor] | None, opt_buf: dict[str, Tensor] | None,
+                  loss: float, participation: dict[str, int], round: int) -> SemiFLState:
+        """The state with this model and its statistics on the labelled images."""
+        own = self._statistics.own(model, round=round, progress=lambda share: self._environment.report(
+            0.95 + 0.05 * share, "measuring batch-norm statistics"))
+        self._environment.report(1.0, "")
         return SemiFLState(round=round, w=tensors.parameters_of(model), global_buf=global_buf, opt_buf=opt_buf,
-                           batch_norm=batch_norm.to_tensors(own), own_statistics=_float64_form(own),
-                           fine_tune_loss=loss if loss == loss else 0.0)
-
-    def _measure(self, model: nn.Module, *, round: int) -> Statistics:
-        environment = self._environment
-        return batch_norm.measure(
-            model, self._labelled.images_NCHW, form=environment.image,
-            generator=torch_generator(environment.seed, "batch_norm_order", round=round),
-            progress=lambda share: environment.report(0.95 + 0.05 * share, "measuring batch-norm statistics"))
+                           batch_norm=self._statistics.used(own), own_statistics=own,
+                           fine_tune_loss=loss if loss == loss else 0.0, participation=participation)
 
     def _loaded(self, w: Mapping[str, Tensor], *, round: int) -> nn.Module:
         with named_randomness(self._environment.seed, "unused_weights", round=round):
@@ -250,13 +270,12 @@ def apply_global_momentum(w: Mapping[str, Tensor], buffer: Mapping[str, Tensor] 
     return tensors.subtract(w, new), new
 
 
-def _wire_form(own_statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return batch_norm.to_tensors(batch_norm.from_tensors(own_statistics), counts=True)
+def halfway(own: Mapping[str, Tensor], silos: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+    """1/2 (w_s - w) + 1/2 sum p_k (w_k - w): the parallel average, as a difference; None when no update was accepted.
 
-
-def _float64_form(statistics: Statistics) -> dict[str, Tensor]:
-    """As `to_tensors` with counts, but not rounded to float32: sums of many silos go through it."""
-    result = batch_norm.to_tensors(statistics, counts=True)
-    for name, layer in statistics.items():
-        result[f"{name}.mean"], result[f"{name}.var"] = layer.mean, layer.var
-    return result
+    Args:
+        own: w_s - w, what the coordinator's training has changed.
+        silos: sum p_k (w_k - w).
+    Source: SemiFL Table 2 and its official code.
+    """
+    return None if silos is None else tensors.scale(tensors.add(own, silos), 0.5)

@@ -25,8 +25,11 @@ from common.losses import PseudoLabels, cross_entropy, mix, mix_loss, pseudo_lab
 from common.seeds import numpy_generator, torch_generator
 from common.sgd import SGD, SGDSettings, make_optimiser, momentum_of, step
 from common.training import check_finite, named_randomness, view_block_images
+from silo.pseudo_label_report import PseudoLabelReport
+from silo.statistics import STATISTICS, measured_statistics
 
 if TYPE_CHECKING:
+    from common.data.image_set import ImageSet
     from common.methods import SemiFLSettings
 
 __all__ = ["SemiFLMemory", "SemiFLTrainer"]
@@ -74,38 +77,37 @@ class SemiFLTrainer:
         unlabelled = data.unlabelled
         if unlabelled is None or len(unlabelled) == 0:
             return Update(abstention="no_data"), memory
-        if task.phase == "statistics":
-            return self._measure(task, unlabelled.images_NCHW), memory
+        if task.phase == STATISTICS:
+            return measured_statistics(task, data), memory
         if task.phase != "train":
             raise BadPayload(f"SemiFL has no phase '{task.phase}'.")
         sent = task.groups["model"]
         received = sent.tensors
         model = _loaded(task, received)
-        labels = _label(task, model, unlabelled.images_NCHW)
-        kept_F = torch.nonzero(labels.keep_B).flatten()
-        metrics = {"label_ratio": len(kept_F) / len(unlabelled), **_truth(labels, unlabelled.labels_N)}
-        if len(kept_F) == 0:
-            return Update(abstention="no_confident_example", num_examples=len(unlabelled), metrics=metrics), memory
         optimiser = make_optimiser(model, _sgd(task.settings), _momentum(task, memory, received))
-        sums = _train(task, model, optimiser, unlabelled.images_NCHW, kept_F, labels.hard_label_B)
-        if sums.steps == 0:
+        report = PseudoLabelReport()
+        if task.settings.labelling == "batch":
+            sums = _train_batchwise(task, model, optimiser, unlabelled, report)
+            metrics = dict(report.metrics())
+        else:
+            labels = _label(task, model, unlabelled.images_NCHW)
+            report.add(labels.hard_label_B, labels.keep_B, unlabelled.labels_N)
+            metrics = dict(report.metrics())
+            kept_F = torch.nonzero(labels.keep_B).flatten()
+            if len(kept_F) == 0:
+                return Update(abstention="no_confident_example", num_examples=len(unlabelled), metrics=metrics), memory
+            sums = _train(task, model, optimiser, unlabelled.images_NCHW, kept_F, labels.hard_label_B)
+        if sums.steps == 0 and (sums.skipped or task.settings.labelling == "round"):
             return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), memory
         trained = tensors.parameters_of(model)
         check_finite(trained, where=f"at this silo in round {task.round}")
         group = TensorGroup(tensors.subtract(trained, received), Meaning.DIFFERENCE, tensors.group_digest(sent))
-        metrics |= {"loss": sums.loss / sums.steps, "fix_loss": sums.fix / sums.steps,
-                    "mix_loss": sums.mix / sums.steps, "steps": float(sums.steps)}
+        metrics["steps"] = float(sums.steps)
+        if sums.steps:
+            metrics |= {"loss": sums.loss / sums.steps, "fix_loss": sums.fix / sums.steps,
+                        "mix_loss": sums.mix / sums.steps}
         return (Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics),
                 SemiFLMemory(momentum=momentum_of(optimiser), round=task.round))
-
-    def _measure(self, task: SiloTask, images_NCHW: Tensor) -> Update:
-        model = _loaded(task, task.groups["model"].tensors)
-        found = batch_norm.measure(
-            model, images_NCHW, form=task.image,
-            generator=torch_generator(task.seed, "batch_norm_order", round=task.round, silo=task.silo),
-            progress=lambda share: task.report(share, "measuring batch-norm statistics"))
-        group = TensorGroup(batch_norm.to_tensors(found, counts=True))
-        return Update(groups={"batch_norm": group}, num_examples=len(images_NCHW))
 
 
 def _loaded(task: SiloTask, received: Mapping[str, Tensor]) -> nn.Module:
@@ -132,17 +134,6 @@ def _label(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> PseudoLabel
                         torch.cat([part.hard_label_B for part in parts]), torch.cat([part.keep_B for part in parts]))
 
 
-def _truth(labels: PseudoLabels, truth_N: Tensor | None) -> dict[str, float]:
-    """How right the pseudo-labels are, where a simulation knows; real silos know nothing."""
-    if truth_N is None:
-        return {}
-    right_N = labels.hard_label_B == truth_N
-    found = {"pseudo_label_accuracy": float(right_N.double().mean())}
-    if bool(labels.keep_B.any()):
-        found["threshold_accuracy"] = float(right_N[labels.keep_B].double().mean())
-    return found
-
-
 def _sgd(settings: SemiFLSettings) -> SGDSettings:
     return SGDSettings(lr=settings.round_lr, momentum=settings.momentum, nesterov=settings.nesterov,
                        weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
@@ -164,6 +155,45 @@ def _momentum(task: SiloTask, memory: SemiFLMemory | None, received: Mapping[str
         _LOG.warning("momentum starts anew, what was kept does not fit the model: %s", error.text)
         return None
     return memory.momentum
+
+
+def _train_batchwise(task: SiloTask, model: nn.Module, optimiser: SGD, unlabelled: ImageSet,
+                     report: PseudoLabelReport) -> _Sums:
+    """The rows "per-batch labels" of the paper's Table 2 [C].
+
+    Every weak batch is labelled with the model under training and that batch's own batch-norm statistics; the loss is
+    the mean over the kept images, and a batch with none is passed over. The report counts the last epoch.
+    """
+    settings: SemiFLSettings = task.settings
+    images_NCHW, truth_N = unlabelled.images_NCHW, unlabelled.labels_N
+    order, views = (torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
+                    for purpose in ("local_order", "local_views"))
+    total, done = settings.local_epochs * len(images_NCHW), 0
+    loss_sum, steps, skipped = 0.0, 0, 0
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        for epoch in range(1, settings.local_epochs + 1):
+            for chosen_B in torch.split(torch.randperm(len(images_NCHW), generator=order), settings.unlabelled_batch):
+                images_BCHW = images_NCHW[chosen_B].to(task.device)
+                weak_BCHW = augment.weak(images_BCHW, task.augmentation, views)
+                strong_BCHW = augment.strong(images_BCHW, task.augmentation, views)
+                done += len(chosen_B)
+                try:
+                    with torch.no_grad():
+                        logits_BK = model(augment.to_input(weak_BCHW, task.image))
+                    labels = pseudo_labels(logits_BK, settings.confidence_threshold)
+                    if epoch == settings.local_epochs:
+                        report.add(labels.hard_label_B, labels.keep_B, None if truth_N is None else truth_N[chosen_B])
+                    if bool(labels.keep_B.any()):
+                        kept_BCHW = augment.to_input(strong_BCHW[labels.keep_B], task.image)
+                        loss = cross_entropy(model(kept_BCHW), labels.hard_label_B[labels.keep_B])
+                        step(optimiser, settings.fix_weight * loss)
+                        loss_sum += float(loss.detach())
+                        steps += 1
+                except OneValuePerChannel:
+                    skipped += 1
+                task.report(done / total, f"training on {len(images_NCHW)} images")
+    return _Sums(loss_sum, loss_sum, 0.0, steps, skipped)
 
 
 def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor, kept_F: Tensor,

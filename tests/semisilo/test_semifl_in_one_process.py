@@ -28,7 +28,7 @@ from common.exchange import (
     Update,
     UpdateHeader,
 )
-from common.methods import METHODS, SemiFLSettings
+from common.methods import METHODS, SemiFLSettings, check_metrics
 from common.models import ModelBuilder, initial_model, model_builder
 from coordinator.baseline import train_labelled_only
 from coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
@@ -123,7 +123,7 @@ class Federation:
 def _check_contract(strategy: SemiFLStrategy, state: SemiFLState, phase: Phase, number: int, update: Update) -> None:
     expected = strategy.expects(state, phase, round=number)
     assert set(update.groups) == set(expected)
-    assert set(update.metrics) <= set(METHODS["semifl"].metrics)
+    check_metrics(METHODS["semifl"], update.metrics, update=True)
     for name, layout in expected.items():
         group = update.groups[name]
         assert (group.meaning, group.base) == (layout.meaning, layout.base)

@@ -277,10 +277,41 @@ def test_state_and_tally_survive_the_disk_bit_for_bit(tmp_path: Path) -> None:
         found = checkpoint.load(tmp_path / str(number), SemiFLState)
         for field in fields(SemiFLState):
             mine, theirs = getattr(state, field.name), getattr(found, field.name)
-            assert _same(mine, theirs) if isinstance(mine, dict) else mine == theirs, field.name
+            tensors_inside = isinstance(mine, dict) and field.name != "participation"
+            assert _same(mine, theirs) if tensors_inside else mine == theirs, field.name
     tally = strategy.begin(start, TRAIN, (UpdateHeader("a", 1),), round=1)
     checkpoint.save(tmp_path / "tally", tally)
     assert checkpoint.load(tmp_path / "tally", SemiFLTally) == tally
+
+
+def test_a_parallel_round_is_halfway_between_the_coordinators_training_and_the_silos_mean() -> None:
+    """Table 2 of the paper: avg = 1/2 w_s + 1/2 mean w_k, then server momentum; recomputed with the parts."""
+    strategy = _strategy(aggregation="parallel", global_momentum=0.5, coordinator_epochs=2)
+    state0 = _started(strategy)
+    assert _same(state0.w, initial_model(_net, 1)), "nothing is fine-tuned before the first round"
+    state1 = _round(strategy, state0, {"a": 0.1, "b": 0.3}, round=1)
+    model = _net()
+    tensors.load_into(model, state0.w)
+    trained = train_labelled(model, _images(), form=FORM, augmentation=AUGMENTATION,
+                             sgd=SGDSettings(lr=cosine_lr(0.03, round=1, rounds=4)), epochs=2, batch_size=5, seed=1,
+                             purpose="fine_tune", round=1)
+    assert _same(state1.opt_buf, trained.momentum)
+    for name, own in tensors.parameters_of(model).items():
+        average = 0.5 * own + 0.5 * (state0.w[name] + 0.2)
+        assert torch.allclose(state1.w[name], average, atol=1e-6), name
+    nobody = _round(strategy, state1, {}, round=2)
+    assert _same(nobody.w, state1.w), "convention 4: no update accepted, the model stays"
+    assert _same(nobody.global_buf, state1.global_buf)
+
+
+def test_fedfreq_counts_accepted_updates_and_weighs_the_frequent_less() -> None:
+    """Silo a was there in both rounds, b only in the second: q = (2, 1), p = (1 - 2/3, 1 - 1/3)."""
+    strategy = _strategy(weighting="fedfreq", coordinator_epochs=0, global_momentum=0.0)
+    state = _round(strategy, _started(strategy), {"a": 0.0}, round=1)
+    after = _round(strategy, state, {"a": 0.3, "b": 0.6}, round=2)
+    assert after.participation == {"a": 2, "b": 1}
+    for name, tensor in after.w.items():
+        assert torch.allclose(tensor - state.w[name], torch.tensor(0.3 / 3 + 0.6 * 2 / 3), atol=1e-6), name
 
 
 def test_fine_tuning_tells_how_far_it_is() -> None:

@@ -19,7 +19,7 @@ from common.data.image_set import ImageSet
 from common.errors import BadPayload, ComputeFailed, UnknownName
 from common.exchange import Meaning, SiloData, SiloTask, TensorGroup
 from common.losses import pseudo_labels, semifl_loss
-from common.methods import METHODS, SemiFLSettings
+from common.methods import METHODS, SemiFLSettings, check_metrics
 from common.models import initial_model
 from common.seeds import numpy_generator, torch_generator
 from silo.trainers import TRAINERS, load_trainer
@@ -184,12 +184,54 @@ def test_batches_that_batch_norm_cannot_use_are_skipped_and_a_silo_of_nothing_el
 
 def test_metrics_are_declared_finite_and_tell_the_truth_only_where_it_is_known() -> None:
     update, _ = _train(_task())
-    assert set(update.metrics) == {"label_ratio", "loss", "fix_loss", "mix_loss", "steps"}
+    histogram = {name for name in update.metrics if name.startswith("pseudo_labels/")}
+    assert set(update.metrics) - histogram == {"label_ratio", "loss", "fix_loss", "mix_loss", "steps"}
+    assert sum(update.metrics[name] for name in histogram) == 23, "threshold 0 keeps all"
     truth = replace(_images(), labels_N=torch.zeros(23, dtype=torch.int64))
     known, _ = _train(_task(), images=truth)
-    assert set(known.metrics) == set(METHODS["semifl"].metrics)
+    check_metrics(METHODS["semifl"], known.metrics, update=True)
+    assert {*METHODS["semifl"].metrics} - {"pseudo_labels/*"} <= set(known.metrics)
     assert all(math.isfinite(value) for value in known.metrics.values())
     assert known.metrics["threshold_accuracy"] == known.metrics["pseudo_label_accuracy"], "threshold 0 keeps all"
+
+
+def test_labels_per_batch_are_those_of_the_model_under_training() -> None:
+    """Table 2's per-batch labels, recomputed step by step for one epoch of SGD without momentum in whole batches."""
+    changes: dict[str, Any] = {"labelling": "batch", "mix_weight": 0.0, "local_epochs": 1, "momentum": 0.0,
+                               "nesterov": False, "weight_decay": 0.0, "clip_norm": 0.0}
+    task = _task(**changes)
+    update, _ = _train(task)
+    model = _net()
+    tensors.load_into(model, task.groups["model"].tensors)
+    model.train()
+    order, views = (torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
+                    for purpose in ("local_order", "local_views"))
+    images, steps = _images().images_NCHW, 0
+    for chosen in torch.split(torch.randperm(23, generator=order), task.settings.unlabelled_batch):
+        weak = augment.weak(images[chosen], task.augmentation, views)
+        strong = augment.strong(images[chosen], task.augmentation, views)
+        with torch.no_grad():
+            prob, label = torch.softmax(model(augment.to_input(weak, task.image)), 1).max(1)
+        keep = prob >= task.settings.confidence_threshold
+        if keep.any():
+            loss = torch.nn.functional.cross_entropy(model(augment.to_input(strong[keep], task.image)), label[keep])
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= task.settings.round_lr * parameter.grad
+            steps += 1
+    assert update.metrics["steps"] == steps
+    delta = tensors.subtract(tensors.parameters_of(model), task.groups["model"].tensors)
+    for name, tensor in update.groups["model"].tensors.items():
+        assert torch.allclose(tensor, delta[name], atol=1e-7), name
+
+
+def test_with_labels_per_batch_nobody_abstains() -> None:
+    update, _ = _train(_task(labelling="batch", mix_weight=0.0, confidence_threshold=1.0))
+    assert not update.abstention
+    assert update.metrics["label_ratio"] == 0.0
+    assert all(not tensor.any() for tensor in update.groups["model"].tensors.values())
 
 
 def test_true_labels_never_enter_the_training() -> None:
