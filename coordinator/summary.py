@@ -98,6 +98,8 @@ class RoundSummary:
     """Silo -> why it abstained, refused or was late, where that is known."""
     label_ratio: Mapping[str, float]
     """Silo -> share of its images that got a pseudo-label, 0 to 1."""
+    silo_metrics: Mapping[str, Mapping[str, float]]
+    """Silo -> all numbers that it sent, of all phases."""
     traffic: Traffic
     opened_unix: float
     seconds: float | None
@@ -261,15 +263,17 @@ def accuracy_in(metrics: Mapping[str, Any]) -> float | None:
 def _summarise_round(row: RoundRow, answers: list[dict[str, Any]], traffic: Traffic) -> RoundSummary:
     ratios: dict[str, float] = {}
     reasons: dict[str, str] = {}
+    metrics: dict[str, dict[str, float]] = {}
     outcomes = outcomes_of((answer["silo"], answer["state"]) for answer in answers)
     for answer in answers:
+        metrics.setdefault(answer["silo"], {}).update(answer["metrics"])
         ratio = answer["metrics"].get("label_ratio")
         if isinstance(ratio, (int, float)) and math.isfinite(ratio):
             ratios[answer["silo"]] = float(ratio)
         if answer["reason"] and answer["state"] is outcomes[answer["silo"]]:
             reasons[answer["silo"]] = answer["reason"]
     return RoundSummary(number=row.number, state=row.state, accuracy=accuracy_in(row.metrics), metrics=row.metrics,
-                        outcomes=outcomes, reasons=reasons, label_ratio=ratios, traffic=traffic,
+                        outcomes=outcomes, reasons=reasons, label_ratio=ratios, silo_metrics=metrics, traffic=traffic,
                         opened_unix=row.opened_unix,
                         seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
                         reason=row.reason)

@@ -1,0 +1,224 @@
+"""Plots of a report that only some studies have: pseudo-labels by class and how right they are, recall, local accuracy,
+what is forgotten, and the numbers of the method itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from coordinator.figure_style import MAX_LINES, Theme, legend, marker_of, measured_rounds, percent, whole_numbers
+from coordinator.summary import RoundSummary, StudySummary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["DIAGNOSTIC_FIGURES", "describe_diagnostic", "method_metrics", "pseudo_label_counts"]
+
+_HISTOGRAM = "pseudo_labels/"
+_RECALL = "recall/"
+_LOCAL = "local_accuracy"
+_KNOWN = ("accuracy", "loss", "balanced_accuracy", "validation_accuracy", "validation_loss", "labelled_accuracy",
+          _LOCAL)
+_MAX_CLASSES = 40
+
+
+def pseudo_label_counts(entry: RoundSummary) -> dict[int, float]:
+    """Label -> pseudo-labels of that class in a round, over all silos."""
+    counts: dict[int, float] = {}
+    for metrics in entry.silo_metrics.values():
+        for name, value in metrics.items():
+            label = name.removeprefix(_HISTOGRAM)
+            if name.startswith(_HISTOGRAM) and label.isdigit() and math.isfinite(value):
+                counts[int(label)] = counts.get(int(label), 0.0) + value
+    return counts
+
+
+def method_metrics(study: StudySummary) -> dict[str, list[tuple[int, float]]]:
+    """Numbers of the method itself by name: (round, value) of each; what every method has is not among them."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for entry in study.rounds:
+        for name, value in entry.metrics.items():
+            if name not in _KNOWN and "/" not in name and math.isfinite(value):
+                found.setdefault(name, []).append((entry.number, value))
+    return {name: points for name, points in found.items() if len(points) > 1}
+
+
+def _pseudo_label_classes(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    counts = {entry.number: pseudo_label_counts(entry) for entry in study.rounds}
+    counts = {number: found for number, found in counts.items() if sum(found.values()) > 0}
+    names = _class_names(study)
+    if not counts or len(names) > _MAX_CLASSES:
+        return False
+    numbers = sorted(counts)
+    shares = [[100 * counts[number].get(label, 0.0) / sum(counts[number].values()) for number in numbers]
+              for label in range(len(names))]
+    _heat_map(axes, shares, numbers, names, theme, top=max(map(max, shares)), what="of the pseudo-labels (%)")
+    return True
+
+
+def _recall_by_class(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    rounds = [entry for entry in measured_rounds(study) if any(name.startswith(_RECALL) for name in entry.metrics)]
+    names = _class_names(study)
+    if not rounds or not names or len(names) > _MAX_CLASSES:
+        return False
+    shares = [[100 * entry.metrics.get(_RECALL + name, math.nan) for entry in rounds] for name in names]
+    _heat_map(axes, shares, [entry.number for entry in rounds], names, theme, top=100.0, what="recall (%)")
+    return True
+
+
+def _heat_map(axes: Axes, values: list[list[float]], numbers: list[int], names: tuple[str, ...], theme: Theme, *,
+              top: float, what: str) -> None:
+    """Rows are classes, columns rounds; the numbers stand in the cells where they fit."""
+    axes.grid(visible=False)
+    picture = axes.imshow(values, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0.0, vmax=max(top, 1e-9),
+                          extent=(-0.5, len(numbers) - 0.5, len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), [name if len(name) <= 18 else f"{name[:17]}…" for name in names])
+    step = max(1, math.ceil(len(numbers) / 16))
+    axes.set_xticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
+    axes.set_xlabel("round")
+    bar = axes.figure.colorbar(picture, ax=axes, pad=0.02)
+    bar.set_label(what)
+    bar.outline.set_visible(False)
+    if len(numbers) <= 16 and len(names) <= 12:
+        for row, line in enumerate(values):
+            for column, value in enumerate(line):
+                if math.isfinite(value):
+                    axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7,
+                              color="#000000" if value > 0.6 * top else "#ffffff")
+
+
+def _pseudo_label_accuracy(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    drawn = False
+    for name, label, colour in (("pseudo_label_accuracy", "of all pseudo-labels", theme.other),
+                                ("threshold_accuracy", "of those that were kept", theme.accent)):
+        points = _mean_over_silos(study, name)
+        if points:
+            axes.plot([number for number, _ in points], [100 * value for _, value in points], color=colour,
+                      marker=marker_of(len(points)), markersize=3.5, label=label)
+            drawn = True
+    ratios = _mean_over_silos(study, "label_ratio")
+    if drawn:
+        axes.plot([number for number, _ in ratios], [100 * value for _, value in ratios], color=theme.faint,
+                  linestyle=(0, (2, 2)), label="label ratio")
+        axes.set_ylim(-3, 103)
+        axes.set_xlabel("round")
+        axes.set_ylabel("right, mean over silos (%)")
+        legend(axes)
+        whole_numbers(axes)
+    return drawn
+
+
+def _local_accuracy(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    rounds = [entry for entry in study.rounds if _LOCAL in entry.metrics]
+    if not rounds:
+        return False
+    numbers = [entry.number for entry in rounds]
+    own = [[100 * value for name, value in entry.metrics.items() if name.startswith(f"{_LOCAL}/")]
+           or [100 * entry.metrics[_LOCAL]] for entry in rounds]
+    axes.fill_between(numbers, [min(values) for values in own], [max(values) for values in own], color=theme.other,
+                      alpha=0.2, linewidth=0, label="range of the silos' own models")
+    axes.plot(numbers, [100 * entry.metrics[_LOCAL] for entry in rounds], color=theme.other,
+              marker=marker_of(len(numbers)), markersize=3.5, label="local: mean of the silos' own models")
+    common = [entry for entry in measured_rounds(study) if entry.number]
+    if common:
+        axes.plot([entry.number for entry in common], [100 * (entry.accuracy or 0.0) for entry in common],
+                  color=theme.accent, marker=marker_of(len(common)), markersize=3.5, label="global: aggregated model")
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy (%)")
+    legend(axes)
+    whole_numbers(axes)
+    return True
+
+
+def _forgetting(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    lines = {"at the coordinator": [(entry.number, entry.metrics["labelled_accuracy"]) for entry in study.rounds
+                                    if "labelled_accuracy" in entry.metrics],
+             "at silos, before training": _mean_over_silos(study, "labelled_accuracy_before"),
+             "at silos, after training": _mean_over_silos(study, "labelled_accuracy_after")}
+    drawn = False
+    for (label, points), colour in zip(lines.items(), theme.lines, strict=False):
+        if points:
+            axes.plot([number for number, _ in points], [100 * value for _, value in points], color=colour,
+                      marker=marker_of(len(points)), markersize=3.5, label=label)
+            drawn = True
+    if drawn:
+        axes.set_xlabel("round")
+        axes.set_ylabel("accuracy on labelled images (%)")
+        legend(axes)
+        whole_numbers(axes)
+    return drawn
+
+
+def _of_the_method(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    metrics = method_metrics(study)
+    if not metrics:
+        return False
+    for (name, points), colour in zip(sorted(metrics.items())[:MAX_LINES], theme.lines, strict=False):
+        top = max(abs(value) for _, value in points) or 1.0
+        axes.plot([number for number, _ in points], [value / top for _, value in points], color=colour,
+                  marker=marker_of(len(points)), markersize=3.5, label=f"{name.replace('_', ' ')} (of {top:.3g})")
+    axes.set_xlabel("round")
+    axes.set_ylabel("share of its largest value")
+    legend(axes)
+    whole_numbers(axes)
+    return True
+
+
+DIAGNOSTIC_FIGURES: dict[str, tuple[str, Callable[[Axes, Any, Theme], bool]]] = {
+    "pseudo_label_classes": ("Classes of the pseudo-labels", _pseudo_label_classes),
+    "pseudo_label_accuracy": ("How right the pseudo-labels are", _pseudo_label_accuracy),
+    "recall_by_class": ("Recall of every class", _recall_by_class),
+    "local_accuracy": ("Local and global accuracy", _local_accuracy),
+    "forgetting": ("Labelled images: what is remembered", _forgetting),
+    "method": ("Numbers of the method", _of_the_method),
+}
+"""File name -> title and how it is drawn; a function returns False when the study has no such numbers."""
+
+
+def describe_diagnostic(name: str, study: StudySummary) -> str:
+    """What a plot shows, with its last numbers, for those who cannot see it."""
+    last = measured_rounds(study)[-1] if measured_rounds(study) else None
+    if name == "pseudo_label_classes":
+        entry = next(entry for entry in reversed(study.rounds) if sum(pseudo_label_counts(entry).values()) > 0)
+        counts, names = pseudo_label_counts(entry), _class_names(study)
+        total = sum(counts.values())
+        shares = ", ".join(f"{names[label] if label < len(names) else label} {percent(count / total)}"
+                           for label, count in sorted(counts.items()))
+        return f"Heat map: share of each class among the pseudo-labels, by round. In round {entry.number}: {shares}."
+    if name == "recall_by_class" and last is not None:
+        recalls = ", ".join(f"{key.removeprefix(_RECALL)} {percent(value)}" for key, value in last.metrics.items()
+                            if key.startswith(_RECALL))
+        return f"Heat map: recall of each class, by round. In round {last.number}: {recalls}."
+    if name == "pseudo_label_accuracy":
+        ends = {key: _mean_over_silos(study, key) for key in ("pseudo_label_accuracy", "threshold_accuracy")}
+        said = "; ".join(f"{key.replace('_', ' ')} {percent(points[-1][1])}" for key, points in ends.items() if points)
+        return f"Lines: how many pseudo-labels are right, mean over silos, by round; at the end: {said}."
+    if name == "local_accuracy":
+        entry = next(entry for entry in reversed(study.rounds) if _LOCAL in entry.metrics)
+        return (f"Lines: test accuracy of the silos' own models and of the aggregated one; in round {entry.number}: "
+                f"{percent(entry.metrics[_LOCAL])} and {percent(entry.accuracy)}.")
+    if name == "forgetting":
+        return "Lines: accuracy on the labelled images, by round."
+    said = "; ".join(f"{key.replace('_', ' ')} {points[-1][1]:.4g}" for key, points in
+                     sorted(method_metrics(study).items()))
+    return f"Lines: numbers of the method by round, each against its largest value. At the end: {said}."
+
+
+def _mean_over_silos(study: StudySummary, name: str) -> list[tuple[int, float]]:
+    """(round, mean over the silos that sent it) of a metric."""
+    points = []
+    for entry in study.rounds:
+        values = [metrics[name] for metrics in entry.silo_metrics.values() if _is_number(metrics, name)]
+        if values:
+            points.append((entry.number, sum(values) / len(values)))
+    return points
+
+
+def _is_number(metrics: Mapping[str, Any], name: str) -> bool:
+    value = metrics.get(name)
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _class_names(study: StudySummary) -> tuple[str, ...]:
+    return tuple(str(name) for name in (study.row.frozen or {}).get("classes", ()))

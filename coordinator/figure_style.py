@@ -1,0 +1,71 @@
+"""How plots look: colours for a light and a dark page, axes, legends, units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coordinator.states import RoundState
+from coordinator.summary import RoundSummary, StudySummary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds", "percent",
+           "unit_of", "whole_numbers"]
+
+MAX_LINES = 8
+"""More silos than this become a mean and a range."""
+MAX_MARKERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """The colours of one page."""
+
+    text: str
+    faint: str
+    grid: str
+    paper: str
+    accent: str
+    other: str
+    lines: tuple[str, ...]
+
+
+# Okabe and Ito's palette, which colour-blind people can tell apart; brighter on dark paper.
+LIGHT = Theme(text="#1f2933", faint="#5b6770", grid="#e3e7eb", paper="#ffffff", accent="#0072b2", other="#d55e00",
+                lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a4fbf", "#5b6770"))
+DARK = Theme(text="#e6eaee", faint="#9aa7b3", grid="#303a45", paper="#171d24", accent="#56b4e9", other="#f0954e",
+               lines=("#56b4e9", "#f0954e", "#2fcf9d", "#e59cc4", "#f0e442", "#9ad1f5", "#b79cf0", "#9aa7b3"))
+
+
+def unit_of(largest: float) -> tuple[float, str]:
+    """A unit of bytes for numbers up to `largest`, and its name."""
+    return next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= unit), (1.0, "B"))
+
+
+def legend(axes: Axes) -> None:
+    """A legend above the axes, where it covers no line."""
+    axes.figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Rounds have no halves."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+
+
+def percent(value: float | None) -> str:
+    """A share as text."""
+    return "unknown" if value is None else f"{100 * value:.1f} %"
+
+
+def measured_rounds(study: StudySummary) -> list[RoundSummary]:
+    """Committed rounds whose model was measured on test images."""
+    return [entry for entry in study.rounds if entry.state is RoundState.COMPLETED and entry.accuracy is not None]
+
+
+def marker_of(points: int) -> str:
+    """Dots, unless there are too many."""
+    return "o" if points <= MAX_MARKERS else ""
