@@ -68,9 +68,11 @@ lint: setup  ## check style, types, protos, and that what is generated is curren
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -P docs/list_modules.py --check
+	$(BIN)/python -P docs/list_methods.py --check
 
-docs: setup  ## write the list of modules in docs/architecture.md anew
+docs: setup  ## write the modules of docs/architecture.md and the reference of docs/methods.md anew
 	$(BIN)/python -P docs/list_modules.py
+	$(BIN)/python -P docs/list_methods.py
 
 protos: setup  ## write common/wire/ anew from protos/
 	$(BIN)/python protos/generate.py

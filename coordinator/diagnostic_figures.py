@@ -117,13 +117,13 @@ def _local_accuracy(axes: Axes, study: StudySummary, theme: Theme) -> bool:
     own = [[100 * value for name, value in entry.metrics.items() if name.startswith(f"{_LOCAL}/")]
            or [100 * entry.metrics[_LOCAL]] for entry in rounds]
     axes.fill_between(numbers, [min(values) for values in own], [max(values) for values in own], color=theme.other,
-                      alpha=0.2, linewidth=0, label="range of the silos' own models")
+                      alpha=0.2, linewidth=0, label="range over silos")
     axes.plot(numbers, [100 * entry.metrics[_LOCAL] for entry in rounds], color=theme.other,
-              marker=marker_of(len(numbers)), markersize=3.5, label="local: mean of the silos' own models")
+              marker=marker_of(len(numbers)), markersize=3.5, label="local: mean over silos")
     common = [entry for entry in measured_rounds(study) if entry.number]
     if common:
         axes.plot([entry.number for entry in common], [100 * (entry.accuracy or 0.0) for entry in common],
-                  color=theme.accent, marker=marker_of(len(common)), markersize=3.5, label="global: aggregated model")
+                  color=theme.accent, marker=marker_of(len(common)), markersize=3.5, label="global")
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")
     legend(axes)

@@ -35,7 +35,8 @@ from tests.command_lines import SCRIPTS, commands_of, problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
-STUDY, FEDERATION, ERRORS = (ROOT / "docs" / name for name in ("study.md", "federation.md", "errors.md"))
+STUDY, METHOD_PAGE, FEDERATION, ERRORS = (
+    ROOT / "docs" / name for name in ("study.md", "methods.md", "federation.md", "errors.md"))
 _SCRIPT = re.compile(rf"(?:{'|'.join(SCRIPTS)})(?= )")
 _BEFORE = re.compile(r"^(\$ )?(runuser -u \w+ -- )?(/opt/semisilo/bin/|\.venv/bin/)?")
 """What may stand before a command: a prompt, another user, a folder."""
@@ -49,7 +50,7 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[participation]", ParticipationSettings),
     (STUDY, "", "[wire]", WireSettings),
     (STUDY, "", "[numerics]", Numerics),
-    *((STUDY, "[method]", spec.name, spec.settings) for spec in METHODS.values()),
+    *((METHOD_PAGE, "Reference", spec.name, spec.settings) for spec in METHODS.values()),
     (FEDERATION, "federation.toml", "[federation]", FederationSettings),
     (FEDERATION, "federation.toml", "[address]", AddressSettings),
     (FEDERATION, "federation.toml", "[limits]", LimitSettings),

@@ -1,4 +1,8 @@
-"""SemiFL: alternate training of the coordinator on labels and the silos on pseudo-labels."""
+"""SemiFL: alternate training of the coordinator on labels and the silos on pseudo-labels.
+
+After every aggregation the coordinator fine-tunes the model on its labels; a silo labels its images once a round with the
+model that it received, keeps the confident ones, and trains on them with a FixMatch and a MixUp loss.
+"""
 
 from __future__ import annotations
 

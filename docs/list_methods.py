@@ -1,0 +1,103 @@
+"""Writes the reference of methods in `docs/methods.md` from their specs and settings; `--check` says whether it is current.
+
+Everything stands in `common/methods/`: the first paragraphs of a method's module, its `MethodSpec`, and the docstring under
+each field of its settings. So the page cannot say what the program does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+import typing
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PAGE = DOCS / "methods.md"
+HEADING = "## Reference\n"
+sys.path.insert(0, str(ROOT))
+
+from common.methods import METHODS, MethodSpec  # noqa: E402 - the checkout's, not an installed one
+
+
+def reference() -> str:
+    """The section from its heading to the end of the page: one part for every method of the table."""
+    parts = [HEADING, "\nWritten by `make docs` from `common/methods/`.\n"]
+    parts += [_part(spec) for spec in METHODS.values()]
+    return "".join(parts)
+
+
+def _part(spec: MethodSpec) -> str:
+    module = inspect.getmodule(spec.settings)
+    about = inspect.cleandoc((module.__doc__ if module is not None else "") or "")
+    facts = [("Source", spec.source), ("Scenarios", ", ".join(f"`{name}`" for name in spec.scenarios)),
+             ("A silo receives", _groups(spec.down)), ("A silo sends", _groups(spec.up)),
+             ("Numbers that a silo sends", ", ".join(f"`{name}`" for name in spec.metrics) or "none"),
+             ("Discloses", spec.discloses)]
+    lines = [f"\n### {spec.name}\n\n{about}\n\n| | |\n|---|---|\n"]
+    lines += [f"| {name} | {_cell(text)} |\n" for name, text in facts]
+    lines.append("\n| setting | default | meaning |\n|---|---|---|\n")
+    texts = field_docstrings(spec.settings)
+    for field in dataclasses.fields(spec.settings):
+        meaning = _choices(spec.settings, field.name) + texts.get(field.name, "")
+        lines.append(f"| `{field.name}` | {_default(field)} | {_cell(meaning)} |\n")
+    return "".join(lines)
+
+
+def _groups(groups: typing.Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}` ({meaning})" for name, meaning in groups.items()) or "nothing"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default if field.default is not dataclasses.MISSING else \
+        field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+    text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else \
+        f'"{value}"' if isinstance(value, str) else repr(list(value) if isinstance(value, tuple) else value)
+    return f"`{text}`"
+
+
+def _choices(settings: type, name: str) -> str:
+    """The values that a setting may have, where these are listed."""
+    hint = typing.get_type_hints(settings)[name]
+    values = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    return f"One of {', '.join(f'`{value}`' for value in values)}. " if len(values) > 1 else ""
+
+
+def field_docstrings(settings: type) -> dict[str, str]:
+    """The text under each field of a dataclass and of its bases; those of the class itself win."""
+    texts: dict[str, str] = {}
+    for cls in reversed(settings.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, below in zip(body.body, body.body[1:], strict=False):
+            if (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+                    and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                    and isinstance(below.value.value, str)):
+                texts[statement.target.id] = inspect.cleandoc(below.value.value)
+    return texts
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def main() -> None:
+    """Writes or checks."""
+    text = PAGE.read_text(encoding="utf-8")
+    fresh = text[:text.index(HEADING)] + reference()
+    if sys.argv[1:] == ["--check"]:
+        if fresh != text:
+            sys.exit("docs/methods.md does not describe the methods as they are. Run: make docs")
+        print("docs/methods.md is current")
+        return
+    PAGE.write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
