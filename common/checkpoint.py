@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.durable import sync_folder
+from common.durable import sync_file, sync_folder
 from common.errors import DiskFull, StorageDamaged
 
 __all__ = ["load", "load_facts", "load_tensors", "save", "save_tensors", "settled"]
@@ -135,7 +135,7 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], *, na
                     hashed = hashing.submit(total.update, part)
                     _write_all(file.fileno(), part)
                     hashed.result()
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
         os.replace(temporary, path)
         if named:
             sync_folder(path.parent)

@@ -14,7 +14,7 @@ from common.wire import tensors_pb2 as pb
 
 __all__ = [
     "DEFAULT_MAX_BYTES", "FORMAT", "MAX_GROUPS", "MAX_TENSORS", "GroupManifest", "ReferenceForm", "check_manifest",
-    "is_held_reference", "manifest_to_proto", "parse_manifest", "parse_reference", "reference_to_proto", "runs_of",
+    "is_held_reference", "is_meant", "manifest_to_proto", "parse_manifest", "parse_reference", "reference_to_proto", "runs_of",
 ]
 
 FORMAT = 2
@@ -148,13 +148,15 @@ def _parse_group(message: pb.GroupManifest) -> GroupManifest:
     wanted = 0 if form is ReferenceForm.ALONE else 32
     if len(message.reference_digest) != wanted or (wanted and not message.tensors_digest):
         raise BadPayload(f"The group '{name}' has a reference ({form}) that cannot be.")
+    if wanted and meaning is Meaning.OVERWRITE and message.reference_digest != message.base_digest:
+        raise BadPayload(f"The group '{name}' overwrites one base and is coded against another.")
     tensors = tuple(_parse_tensor(name, tensor) for tensor in message.tensors)
     _check_unique([spec.name for spec in tensors], f"tensor of the group '{name}'")
     lengths = [(sum(spec.num_elements for spec in run), ELEMENT_TYPES[run[0].dtype].size_bytes)
                for run in runs_of(tensors)]
     smallest = sum(smallest_encoded_bytes(elements) for elements, _ in lengths)
     largest = sum(largest_encoded_bytes(elements, size) for elements, size in lengths)
-    all_zero = message.encoded_bytes == 0 and meaning is not Meaning.OVERWRITE
+    all_zero = message.encoded_bytes == 0 and (meaning is not Meaning.OVERWRITE or form is not ReferenceForm.ALONE)
     if not (smallest <= message.encoded_bytes <= largest or all_zero):
         raise BadPayload(f"The group '{name}' cannot take {message.encoded_bytes} bytes: its tensors need "
                          f"{smallest} to {largest}.")
@@ -204,7 +206,7 @@ def check_manifest(groups: Sequence[GroupManifest], *, allowed: Mapping[str, Mea
 
     Args:
         groups: from `parse_manifest`.
-        allowed: meaning of each group that may come; a name that ends in "/*" stands for numbered groups.
+        allowed: meaning of each group that may come (`is_meant`); a name that ends in "/*" stands for numbered groups.
         layouts: tensors that a group must have, exactly and in order, by the names used in `allowed`; groups without
             an entry are bounded by `max_bytes` only.
         max_bytes: most bytes of all groups together, when decoded.
@@ -218,7 +220,7 @@ def check_manifest(groups: Sequence[GroupManifest], *, allowed: Mapping[str, Mea
             raise BadPayload(f"The method has no tensor group '{group.name}'.",
                              remedy=f"It has: {', '.join(sorted(allowed)) or 'none'}.")
         found.add(rule)
-        if group.meaning is not allowed[rule]:
+        if not is_meant(group.meaning, allowed[rule]):
             raise BadPayload(f"The group '{group.name}' comes as {group.meaning}; the method has {allowed[rule]}.")
         layout = (layouts or {}).get(rule)
         if layout is not None:
@@ -228,6 +230,11 @@ def check_manifest(groups: Sequence[GroupManifest], *, allowed: Mapping[str, Mea
             raise BadPayload(f"The group '{rule}' is missing.")
     if (total := sum(group.dense_bytes for group in groups)) > max_bytes:
         raise BadPayload(f"The payload has {total} bytes when decoded; {max_bytes} are allowed here.")
+
+
+def is_meant(meaning: Meaning, declared: Meaning) -> bool:
+    """Whether a group may come so: as declared, or whole where its method declares that it overwrites."""
+    return meaning is declared or (declared is Meaning.OVERWRITE and meaning is Meaning.VALUES)
 
 
 def _rule_for(name: str, allowed: Mapping[str, Meaning]) -> str | None:

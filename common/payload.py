@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import numpy as np
 from common.codec import BLOCK_ELEMENTS, ELEMENT_TYPES, Bits, Plan, coded_kind, encode_blocks
 from common.errors import BadPayload, DiskFull, LayoutMismatch
 from common.exchange import Meaning, PayloadRef, TensorSpec
+from common.held_tensors import HeldFile, HeldTensors
 from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest, runs_of
 from common.payload_reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, PayloadReader
 from common.reference_form import choose_form, code_against
@@ -46,12 +47,21 @@ class TensorInput:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Tensors that the reader of a payload will hold: a payload file with one group of the same layout."""
+    """Tensors that the reader of a payload will hold, of the same layout."""
 
     digest: str
     """Hex digest of the tensors."""
-    path: Path
-    """A payload that stands alone."""
+    source: Path | HeldTensors
+    """A payload file with one group that stands alone, or the tensors themselves."""
+
+    @contextmanager
+    def opened(self) -> Iterator[HeldTensors]:
+        """The tensors. Raises: BadPayload or OSError when the file is not what it should be."""
+        if isinstance(self.source, Path):
+            with PayloadReader(self.source) as reader:
+                yield HeldFile(reader)
+        else:
+            yield self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,8 @@ class EncodedInput:
     digest: str = ""
     """Hex digest of the tensors; needed with a reference, and where a later payload may refer to them."""
     reference: Reference | None = None
-    """What the group may be coded against; used only where that makes it smaller."""
+    """What the group may be coded against; used only where that makes it smaller. The reference of an OVERWRITE is its
+    base; where it is smaller alone, it is written as VALUES, which say the same."""
 
 
 def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput], *, durable: bool = True) -> PayloadRef:
@@ -105,19 +116,27 @@ def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput], *, du
 def _write_group(pieces: _Pieces, name: str, group: EncodedInput) -> GroupManifest:
     for tensor in group.tensors:
         _check_type(tensor.spec)
-    form = ReferenceForm.ALONE
     if group.reference is None:
-        size = _write_blocks(pieces, group, (_elements(tensor) for tensor in group.tensors))
-    else:
-        assert group.digest, "what is coded against a reference is checked by its own digest"
-        with PayloadReader(group.reference.path) as reader:
-            form = choose_form(reader, [(tensor.spec, tensor.bits) for tensor in group.tensors], group.plan)
-            rows = (_elements(tensor) for tensor in group.tensors)
-            size = _write_blocks(pieces, group, rows if form is ReferenceForm.ALONE else _coded(group, reader, form),
-                                 form)
+        return _manifest(name, group, _write_blocks(pieces, group, _rows(group)))
+    assert group.digest, "what is coded against a reference is checked by its own digest"
+    with group.reference.opened() as held:
+        form = choose_form(held, [(tensor.spec, tensor.bits) for tensor in group.tensors], group.plan)
+        if form is not ReferenceForm.ALONE:
+            size = _write_blocks(pieces, group, _coded(group, held, form), form)
+            return _manifest(name, group, size, group.reference.digest, form)
+    if group.meaning is Meaning.OVERWRITE:
+        group = replace(group, meaning=Meaning.VALUES, base="")
+    return _manifest(name, group, _write_blocks(pieces, group, _rows(group)))
+
+
+def _manifest(name: str, group: EncodedInput, size: int, reference: str = "",
+              form: ReferenceForm = ReferenceForm.ALONE) -> GroupManifest:
     return GroupManifest(name, group.meaning, group.base, tuple(tensor.spec for tensor in group.tensors), size,
-                         group.digest, group.reference.digest if group.reference and form is not ReferenceForm.ALONE
-                         else "", form)
+                         group.digest, reference, form)
+
+
+def _rows(group: EncodedInput) -> Iterator[Bits]:
+    return (_elements(tensor) for tensor in group.tensors)
 
 
 def _elements(tensor: TensorInput) -> Bits:
@@ -128,11 +147,10 @@ def _elements(tensor: TensorInput) -> Bits:
     return bits.reshape(-1)
 
 
-def _coded(group: EncodedInput, reader: PayloadReader, form: ReferenceForm) -> Iterator[Bits]:
+def _coded(group: EncodedInput, held: HeldTensors, form: ReferenceForm) -> Iterator[Bits]:
     """The tensors' elements against those of the reference."""
-    theirs = reader.tensors(reader.groups[0].name)
-    for tensor, (_, base) in zip(group.tensors, theirs, strict=True):
-        yield code_against(_elements(tensor), base.reshape(-1), ELEMENT_TYPES[tensor.spec.dtype], form)
+    for tensor, base in zip(group.tensors, held.rows(), strict=True):
+        yield code_against(_elements(tensor), base, ELEMENT_TYPES[tensor.spec.dtype], form)
 
 
 def _write_blocks(pieces: _Pieces, group: EncodedInput, rows: Iterator[Bits],
@@ -149,7 +167,7 @@ def _write_blocks(pieces: _Pieces, group: EncodedInput, rows: Iterator[Bits],
         kind = coded_kind(kind) if form is ReferenceForm.BITS else kind
         for block in _cut(islice(rows, len(run))):
             for header, index, values in encode_blocks(block, kind, group.plan, generator=group.generator,
-                                                       every_value=group.meaning is Meaning.OVERWRITE):
+                                                       every_value=_lists_all(group.meaning, form)):
                 if not written and not index and not values:
                     waiting.append(header)
                     continue
@@ -158,6 +176,11 @@ def _write_blocks(pieces: _Pieces, group: EncodedInput, rows: Iterator[Bits],
                     pieces.add(part)
                 waiting, written = [], True
     return pieces.size_bytes - before
+
+
+def _lists_all(meaning: Meaning, form: ReferenceForm) -> bool:
+    """Whether an element without a value would not be zero: of an OVERWRITE that stands alone."""
+    return meaning is Meaning.OVERWRITE and form is ReferenceForm.ALONE
 
 
 def _cut(rows: Iterable[Bits]) -> Iterator[Bits]:

@@ -30,6 +30,7 @@ from common.codec import (
 )
 from common.errors import BadPayload, LayoutMismatch, WrongBase
 from common.exchange import Meaning, TensorSpec
+from common.held_tensors import HeldTensors
 from common.manifest import DEFAULT_MAX_BYTES, MAX_GROUPS, GroupManifest, ReferenceForm, parse_manifest, runs_of
 from common.reference_form import add_reference, can_sum
 from common.wire import tensors_pb2 as pb
@@ -94,13 +95,13 @@ class PayloadReader:
                 return group
         raise BadPayload(f"The payload has no group '{name}'.")
 
-    def tensors(self, name: str, reference: PayloadReader | None = None) -> Iterator[tuple[TensorSpec, Bits]]:
+    def tensors(self, name: str, reference: HeldTensors | None = None) -> Iterator[tuple[TensorSpec, Bits]]:
         """Decodes the tensors of one group in order, one at a time.
 
         Args:
-            reference: of the tensors that the group is coded against, in its first group; not looked at for a group
-                that stands alone. The caller knows that they have the digest `group.reference`, and compares the digest
-                of what comes out with `group.tensors_digest`.
+            reference: the tensors that the group is coded against; not looked at for a group that stands alone. The
+                caller knows that they have the digest `group.reference`, and compares the digest of what comes out with
+                `group.tensors_digest`.
         Yields: (spec, bits), bits in the tensor's shape as little-endian unsigned integers of the element's width.
         Raises: BadPayload, naming the tensor; WrongBase without the reference, LayoutMismatch with a different one.
         """
@@ -116,7 +117,7 @@ class PayloadReader:
                     flat = _zeros(spec)
                     blocks.fill(flat)
                     if theirs is not None:
-                        add_reference(flat, next(theirs)[1].reshape(-1), kind, group.reference_form)
+                        add_reference(flat, next(theirs), kind, group.reference_form)
                     if self._require_finite and not all_finite(flat, kind):
                         raise BadPayload("It has an infinity or NaN.",
                                          remedy="Look for a learning rate that is too high.")
@@ -143,21 +144,20 @@ class PayloadReader:
                     blocks.skip(spec.num_elements)
         raise BadPayload(f"The group '{name}' has no tensor '{tensor}'.")
 
-    def _open_reference(self, group: GroupManifest,
-                        reference: PayloadReader | None) -> Iterator[tuple[TensorSpec, Bits]] | None:
+    def _open_reference(self, group: GroupManifest, reference: HeldTensors | None) -> Iterator[Bits] | None:
         if group.reference_form is ReferenceForm.ALONE:
             return None
         if reference is None:
             raise WrongBase(f"The group '{group.name}' is coded against tensors that are not here.",
                             remedy="The whole group is sent when the task is taken again.")
-        if not reference.groups or reference.groups[0].tensors != group.tensors:
+        if reference.specs != group.tensors:
             raise LayoutMismatch(f"The group '{group.name}' is coded against tensors of another layout.")
         if group.reference_form is ReferenceForm.SUM:
             for spec in group.tensors:
                 if not can_sum(ELEMENT_TYPES[spec.dtype]):
                     raise BadPayload(f"Tensor '{spec.name}' of the group '{group.name}': a sum of {spec.dtype} cannot"
                                      " be.")
-        return reference.tensors(reference.groups[0].name)
+        return reference.rows()
 
     def _read_manifest(self, size: int) -> tuple[tuple[GroupManifest, ...], int]:
         """The checked manifest and where it begins."""
@@ -301,9 +301,10 @@ class _Blocks:
         data = os.pread(self._handle, max(0, min(HEADER_BYTES, end - self._position)), self._position)
         self._position += HEADER_BYTES
         header = parse_header(data, elements=elements, remaining_bytes=end - self._position, kind=self._kind)
-        if self._group.meaning is Meaning.OVERWRITE and header.index is not IndexEncoding.DENSE:
-            raise BadPayload("It overwrites only some elements, which this version cannot read.",
-                             remedy="Update this side.")
+        alone = self._group.reference_form is ReferenceForm.ALONE
+        if alone and self._group.meaning is Meaning.OVERWRITE and header.index is not IndexEncoding.DENSE:
+            raise BadPayload("It overwrites only some elements, and is not coded against its base.",
+                             remedy="Update the sender.")
         self._left -= elements
         return header
 

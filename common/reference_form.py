@@ -8,17 +8,15 @@ significant bits. A sample decides which is smallest, or whether the tensors are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from common.codec import ELEMENT_TYPES, Bits, ElementType, Plan, add_bits, coded_kind, encode_blocks, subtract_bits
 from common.errors import LayoutMismatch
 from common.exchange import TensorSpec
+from common.held_tensors import HeldTensors
 from common.manifest import ReferenceForm
-
-if TYPE_CHECKING:
-    from common.payload_reader import PayloadReader
 
 __all__ = ["add_reference", "can_sum", "choose_form", "code_against"]
 
@@ -26,24 +24,24 @@ _SAMPLE_ELEMENTS = 2**18
 _SUM_TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
-def choose_form(reader: PayloadReader, tensors: Sequence[tuple[TensorSpec, Callable[[], Bits]]],
+def choose_form(held: HeldTensors, tensors: Sequence[tuple[TensorSpec, Callable[[], Bits]]],
                 plan: Plan) -> ReferenceForm:
     """The form in which a group becomes smallest, judged by a sample of its largest tensor.
 
     Args:
-        reader: of the reference, whose first group has the same layout.
+        held: the reference, of the same layout.
         tensors: (spec, its elements as little-endian unsigned integers) in order.
         plan: how the blocks will be encoded.
     Raises: LayoutMismatch when the reference has other tensors.
     """
-    if tuple(spec for spec, _ in tensors) != reader.groups[0].tensors:
+    if tuple(spec for spec, _ in tensors) != held.specs:
         raise LayoutMismatch("The reference of a tensor group has other tensors.")
     if not tensors:
         return ReferenceForm.ALONE
     largest = max(range(len(tensors)), key=lambda place: tensors[place][0].num_elements)
     kind = ELEMENT_TYPES[tensors[largest][0].dtype]
     new = tensors[largest][1]().reshape(-1)[:_SAMPLE_ELEMENTS]
-    base = reader.sample(reader.groups[0].name, tensors[largest][0].name, _SAMPLE_ELEMENTS)
+    base = held.sample(tensors[largest][0].name, _SAMPLE_ELEMENTS)
     sizes = {ReferenceForm.ALONE: _encoded_bytes(new, kind, plan)}
     for form in (ReferenceForm.BITS, ReferenceForm.SUM):
         if form is ReferenceForm.SUM and not _sums_exactly(new, base, kind):
@@ -51,7 +49,7 @@ def choose_form(reader: PayloadReader, tensors: Sequence[tuple[TensorSpec, Calla
         sizes[form] = _encoded_bytes(code_against(new, base, kind, form),
                                      coded_kind(kind) if form is ReferenceForm.BITS else kind, plan)
     best = min(sizes, key=lambda form: sizes[form])
-    if best is ReferenceForm.SUM and not _all_sum_exactly(reader, tensors):
+    if best is ReferenceForm.SUM and not _all_sum_exactly(held, tensors):
         del sizes[ReferenceForm.SUM]
         best = min(sizes, key=lambda form: sizes[form])
     return best
@@ -90,10 +88,9 @@ def _sums_exactly(bits: Bits, base: Bits, kind: ElementType) -> bool:
     return bool(np.array_equal(coded, bits))
 
 
-def _all_sum_exactly(reader: PayloadReader, tensors: Sequence[tuple[TensorSpec, Callable[[], Bits]]]) -> bool:
-    theirs = reader.tensors(reader.groups[0].name)
-    return all(_sums_exactly(bits().reshape(-1), base.reshape(-1), ELEMENT_TYPES[spec.dtype])
-               for (spec, bits), (_, base) in zip(tensors, theirs, strict=True))
+def _all_sum_exactly(held: HeldTensors, tensors: Sequence[tuple[TensorSpec, Callable[[], Bits]]]) -> bool:
+    return all(_sums_exactly(bits().reshape(-1), base, ELEMENT_TYPES[spec.dtype])
+               for (spec, bits), base in zip(tensors, held.rows(), strict=True))
 
 
 def _encoded_bytes(bits: Bits, kind: ElementType, plan: Plan) -> int:

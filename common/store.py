@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
 
-from common.durable import start_writing, sync_folder
+from common.durable import start_writing, sync_file, sync_folder
 from common.errors import BadPayload, DiskFull, StorageDamaged
 from common.spares import SPARE_SUFFIX, SpareFiles
 
@@ -331,7 +331,7 @@ class PartialFile:
                     if self._length > self.size_bytes:
                         self._cut()
                     if self._store.durable:
-                        os.fsync(self._file)
+                        sync_file(self._file)
                     os.replace(self.path, final)
                     if self._store.durable:
                         sync_folder(final.parent)
@@ -407,7 +407,7 @@ def hash_file(path: Path) -> str:
 def _sync_file(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        sync_file(handle)
     finally:
         os.close(handle)
 

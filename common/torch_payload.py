@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,16 +12,18 @@ import numpy as np
 import torch
 
 from common.codec import ELEMENT_TYPES, Bits, Plan
-from common.errors import BadPayload, WrongBase
-from common.exchange import PayloadRef, TensorGroup, TensorSpec
+from common.errors import BadPayload, LayoutMismatch, WrongBase
+from common.exchange import Meaning, PayloadRef, TensorGroup, Tensors, TensorSpec
+from common.held_tensors import HeldFile, HeldInMemory, HeldTensors
 from common.manifest import DEFAULT_MAX_BYTES, GroupManifest
 from common.payload import EncodedInput, Reference, TensorInput, write_payload
 from common.payload_reader import PayloadReader
 from common.store import PayloadStore
-from common.tensors import digest
+from common.tensors import digest, group_digest
 
 __all__ = [
-    "bits_to_tensor", "decode_groups", "encode_groups", "encoded_input", "tensor_spec", "tensor_to_bits",
+    "bits_to_tensor", "decode_groups", "encode_groups", "encoded_input", "held_in_memory", "tensor_spec",
+    "tensor_to_bits",
 ]
 
 _TORCH_TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_TYPES}
@@ -67,7 +71,14 @@ def encode_groups(store: PayloadStore, groups: Mapping[str, TensorGroup], *, pla
 
 def encoded_input(group: TensorGroup, *, plan: Plan = Plan(), reference: Reference | None = None,
                   generator: np.random.Generator | None = None) -> EncodedInput:
-    """A tensor group as `write_payload` takes it."""
+    """A tensor group as `write_payload` takes it.
+
+    An OVERWRITE that comes with its base is coded against it, whatever the plan: that is what it is for.
+    Raises: BadPayload for a type that cannot be sent; LayoutMismatch when its base has other tensors.
+    """
+    if group.meaning is Meaning.OVERWRITE and group.base_tensors is not None:
+        reference = Reference(group.base, held_in_memory(group.base_tensors, group.tensors))
+        group, plan = replace(group, digest=group_digest(group)), replace(plan, sparse=True)
     return EncodedInput(
         tensors=[TensorInput(tensor_spec(key, tensor), partial(tensor_to_bits, tensor))
                  for key, tensor in group.tensors.items()],
@@ -75,8 +86,20 @@ def encoded_input(group: TensorGroup, *, plan: Plan = Plan(), reference: Referen
         reference=reference)
 
 
+def held_in_memory(tensors: Tensors, names: Iterable[str]) -> HeldInMemory:
+    """Tensors that a payload is coded against, in the order that the payload has.
+
+    Raises: LayoutMismatch when they are not called so; BadPayload for a type that cannot be sent.
+    """
+    order = list(names)
+    if tensors.keys() != set(order):
+        odd = sorted(tensors.keys() ^ set(order))[0]
+        raise LayoutMismatch(f"The base of a tensor group has other tensors: '{odd}' is on one side only.")
+    return HeldInMemory([(tensor_spec(name, tensors[name]), partial(tensor_to_bits, tensors[name])) for name in order])
+
+
 def decode_groups(path: Path, *, require_finite: bool, max_bytes: int = DEFAULT_MAX_BYTES,
-                  references: Callable[[str], Path | None] = lambda digest: None,
+                  references: Callable[[str], Path | Tensors | None] = lambda digest: None,
                   trust_digests: bool = False) -> dict[str, TensorGroup]:
     """Reads every group of a payload file; groups and tensors are in the manifest's order.
 
@@ -84,7 +107,7 @@ def decode_groups(path: Path, *, require_finite: bool, max_bytes: int = DEFAULT_
         path: the file.
         require_finite: refuse infinities and NaN.
         max_bytes: most bytes that the groups may have when decoded.
-        references: the payload file that holds the tensors of a digest, or None where they are not here.
+        references: the tensors of a digest, or the payload file that holds them, or None where they are not here.
         trust_digests: take the digest that the file gives for tensors that stand alone. Without it such groups come
             without one: a stranger could give the digest of other tensors.
     Raises: BadPayload; WrongBase when a group is coded against tensors that are not here, or that are not those which
@@ -94,19 +117,21 @@ def decode_groups(path: Path, *, require_finite: bool, max_bytes: int = DEFAULT_
         return {group.name: _decoded(reader, group, references, trust_digests) for group in reader.groups}
 
 
-def _decoded(reader: PayloadReader, group: GroupManifest, references: Callable[[str], Path | None],
+def _decoded(reader: PayloadReader, group: GroupManifest, references: Callable[[str], Path | Tensors | None],
              trust_digests: bool) -> TensorGroup:
     found = references(group.reference) if group.reference else None
     if found is None:
         return TensorGroup(_tensors(reader, group.name), group.meaning, group.base,
                            group.tensors_digest if trust_digests else "")
-    with PayloadReader(found) as theirs:
-        tensors = _tensors(reader, group.name, theirs)
+    with ExitStack() as stack:
+        held = (HeldFile(stack.enter_context(PayloadReader(found))) if isinstance(found, Path)
+                else held_in_memory(found, [spec.name for spec in group.tensors]))
+        tensors = _tensors(reader, group.name, held)
     if digest(tensors) != group.tensors_digest:
         raise WrongBase(f"The group '{group.name}' does not come out as it was sent: its reference is damaged here.",
                         remedy="The whole group is sent when the task is taken again.")
     return TensorGroup(tensors, group.meaning, group.base, group.tensors_digest)
 
 
-def _tensors(reader: PayloadReader, name: str, reference: PayloadReader | None = None) -> dict[str, torch.Tensor]:
+def _tensors(reader: PayloadReader, name: str, reference: HeldTensors | None = None) -> dict[str, torch.Tensor]:
     return {spec.name: bits_to_tensor(bits, spec) for spec, bits in reader.tensors(name, reference)}

@@ -87,7 +87,7 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
                    sgd: SGDSettings, epochs: int, batch_size: int, seed: int, purpose: str, round: int = 0,
                    momentum: Mapping[str, Tensor] | None = None, lr_of_epoch: Callable[[int], float] | None = None,
                    after_epoch: Callable[[int, float], None] | None = None,
-                   progress: Callable[[float], None] | None = None) -> LabelledTraining:
+                   progress: Callable[[float], None] | None = None, loss_weight: float = 1.0) -> LabelledTraining:
     """Trains on cross-entropy with weak views, shuffled anew in every epoch; changes `model` in place.
 
     Args:
@@ -100,6 +100,7 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
         lr_of_epoch: learning rate of epoch 1, 2, ...; None keeps `sgd.lr`.
         after_epoch: called with the epoch and its mean loss; may evaluate the model.
         progress: called with 0..1 after every batch; may raise to abort.
+        loss_weight: factor of the cross-entropy that is minimised; the loss that is reported is without it.
     Raises: BadData without images or labels; LayoutMismatch for foreign buffers.
     """
     if labelled.labels_N is None or len(labelled) == 0:
@@ -124,7 +125,7 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
                     done += len(index)
                     try:
                         loss = cross_entropy(model(augment.to_input(weak_BCHW, form)), labels_N[index].to(device))
-                        step(optimiser, loss)
+                        step(optimiser, loss_weight * loss)
                         loss_sum += float(loss.detach()) * len(index)
                         entered += len(index)
                         steps += 1

@@ -273,9 +273,11 @@ class Desk:
         task = self._ledger.task(update.task_id)
         return task is not None and not self._why_over(task)
 
-    async def accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile) -> None:
+    async def accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile | None) -> None:
         """Checks a complete upload, makes it durable and answers the task.
 
+        Args:
+            partial: where its bytes have come; None when they lie in the spool already (`has_all`).
         Raises: BadPayload when the bytes do not have the declared digest (dropped, to be sent again); BadPayload,
         LayoutMismatch or WrongBase when the content is not what the task allows, which ends the task. TaskClosed when
         the phase closed meanwhile.
@@ -283,6 +285,7 @@ class Desk:
         if self.has_all(update):
             path = self._spool.path(update.digest)
         else:
+            assert partial is not None, "the bytes are in the spool, or come through a partial file"
             path = await asyncio.to_thread(partial.finish, update.digest)
         task = self._task_of(silo, update.task_id)
         try:

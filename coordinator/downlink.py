@@ -1,7 +1,8 @@
 """What silos receive in a phase, as payload files: every tensor group once, in the smallest form its readers can use.
 
 A silo says which tensor groups it holds, by the digest of their tensors. What it holds is not sent. Where it holds an
-earlier version, the group may be coded against that one; where it holds nothing, the group stands alone.
+earlier version, the group may be coded against that one; where it holds nothing, the group stands alone. A group that
+overwrites what one silo holds is coded against just that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 from common.codec import Aim, Plan
 from common.errors import BadPayload, LayoutMismatch
-from common.exchange import PayloadRef, TensorGroup
+from common.exchange import Meaning, PayloadRef, TensorGroup
 from common.manifest import GroupManifest
 from common.payload import Reference
 from common.payload_reader import read_manifest
@@ -38,7 +39,8 @@ class Downlink:
         Args:
             store: where payloads go that silos may fetch.
             cache: earlier tensor groups that payloads may be coded against.
-            plan: how blocks are encoded; with `Aim.RAW` nothing is coded against anything.
+            plan: how blocks are encoded; with `Aim.RAW` nothing is coded against anything, but for groups that
+                overwrite.
         """
         self._store = store
         self._cache = cache
@@ -51,16 +53,25 @@ class Downlink:
     def payload(self, name: str, group: TensorGroup, held: Collection[str]) -> PayloadRef:
         """The payload of a group for a silo that holds the tensor groups `held` (hex digests of tensors).
 
-        For a group that it holds, the reference names no file.
+        For a group that it holds, the reference names no file. One that overwrites goes whole, as VALUES, to a silo
+        that does not hold its base.
         """
         group = self._with_digest(group)
-        self._used.add(group.digest)
         if group.digest in held:
+            self._used.add(group.digest)
             return PayloadRef("", 0, (name,), tensors=group.digest)
-        base = "" if self._plan.aim is Aim.RAW else self._reference(name, group, held)
+        shared = group.meaning is not Meaning.OVERWRITE
+        if not shared and not (group.base in held and group.base_tensors is not None):
+            group = TensorGroup(group.tensors, digest=group.digest)
+        overwrites = group.meaning is Meaning.OVERWRITE
+        base = group.base if overwrites else (
+            "" if self._plan.aim is Aim.RAW else self._reference(name, group, held))
         key = (name, group.digest, base)
         if key not in self._written:
-            self._written[key] = self._write(name, group, base)
+            self._written[key] = (encode_groups(self._store, {name: group}, plan=self._plan) if overwrites
+                                  else self._write(name, group, base, keep=shared))
+        if shared:
+            self._used.add(group.digest)
         return self._written[key]
 
     def finish(self) -> None:
@@ -71,6 +82,8 @@ class Downlink:
         """The group with its digest, computed once for an object that comes again with every task."""
         if group.digest:
             return group
+        if group.meaning is Meaning.OVERWRITE:  # for one silo
+            return replace(group, digest=group_digest(group))
         if id(group) not in self._digests:
             if len(self._digests) >= _REMEMBERED_GROUPS:  # what is for one silo only must not stay in memory
                 del self._digests[next(iter(self._digests))]
@@ -96,7 +109,12 @@ class Downlink:
                 self._manifests[digest] = None  # damaged: of no use, and nothing is lost
         return self._manifests[digest]
 
-    def _write(self, name: str, group: TensorGroup, base: str) -> PayloadRef:
+    def _write(self, name: str, group: TensorGroup, base: str, *, keep: bool) -> PayloadRef:
+        """Writes a group, coded against tensors of the cache where `base` names them.
+
+        Args:
+            keep: whether later payloads may be coded against it; of no use for what one silo alone has received.
+        """
         reference = Reference(base, self._cache.path(base)) if base else None
         try:
             written = encode_groups(self._store, {name: group}, plan=self._plan, reference=reference)
@@ -106,7 +124,9 @@ class Downlink:
             _LOG.warning("%s is damaged; the group %s is sent whole", reference.path, name)
             self._cache.drop(base)
             self._manifests[base] = None
-            return self._write(name, group, "")
+            return self._write(name, group, "", keep=keep)
+        if not keep:
+            return written
         if not written.reference:
             self._cache.put(group.digest, self._store.path(written.digest))
         elif self._cache.find(group.digest) is None:

@@ -35,6 +35,7 @@ from common.identity import (
 )
 from common.invitation import InvitationLine, encode_invitation, token_hash
 from coordinator.authority import AuthorityKeys
+from coordinator.membership import Invitation, SiloStatus
 
 __all__ = ["Authority", "EnrollmentSettings", "Invitation", "Issued", "Roster", "SiloStatus"]
 
@@ -42,27 +43,6 @@ _log = logging.getLogger(__name__)
 _TOKEN_LIMIT_BYTES = 256
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Invitation:
-    """An invitation as the roster keeps it."""
-
-    silo: str
-    expires_unix: float
-    used_key_fingerprint: bytes | None = None
-    """`common.identity.fingerprint` of the key that used it; None while it is open."""
-    certificate_der: bytes | None = field(default=None, repr=False)
-    """What was issued for it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SiloStatus:
-    """What every RPC asks of a silo."""
-
-    revoked: bool
-    valid_serials: frozenset[int]
-    """Serials issued and neither revoked nor replaced by a later invitation; expiry is not looked at."""
 
 
 class Roster(Protocol):

@@ -24,9 +24,12 @@ _FULL_BYTES = 256 * 1024  # with less, SQLite's own complaint may be another one
 class LedgerFile:
     """The open SQLite file. `Ledger` says what it holds."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, waits: bool = True) -> None:
         """Opens or creates the ledger and brings it to this version.
 
+        Args:
+            waits: False where the last transactions may be lost when the machine stops, as in a simulation; a kill of
+                the process loses nothing either way.
         Raises: StorageDamaged when the file is no ledger or comes from a newer semisilo; DiskFull; SemisiloError when
         this user may not write it.
         """
@@ -35,8 +38,9 @@ class LedgerFile:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._lasting = True
+            self._waits = waits
+            self._lasting = waits
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._migrate()
 
@@ -82,6 +86,7 @@ class LedgerFile:
             return
         with self._explaining():
             try:
+                lasting = lasting and self._waits
                 if lasting != self._lasting:
                     self._db.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
                     self._lasting = lasting

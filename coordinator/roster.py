@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.config import canonical_json
 from common.errors import InvitationUsed, UnknownSilo
-from coordinator.enrollment import Invitation, SiloStatus
 from coordinator.ledger import Ledger
+from coordinator.membership import Invitation, SiloStatus
 
 __all__ = ["LedgerRoster", "SiloRow"]
 
@@ -96,6 +97,15 @@ class LedgerRoster:
         serials = self._ledger.query("SELECT serial FROM certificate WHERE silo = ? AND revoked_unix IS NULL", silo)
         return SiloStatus(revoked=rows[0]["revoked_unix"] is not None,
                           valid_serials=frozenset(int(row["serial"]) for row in serials))
+
+    def admit(self, silos: Sequence[str]) -> None:
+        """Lets silos of a simulation in: names without certificates, for whom nobody may call over the network."""
+        with self._ledger.transaction() as db:
+            for silo in silos:
+                added = db.execute("INSERT OR IGNORE INTO silo (name, enrolled_unix) VALUES (?, ?)",
+                                   (silo, time.time())).rowcount
+                if added:
+                    self._ledger.event("silo_simulated", silo=silo)
 
     def revoke(self, silo: str) -> None:
         """Ends a silo's membership: its certificates, its open invitation and its open tasks.

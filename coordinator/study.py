@@ -268,11 +268,15 @@ def _method_of(name: str, where: str) -> MethodSpec:
 
 
 def load_study(path: Path) -> StudyConfig:
-    """Reads and checks a study file.
+    """Reads and checks the file of a study of real silos.
 
     Raises: BadConfiguration or UnknownName, naming file, table and key.
     """
     tables = load_toml(path)
+    if "simulation" in tables:
+        raise BadConfiguration(f"{path}: table [simulation] makes this a study of simulated silos.",
+                               remedy=f"Run: semisilo simulate {path}. Or write the parts for real silos:"
+                                      f" semisilo split {path} --out FOLDER.")
     config = config_from_dict(tables, where=str(path))
     for key in find_method(config.method.name).set_by_strategy:
         if key in tables["method"]:
@@ -296,6 +300,7 @@ class _Tables:
     augmentation: int = 0
     wire: int = 0
     numerics: int = 0
+    simulation: int = 0
 
 
 def _at_least(name: str, value: float, low: float) -> None:

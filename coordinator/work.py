@@ -59,8 +59,10 @@ class _Opened:
 class Operations:
     """The operations by name; one study is open at a time."""
 
-    def __init__(self, progress: Callable[[float, str], None]) -> None:
+    def __init__(self, progress: Callable[[float, str], None], *, device: str = "") -> None:
+        """`device` is "cpu" or "cuda"; empty: an accelerator where there is one."""
         self._progress = progress
+        self._device = device
         self._study: _Opened | None = None
         self._last: tuple[str, Any] = ("", None)
         self._expects: tuple[tuple[str, str, int], Mapping[str, GroupLayout]] = (("", "", 0), {})
@@ -84,7 +86,7 @@ class Operations:
         self._study, self._last, self._expects = None, ("", None), (("", "", 0), {})
         where = f"study {name}"
         settings = config_from_dict(config, where=where)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         record = numerics.apply(settings.numerics, device=device)
         folder = Path(study_folder)
         before = None if frozen is None else from_dict(FrozenStudy, frozen, where=where)

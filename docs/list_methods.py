@@ -1,7 +1,7 @@
-"""Writes the reference of methods in `docs/methods.md` from their specs and settings; `--check` says whether it is current.
+"""Writes the reference of methods in `docs/methods.md` from their specs; `--check` says whether it is current.
 
-Everything stands in `common/methods/`: the first paragraphs of a method's module, its `MethodSpec`, and the docstring under
-each field of its settings. So the page cannot say what the program does not.
+Everything stands in `common/methods/`: the first paragraphs of a method's module, its `MethodSpec`, and the docstring
+under each field of its settings. So the page cannot say what the program does not.
 """
 
 from __future__ import annotations

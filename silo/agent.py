@@ -131,13 +131,18 @@ class Agent:
     async def _survey(self) -> None:
         self._save(state="reading the images", pid=os.getpid(), last_error="")
         self._display.state(f"reading the images of {self._choice.source}")
-        found = await self._compute.call("survey", {"source": self._choice.source})
+        choice = self._choice
+        found = await self._compute.call("survey", {"source": choice.source, "labelled": choice.labelled,
+                                                    "test": choice.test})
         self._labelled, self._unlabelled = int(found["labelled"]), int(found["unlabelled"])
         self._runner.num_images = self._labelled + self._unlabelled
-        self._choice.save(self._home.choice)
+        choice.save(self._home.choice)
         self._display.done()
-        self._display.event(f"silo {self._silo}: {self._runner.num_images} images in {self._choice.source}"
-                            f" ({self._labelled} with a label, {self._unlabelled} without)")
+        in_steps = f" that come in {found['steps']} steps" if found.get("steps") else ""
+        tested = f"; {found['test']} for testing" if found.get("test") else ""
+        where = " and ".join(each for each in (choice.source, choice.labelled) if each)
+        self._display.event(f"silo {self._silo}: {self._runner.num_images} images in {where} ({self._labelled} with a "
+                            f"label, {self._unlabelled} without{in_steps}{tested})")
         self._save(labelled_count=self._labelled, unlabelled_count=self._unlabelled)
 
     def _hello(self) -> pb.AwaitTaskRequest:

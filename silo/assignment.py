@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +42,7 @@ from silo.disclosures import Disclosure, DisclosureLog
 from silo.display import Display
 from silo.home import JoinChoice
 from silo.link import Link, Verdict, is_fatal
-from silo.memory import PendingUpdate, SiloMemory
+from silo.memory import PendingUpdate, SiloMemory, update_id_of
 from silo.policy import Policy, check_task, check_update
 
 __all__ = ["Outcome", "TaskAborted", "TaskRunner"]
@@ -188,7 +187,7 @@ class TaskRunner:
             "task": to_dict(task), "payloads": {digest: str(path) for digest, path in payloads.items()},
             "cache_folder": str(self._cache.folder),
             "link_bytes_per_second": self._link.upload_rate,
-            "source": self._choice.source, "on_error": self._choice.on_error,
+            **asdict(self._choice),
             "factories": list(self._policy.permit.factories), "memory": None if memory is None else str(memory),
             "residuals": None if committed is None else str(committed),
             "pending_residuals": None if pending is None else str(pending),
@@ -211,7 +210,7 @@ class TaskRunner:
         content = payload.digest if payload else f"abstention {result.get('abstention')}"
         return await asyncio.to_thread(
             self._memory.record_pending, task.study, round=task.round, task_id=task.task_id,
-            update_id=_update_id(task.task_id, content),
+            update_id=update_id_of(task.task_id, content),
             memory=Path(result["memory"]) if result.get("memory") else None,
             residuals=Path(result["residuals"]) if result.get("residuals") else None, payload=payload,
             abstention=str(result.get("abstention") or ""), num_examples=int(result.get("num_examples") or 0),
@@ -259,7 +258,7 @@ class TaskRunner:
         """Tells the coordinator that this silo does not do the task, and why."""
         self._display.done()
         text = _cut(_public_text(error), 500)
-        update_id = _update_id(message.task_id, f"refusal {error.code}")
+        update_id = update_id_of(message.task_id, f"refusal {error.code}")
         await self._disclose(Disclosure(
             kind="refusal", study=printable(message.study, limit=128), round=message.round,
             phase=printable(message.phase, limit=128), method=printable(message.method, limit=128),
@@ -373,11 +372,6 @@ def _outcome(verdict: Verdict, text: str) -> Outcome:
     if verdict.accepted:
         return Outcome(text, answered=True)
     return Outcome(f"not wanted any more: {printable(verdict.reason or 'no reason given')}", answered=False)
-
-
-def _update_id(task_id: str, content: str) -> str:
-    """Names an answer: the same for every repetition of the same answer to the same task; 32 hex digits."""
-    return hashlib.sha256(f"{task_id}\n{content}".encode()).hexdigest()[:32]
 
 
 def _public_text(error: SemisiloError) -> str:

@@ -22,9 +22,10 @@ from typing import Any, Literal
 
 from common.config import from_dict
 from common.durable import write_durably
-from common.errors import BadConfiguration, SemisiloError
+from common.errors import BadConfiguration, BadData, SemisiloError
 
-__all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFile", "default_home", "resolve_source"]
+__all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFile", "check_apart", "default_home",
+           "resolve_source"]
 
 
 class AlreadyRunning(SemisiloError):
@@ -136,7 +137,16 @@ class JoinChoice:
     """Which images a `silo join` works on."""
 
     source: str
+    labelled: str = ""
+    """Labelled images apart from `source`, whose images are then all unlabelled."""
+    test: str = ""
+    """Labelled images that the silo's own model is measured on; never trained on."""
     on_error: Literal["stop", "skip"] = "stop"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All that are named."""
+        return tuple(each for each in (self.source, self.labelled, self.test) if each)
 
     def save(self, path: Path) -> None:
         """Remembers the choice for a later `silo join` without --data."""
@@ -163,6 +173,26 @@ def resolve_source(source: str, *, base: Path) -> str:
     path = Path(name).expanduser()
     is_path = path.is_absolute() or (base / path).exists() or "/" in name or name.endswith(".npz")
     return f"{(base / path).resolve()}{mark}{part}" if is_path else source
+
+
+def check_apart(choice: JoinChoice) -> None:
+    """Whether the sources of a choice have no image in common: trained on twice, or measured on what was trained on.
+
+    Raises: BadData, naming the two.
+    """
+    for place, second in enumerate(choice.sources):
+        for first in choice.sources[:place]:
+            (one, _, part), (other, _, other_part) = first.partition("#"), second.partition("#")
+            if first == second or (one == other and not (part and other_part)) or _inside(one, other) \
+                    or _inside(other, one):
+                raise BadData(f"{first} and {second} hold the same images.",
+                              remedy="Name folders or files apart; or put the folders 'labelled' and 'unlabelled' into "
+                                     "one and name that one alone.")
+
+
+def _inside(inner: str, outer: str) -> bool:
+    """Whether images of the one lie within the other; an .npz in a folder of images is not read with it."""
+    return Path(outer) != Path(inner) and Path(inner).is_relative_to(outer) and not inner.lower().endswith(".npz")
 
 
 # The status file ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ the pending round, pending becomes committed; otherwise it is dropped. Trainers 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from common.state_files import STATE_ENDING
 from common.store import hash_file
 from silo.stores import open_outgoing
 
-__all__ = ["CommittedMemory", "PendingUpdate", "SiloMemory"]
+__all__ = ["CommittedMemory", "PendingUpdate", "SiloMemory", "update_id_of"]
 
 _LOG = logging.getLogger("semisilo.memory")
 _INDEX = "memory.json"
@@ -289,6 +290,15 @@ class SiloMemory:
             self.outgoing.collect({each.payload.digest for each in pending if each.payload is not None})
         except OSError as error:
             _LOG.warning("files that are no longer needed could not be removed from %s: %s", self.folder, error)
+
+
+def update_id_of(task_id: str, content: str) -> str:
+    """Names an answer: the same for every repetition of the same answer to the same task; 32 hex digits.
+
+    Args:
+        content: the digest of the update's payload, or what is answered instead.
+    """
+    return hashlib.sha256(f"{task_id}\n{content}".encode()).hexdigest()[:32]
 
 
 def _digest(path: Path) -> str:

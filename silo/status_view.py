@@ -54,7 +54,8 @@ def lines(found: dict[str, Any], *, now: float) -> list[str]:
         ("last contact", _ago(found["last_contact_unix"], now)),
         ("last task", f"{found['last_task']}: {found['last_outcome']}" if found["last_task"] else "none yet"),
         ("answered", f"{found['tasks_answered']} tasks"),
-        ("images", f"{found['labelled_count'] + found['unlabelled_count']} ({found['labelled_count']} with a label)"),
+        ("images", f"{found['labelled_count'] + found['unlabelled_count']} ({found['labelled_count']} with a label, "
+                   f"{found['unlabelled_count']} without)"),
         ("on the wire", f"{about}{describe_bytes(found['sent_bytes'])} sent, "
                         f"{about}{describe_bytes(found['received_bytes'])} received"),
     ]

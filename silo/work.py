@@ -16,17 +16,18 @@ import torch
 
 from common import numerics
 from common.config import from_dict, to_dict
-from common.data.form import ImageForm
-from common.data.readers import ReadResult, Skipped, read_images, survey
+from common.data.image_set import Skipped
 from common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
-from common.exchange import ModelBuilder, PayloadRef, SiloData, SiloTask, TaskSpec, Update
+from common.exchange import ModelBuilder, PayloadRef, SiloTask, TaskSpec, Update
 from common.logs import printable
 from common.manifest import GroupManifest, check_manifest
-from common.methods import MethodSpec, find_method, is_declared
+from common.methods import MethodSpec, Scenario, find_method, is_declared
 from common.models import check_model, model_builder
 from common.state_files import STATE_ENDING, StateFiles
 from common.store import PayloadStore
 from silo.compression import Residuals, Sender, merged, write_update
+from silo.home import JoinChoice
+from silo.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from silo.received import receive
 from silo.stores import open_cache, open_outgoing
 from silo.trainers import load_trainer
@@ -42,27 +43,26 @@ _NAMED_FILES = 5
 class Operations:
     """The operations by name."""
 
-    def __init__(self, progress: Callable[[float, str], None]) -> None:
+    def __init__(self, progress: Callable[[float, str], None], *, device: str = "") -> None:
+        """`device` is "cpu" or "cuda"; empty: an accelerator where there is one."""
         self._progress = progress
-        self._read: tuple[Any, SiloData] | None = None
+        self._device = device
+        self._read: tuple[Any, SiloImages] | None = None
         self._fitting: Any = None
 
-    def survey(self, source: str) -> dict[str, Any]:
-        """What a source holds, without decoding its images: {"labelled", "unlabelled", "kind", "classes", ...}.
+    def survey(self, source: str, labelled: str = "", test: str = "") -> dict[str, Any]:
+        """How many images there are, without decoding them: {"labelled", "unlabelled", "test", "steps"}.
 
-        `labelled` counts images with a class, `unlabelled` the others. Raises: BadData.
+        Args: as of `train`.
+        Raises: BadData.
         """
-        found = survey(source)
-        labelled = sum(found.class_counts.values())
-        return {"labelled": labelled, "unlabelled": found.num_images - labelled, "kind": found.kind,
-                "classes": list(found.classes), "class_counts": dict(found.class_counts),
-                "sizes": [[width, height, count] for (width, height), count in found.sizes.items()],
-                "channels": found.channels}
+        counts: dict[str, Any] = to_dict(survey_silo_images(JoinChoice(source=source, labelled=labelled, test=test)))
+        return counts
 
     def train(self, task: dict[str, Any], payloads: dict[str, str], cache_folder: str, source: str,
               on_error: Literal["stop", "skip"], factories: list[str], memory: str | None, outgoing_folder: str,
               memory_folder: str, link_bytes_per_second: float = 0.0, residuals: str | None = None,
-              pending_residuals: str | None = None) -> dict[str, Any]:
+              pending_residuals: str | None = None, labelled: str = "", test: str = "") -> dict[str, Any]:
         """Does one task. Safe to repeat: the same arguments give the same bytes under the same names.
 
         Args:
@@ -78,6 +78,8 @@ class Operations:
             link_bytes_per_second: last measured up; 0 when it was not.
             residuals: file of what lossy updates have left out, committed; None when there is none.
             pending_residuals: the same after an earlier phase of this round.
+            labelled: labelled images apart from `source`; empty when `source` holds them as well.
+            test: labelled images that the silo's own model is measured on; empty for none.
         Returns: {"abstention", "payload": PayloadRef or None, "num_examples", "metrics", "memory": path or None,
             "residuals": path or None where they stay as they are, "seconds", "numerics", "skipped"}.
         Raises: any SemisiloError; BadPayload when the received groups are not the method's.
@@ -86,13 +88,14 @@ class Operations:
         order = from_dict(TaskSpec, task, where="task")
         spec = find_method(order.method)
         settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         record = numerics.apply(order.numerics, device=device)
         groups = receive(order, spec, payloads, open_cache(Path(cache_folder)))
         build = model_builder(order.model, order.image, tuple(factories))
         self._check_model(order, build, tuple(factories))
-        assert settings.scenario == "labels-at-coordinator", "no method of this version trains on a silo's labels"
-        data, skipped = self._images(order, source, on_error)
+        images, skipped = self._silo_images(order, settings.scenario, JoinChoice(
+            source=source, labelled=labelled, test=test, on_error=on_error))
+        data = images.data(round=order.round, scenario=settings.scenario)
         trainer = load_trainer(order.method)()
         asked = SiloTask(
             study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
@@ -118,32 +121,33 @@ class Operations:
             check_model(build, order.image, len(order.model.classes))
             self._fitting = model
 
-    def _images(self, order: TaskSpec, source: str, on_error: Literal["stop", "skip"]) -> tuple[SiloData, int]:
+    def _silo_images(self, order: TaskSpec, scenario: Scenario, choice: JoinChoice) -> tuple[SiloImages, int]:
         """The silo's images in the study's form, and how many files were left out; read once for the same form, and
-        the number is told once."""
+        the number is told once. To be overridden where the images are in memory already."""
         form = order.image
-        key = (source, form.size, form.channels, form.resize, on_error)  # mean and deviation are applied to batches
+        # Mean and deviation are applied to batches. Classes matter where the silo's own labels do.
+        key = (choice, form.size, form.channels, form.resize, scenario, order.model.classes)
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
-            found = _all_images(source, form, on_error, self._progress)
-            self._read = (key, SiloData(unlabelled=found.images.without_labels()))
+            found = _all_images(order, scenario, choice, self._progress)
+            self._read = (key, found.images)
             _log_skipped(found.skipped)
-            return self._read[1], len(found.skipped)
+            return found.images, len(found.skipped)
         return self._read[1], 0
 
 
-def _all_images(source: str, form: ImageForm, on_error: Literal["stop", "skip"],
-                progress: Callable[[float, str], None]) -> ReadResult:
+def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
+                progress: Callable[[float, str], None]) -> ReadSilo:
     """Raises: BadData whatever is wrong with the images: of other failures the coordinator hears the text, and one that
     comes from reading may hold the name of a file, which may hold a patient's."""
     try:
-        return read_images(source, size=form.size, channels=form.channels, resize=form.resize, labelled=False,
-                           on_error=on_error, progress=progress)
+        return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress)
     except (SemisiloError, MemoryError):
         raise
     except Exception as error:
-        _LOG.exception("reading %s failed", source)
-        raise BadData(f"{source}: cannot be read: {type(error).__name__}: {error}".rstrip(".") + ".") from error
+        where = " or ".join(choice.sources)
+        _LOG.exception("reading %s failed", where)
+        raise BadData(f"{where}: cannot be read: {type(error).__name__}: {error}".rstrip(".") + ".") from error
 
 
 def _log_skipped(skipped: tuple[Skipped, ...]) -> None:

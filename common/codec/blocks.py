@@ -84,8 +84,8 @@ def encode_blocks(bits: Bits, kind: ElementType, plan: Plan = Plan(), *, every_v
         bits: elements as unsigned integers, any shape; little endian.
         kind: their type.
         plan: in what form.
-        every_value: only forms in which every element carries a value, as a group with meaning OVERWRITE needs: there
-            an element without a value is kept, not zero.
+        every_value: only forms in which every element carries a value, as a group with meaning OVERWRITE needs that
+            stands alone: there an element without a value is kept, not zero.
         generator: where stochastic rounding takes its numbers; one uniform float32 per value.
     Returns: an iterator over (header, index bytes, value bytes) of each block. The values may be a view of `bits`.
     Raises: BadPayload at once, for a lossy form of a tensor with an infinity or NaN; ValueError for stochastic rounding

@@ -2,8 +2,9 @@
 
 Three questions are answered one after the other: whether elements that are zero are left out; if so, whether their
 positions are worth more work than a bitmask; and whether the values are worth compressing. `SMALLEST` says yes to all
-and takes what came out smallest, `RAW` says no to all. `FASTEST` compares seconds: those that encoding and decoding
-take at the rates below, and those that the saved bytes would take on the link.
+and takes what came out smallest, `RAW` says no to all (with `Plan.sparse` to the last only). `FASTEST` compares
+seconds: those that encoding and decoding take at the rates below, and those that the saved bytes would take on the
+link.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ def choose(bits: Bits, kind: ElementType, plan: Plan, with_value: int) -> Choice
         plan: what the sender wants.
         with_value: how many are not zero, 1 to n.
     """
-    if plan.aim is Aim.RAW or with_value == len(bits):
+    if with_value == len(bits) or (plan.aim is Aim.RAW and not plan.sparse):
         return Choice(dense=True, sparse=False)
+    if plan.aim is Aim.RAW:
+        return Choice(dense=True, sparse=True, compact_index=True)
     if plan.aim is Aim.SMALLEST:
         # A float that is zero stands out among its neighbours, so leaving it out is always smaller. A small integer
         # that is zero does not: labels and counters may well be smaller with their zeros.

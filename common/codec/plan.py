@@ -16,7 +16,7 @@ class Aim(StrEnum):
     """By what the form of a block is chosen."""
 
     RAW = "raw"
-    """Nothing is compressed; blocks of zeros are left out all the same."""
+    """Nothing is compressed; blocks of zeros are left out all the same (and `Plan.sparse`)."""
     SMALLEST = "smallest"
     """By bytes."""
     FASTEST = "auto"
@@ -45,5 +45,7 @@ class Plan:
     """For FASTEST; 0 for a link that was not measured: `DEFAULT_LINK_BYTES_PER_SECOND` then."""
     values: ValueForm = ValueForm.EXACT
     """The lossy forms are for float32; other types are sent exactly."""
+    sparse: bool = False
+    """Whether RAW, too, leaves out single elements that are zero where that saves bytes."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """Of INT8 and INT4. Stochastic rounding is unbiased and sqrt(2) noisier; BF16 always takes the nearest."""

@@ -2,8 +2,9 @@
 
 An .npz holds `train_images`, `train_labels`, `val_images`, ... or one unnamed split as `images`, `labels`. Images are
 N x H x W, N x H x W x 1, x 3 or x 4 (with opacity); labels N or N x 1 whole numbers. An optional key `classes` names
-the classes in label order. Pickled objects are never loaded, and a member's declared size is compared with what the
-file holds before memory is taken.
+the classes in label order. A silo's part has `labelled_images`, `labelled_labels` and `unlabelled_images`, and perhaps
+`unlabelled_steps` with `rounds_per_step` (see `parts`). Pickled objects are never loaded, and a member's declared size
+is compared with what the file holds before memory is taken.
 
 Shapes: N images, H rows, W columns, K classes.
 """
@@ -24,9 +25,11 @@ from numpy.typing import NDArray
 from common.data.room import check_room
 from common.errors import BadData
 
-__all__ = ["Arrays", "digits", "npz"]
+__all__ = ["Arrays", "Parts", "digits", "npz", "parts"]
 
-_SPLITS = ("train", "val", "test")
+_PARTS = ("labelled", "unlabelled")
+_SPLITS = ("train", "val", "test", *_PARTS)
+_MAX_STEP = 10**6
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, MemoryError, NotImplementedError,
             zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
@@ -82,22 +85,14 @@ def npz(
     """One split of an .npz file.
 
     Args:
-        split: "train", "val", "test", or "" for the training split, or else the only one.
+        split: "train", "val", "test", "labelled", "unlabelled", or "" for the training split, or else the only one.
         source: how the user wrote it, for messages.
         labels: whether to read them; "needed" refuses a file without.
         pixels: False reads the images' shape only.
     Raises: BadData, naming the file and the key, when the file is damaged, a key is missing, a shape or type does not
         fit, or a label is negative or beyond the named classes.
     """
-    try:
-        _refuse_foreign(path, source=source)
-        archive = np.load(path, allow_pickle=False)
-    except _DAMAGED as error:
-        raise BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
-                      remedy="Write it again with numpy.savez, and check the copy.") from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise BadData(f"{source}: is a single array, not an .npz file.", remedy="Write it with numpy.savez.")
-    with archive:
+    with _opened(path, source=source) as archive:
         prefix = _prefix(archive, split, source=source)
         shape, _ = _header(archive, f"{prefix}images", source=source)
         _check_shape(shape, source=source, key=f"{prefix}images")
@@ -119,6 +114,68 @@ def npz(
                               f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
                               remedy="Mend the labels or the class names.")
     return Arrays(source, path.name, shape, images, labels_N, classes, named)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What a silo's part holds, without its pixels."""
+
+    labelled: int
+    """Number of images."""
+    unlabelled: int
+    steps_N: NDArray[np.int64] | None
+    """Step of each unlabelled image, from 0; None without steps."""
+    rounds_per_step: int
+
+
+def parts(path: Path, *, source: str) -> Parts | None:
+    """What an .npz with labelled and unlabelled images holds; None for one in another layout. A part may be empty.
+
+    Raises: BadData, naming the file and the key, when it is damaged, or its steps do not fit.
+    """
+    with _opened(path, source=source) as archive:
+        if not any(f"{name}_images" in archive.files for name in _PARTS):
+            return None
+        labelled, unlabelled = (_header(archive, f"{name}_images", source=source)[0][:1]
+                                if f"{name}_images" in archive.files else (0,) for name in _PARTS)
+        for name, shape in zip(_PARTS, (labelled, unlabelled), strict=True):
+            if not shape:
+                _check_shape(shape, source=source, key=f"{name}_images")
+        steps_N = None
+        if "unlabelled_steps" in archive.files:
+            steps_N = _whole(archive, "unlabelled_steps", (unlabelled[0],), (0, _MAX_STEP), source=source)
+        there = "rounds_per_step" in archive.files
+        if there != (steps_N is not None):
+            have, lack = ("rounds_per_step", "unlabelled_steps") if there else ("unlabelled_steps", "rounds_per_step")
+            raise BadData(f"{source}: has a key '{have}' but no '{lack}'.", remedy="Images in steps need both.")
+        rounds = _whole(archive, "rounds_per_step", (), (1, _MAX_STEP), source=source) if there else np.int64(1)
+    return Parts(labelled[0], unlabelled[0], steps_N, int(rounds))
+
+
+def _whole(archive: Any, key: str, shape: tuple[int, ...], limits: tuple[int, int], *, source: str
+           ) -> NDArray[np.int64]:
+    """A member of whole numbers of that shape within the limits."""
+    values = _member(archive, key, source=source)
+    if values.shape != shape or values.dtype.kind not in "iu":
+        wanted = f"{shape[0]} whole numbers, one per unlabelled image" if shape else "one whole number"
+        raise BadData(f"{source}: '{key}' must be {wanted}; it has the shape {list(values.shape)} and the type "
+                      f"{values.dtype}.", remedy="Write the file again with semisilo split.")
+    if values.size and (int(values.min()) < limits[0] or int(values.max()) > limits[1]):
+        raise BadData(f"{source}: '{key}' holds numbers beyond {limits[0]} to {limits[1]}.",
+                      remedy="Write the file again with semisilo split.")
+    return values.astype(np.int64)
+
+
+def _opened(path: Path, *, source: str) -> Any:
+    try:
+        _refuse_foreign(path, source=source)
+        archive = np.load(path, allow_pickle=False)
+    except _DAMAGED as error:
+        raise BadData(f"{source}: cannot be read as an .npz file: {_reason(error)}.",
+                      remedy="Write it again with numpy.savez, and check the copy.") from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise BadData(f"{source}: is a single array, not an .npz file.", remedy="Write it with numpy.savez.")
+    return archive
 
 
 def _refuse_foreign(path: Path, *, source: str) -> None:

@@ -25,7 +25,7 @@ from common.data.image_set import Skipped
 from common.data.pixels import UnusableError, square
 from common.errors import BadData
 
-__all__ = ["ImageFile", "Listing", "decode", "header", "list_images"]
+__all__ = ["ImageFile", "Listing", "decode", "header", "holds_files", "list_images"]
 
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 _SUFFIXES = frozenset((
@@ -79,6 +79,11 @@ def list_images(folder: Path) -> Listing:
                       remedy="Images are PNG, JPEG, BMP, GIF, TIFF or WebP files.")
     folders = sorted(_class_name(entry.name) for entry in _entries(folder) if _is_folder(entry))
     return Listing(tuple(images), tuple(folders), tuple(skipped))
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether there is any file under `folder`, leftovers apart. Raises: BadData when it cannot be listed."""
+    return next(_walk(folder, (), frozenset()), None) is not None
 
 
 def header(file: ImageFile) -> tuple[tuple[int, int], Literal[1, 3]] | None:

@@ -18,7 +18,7 @@ from common.errors import BadData
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "measure_form"]
+__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "joined", "measure_form"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +60,16 @@ class ImageSet:
     def without_labels(self) -> ImageSet:
         """The same images, unlabelled; the pixels are shared."""
         return ImageSet(self.images_NCHW, None, self.names)
+
+
+def joined(first: ImageSet, second: ImageSet) -> ImageSet:
+    """A copy of both, one after the other. Labelled only if both are."""
+    import torch
+
+    labels_N = None
+    if first.labels_N is not None and second.labels_N is not None:
+        labels_N = torch.cat([first.labels_N, second.labels_N])
+    return ImageSet(torch.cat([first.images_NCHW, second.images_NCHW]), labels_N, first.names + second.names)
 
 
 @dataclass(frozen=True, slots=True)

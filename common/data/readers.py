@@ -4,6 +4,7 @@
 |------------------|-----------------------------------------------------------------------------|
 | a folder         | one folder per class, its name the class; unlabelled, images at any depth   |
 | file.npz         | MedMNIST's layout; file.npz#train, #val or #test, by default the train part |
+| a part, .npz     | what `semisilo split` writes for a silo: part.npz#labelled and #unlabelled  |
 | digits           | scikit-learn's embedded scans; digits#train and digits#test, a fixed split  |
 
 Class order decides the labels. A study freezes it; given as `classes`, a source that lacks a class shifts nothing and
@@ -29,7 +30,8 @@ from common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure
 from common.data.room import check_room
 from common.errors import BadConfiguration, BadData
 
-__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "measure_form", "read_images", "survey"]
+__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "check_folders", "measure_form", "parse_source",
+           "read_images", "read_listing", "survey"]
 
 _SAMPLE = 500
 _RESIZES = ("fit", "crop", "stretch")
@@ -54,22 +56,18 @@ def read_images(
     """
     _check_form(size, channels, resize)
     classes = _checked_classes(classes)
-    path, split = _parse(source)
-
-    def tell(share: float) -> None:
-        if progress is not None:
-            progress(share, "reading images")  # not from where: at a silo this line goes to the coordinator
+    path, split = parse_source(source)
 
     if path is not None and path.is_dir():
-        return _read_folder(source, path, size=size, channels=channels, resize=resize, classes=classes,
-                            labelled=labelled, on_error=on_error, progress=tell)
+        return read_listing(source, folder.list_images(path), size=size, channels=channels, resize=resize,
+                            classes=classes, labelled=labelled, on_error=on_error, progress=progress)
     shape = _arrays(source, path, split, labels="no", pixels=False).shape
     _check_room(source, shape[0], size=size, channels=channels)
     arrays = _arrays(source, path, split, labels="needed" if labelled else "no")
     labels_N, names = (_align(arrays, classes) if labelled else (None, classes))
     assert arrays.images is not None
     try:
-        squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, progress=tell)
+        squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, progress=_told(progress))
     except pixels.UnusableError as error:
         raise BadData(f"{source}: its images cannot be used: {error}.",
                       remedy="Store uint8 pixels, or fractions in 0..1.") from None
@@ -82,7 +80,7 @@ def survey(source: str) -> Survey:
 
     Raises: BadData as `read_images`, except for what only decoding shows.
     """
-    path, split = _parse(source)
+    path, split = parse_source(source)
     if path is None or not path.is_dir():
         arrays = _arrays(source, path, split, labels="if there", pixels=False)
         counts = dict.fromkeys(arrays.classes, 0)
@@ -104,31 +102,44 @@ def survey(source: str) -> Survey:
                   sizes, 3 if any(count == 3 for _, count in headers) else 1)
 
 
-def _read_folder(
-    source: str, path: Path, *, size: int, channels: int, resize: str, classes: tuple[str, ...], labelled: bool,
-    on_error: Literal["stop", "skip"], progress: Callable[[float], None],
+def read_listing(
+    source: str, listing: folder.Listing, *, size: int, channels: int, resize: str, classes: tuple[str, ...],
+    labelled: bool, on_error: Literal["stop", "skip"], progress: Callable[[float, str], None] | None = None,
 ) -> ReadResult:
-    listing = folder.list_images(path)
+    """As `read_images`, of image files that were listed before.
+
+    Args:
+        source: where they lie, for messages.
+    """
     files, skipped = list(listing.images), list(listing.skipped)
     if labelled:
         if not any(file.class_name for file in files):
             raise BadData(f"{source}: holds {len(files)} images but no class folders.",
                           remedy="Put the images of each class into a folder with its name, or use them as unlabelled.")
-        known = classes
+        check_folders(source, listing.folders, classes)
         classes = classes or listing.folders
-        _refuse_unknown(source, listing.folders, known, what="folder")
         skipped += [Skipped(file.name, "lies beside the class folders, so it has no class")
                     for file in files if not file.class_name]
         files = [file for file in files if file.class_name]
     _check_room(source, len(files), size=size, channels=channels)
-    squares, kept, unreadable = folder.decode(
-        files, size=size, channels=channels, resize=resize, on_error=on_error, folder=source, progress=progress)
+    squares, kept, unreadable = folder.decode(files, size=size, channels=channels, resize=resize, on_error=on_error,
+                                              folder=source, progress=_told(progress))
     labels_N = None
     if labelled:
         index = {name: label for label, name in enumerate(classes)}
         labels_N = np.array([index[files[place].class_name] for place in kept], dtype=np.int64)
     images = _image_set(squares, labels_N, tuple(files[place].name for place in kept))
     return ReadResult(images, classes, tuple(sorted(skipped + unreadable, key=lambda item: item.name.encode())))
+
+
+def check_folders(source: str, folders: Sequence[str], classes: tuple[str, ...]) -> None:
+    """Raises: BadData for a class folder that the study does not know, when its classes are frozen."""
+    _refuse_unknown(source, folders, classes, what="folder")
+
+
+def _told(progress: Callable[[float, str], None] | None) -> Callable[[float], None] | None:
+    """The share alone; the line says not what is read: at a silo it goes to the coordinator."""
+    return None if progress is None else lambda share: progress(share, "reading images")
 
 
 def _check_room(source: str, number: int, *, size: int, channels: int) -> None:
@@ -177,7 +188,7 @@ def _refuse_unknown(source: str, found: Sequence[str], known: tuple[str, ...], *
                           remedy=f"Did you mean '{match}'?" if match else f"The study's classes: {', '.join(known)}.")
 
 
-def _parse(source: str) -> tuple[Path | None, str]:
+def parse_source(source: str) -> tuple[Path | None, str]:
     """Path (None for the embedded digits) and split ("" when none is named)."""
     head, _, split = source.partition("#")
     if head == "digits":

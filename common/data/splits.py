@@ -18,8 +18,9 @@ from common.errors import BadConfiguration, BadData
 from common.seeds import numpy_generator
 
 __all__ = [
-    "Split", "class_distributions", "dirichlet_semifl", "iid", "labelled_selection", "largest_remainder", "non_iidness",
-    "shards",
+    "Indices", "Split", "all_labels_at_silos", "checked_labels", "class_distributions", "dirichlet_semifl", "hold_out",
+    "iid", "labelled_at_silos", "labelled_selection", "largest_remainder", "non_iidness", "shards", "stratified_part",
+    "unlabelled_pool",
 ]
 
 Indices = NDArray[np.int64]
@@ -37,19 +38,47 @@ class Split:
     """Who holds which images. Each array is sorted; no image is held twice; images in none are unused."""
 
     silos: tuple[Indices, ...]
-    """The unlabelled images of each silo, (N_k,)."""
+    """The unlabelled images of each silo, (M_k,)."""
     coordinator: Indices = field(default_factory=_no_indices)
     """The labelled images at the coordinator."""
     validation: Indices = field(default_factory=_no_indices)
     test: Indices = field(default_factory=_no_indices)
+    labelled: tuple[Indices, ...] = ()
+    """The labelled images of each silo, (N_k,); empty where no silo has any."""
+    steps: tuple[tuple[Indices, ...], ...] = ()
+    """Per silo its unlabelled images in the order in which they stream in: the same number of steps for every silo,
+    together exactly `silos[k]`. Empty where they are all there from the start."""
 
     def __post_init__(self) -> None:
-        parts = (*self.silos, self.coordinator, self.validation, self.test)
+        if self.labelled and len(self.labelled) != len(self.silos):
+            raise ValueError(f"{len(self.silos)} silos but labelled images of {len(self.labelled)}.")
+        parts = (*self.silos, *self.labelled, self.coordinator, self.validation, self.test)
         everything = np.concatenate(parts)
         if len(np.unique(everything)) != len(everything):
             raise ValueError("an image is held twice.")
-        if any(len(part) > 1 and not bool(np.all(part[1:] > part[:-1])) for part in parts):
+        if not all(map(_is_sorted, parts)):
             raise ValueError("the indices of a part are not sorted.")
+        if self.steps:
+            self._check_steps()
+
+    def _check_steps(self) -> None:
+        if len(self.steps) != len(self.silos) or len({len(steps) for steps in self.steps}) != 1:
+            raise ValueError("every silo needs the same number of steps.")
+        for held, steps in zip(self.silos, self.steps, strict=True):
+            together = np.concatenate((_no_indices(), *steps))
+            if len(together) != len(held) or not np.array_equal(np.sort(together), held):
+                raise ValueError("the steps of a silo are not its unlabelled images.")
+            if not all(map(_is_sorted, steps)):
+                raise ValueError("the indices of a step are not sorted.")
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in which unlabelled images stream in; 1 where they are all there from the start."""
+        return len(self.steps[0]) if self.steps else 1
+
+
+def _is_sorted(part: Indices) -> bool:
+    return len(part) < 2 or bool(np.all(part[1:] > part[:-1]))
 
 
 def largest_remainder(proportions: ArrayLike, total: int) -> Indices:
@@ -82,7 +111,7 @@ def labelled_selection(labels_N: ArrayLike, num_labelled: int, num_classes: int,
     Raises: BadConfiguration when the number is not a positive multiple of the classes; BadData when a class has fewer.
     Source: data.md section 2 (SemiFL code).
     """
-    labels = _labels(labels_N, num_classes)
+    labels = checked_labels(labels_N, num_classes)
     if num_labelled <= 0 or num_labelled % num_classes:
         raise BadConfiguration(f"num_labelled = {num_labelled} is not a positive multiple of {num_classes} classes.",
                                remedy=f"Choose a multiple of {num_classes}.")
@@ -98,6 +127,75 @@ def labelled_selection(labels_N: ArrayLike, num_labelled: int, num_classes: int,
     return np.sort(np.concatenate(chosen))
 
 
+def labelled_at_silos(labels_N: ArrayLike, num_silos: int, *, per_class: int, num_classes: int, seed: int,
+                      classes: Sequence[Sequence[int]] | None = None) -> tuple[Indices, ...]:
+    """Which images are labelled at which silo: `per_class` random ones of each class, or of each of its own classes.
+
+    Per class the images in random order are handed out in pieces of `per_class`, silo after silo.
+    Args:
+        classes: the classes that each silo has labels of; None: all.
+    Returns: K sorted int64 arrays, disjoint.
+    Raises: BadConfiguration when `per_class` is not positive; BadData when a class has too few images.
+    Source: data.md section 3.4 (FedMatch code: silo k takes [5k, 5k + 5) of each class of the shuffled images).
+    """
+    labels = checked_labels(labels_N, num_classes)
+    if per_class < 1:
+        raise BadConfiguration(f"labelled_per_class = {per_class}: must be at least 1.")
+    wanted = [range(num_classes)] * num_silos if classes is None else classes
+    generator = numpy_generator(seed, "split labelled at silos")
+    parts: list[list[Indices]] = [[] for _ in range(num_silos)]
+    for label in range(num_classes):
+        owners = [silo for silo in range(num_silos) if label in wanted[silo]]
+        members = generator.permutation(np.flatnonzero(labels == label))
+        if len(members) < per_class * len(owners):
+            raise BadData(f"Class {label} has {len(members)} images, fewer than {per_class} for each of {len(owners)}"
+                          " silos.", remedy="Choose a smaller labelled_per_class or fewer silos.")
+        for place, silo in enumerate(owners):
+            parts[silo].append(members[place * per_class : (place + 1) * per_class])
+    return tuple(np.sort(np.concatenate((_no_indices(), *pieces))) for pieces in parts)
+
+
+def all_labels_at_silos(split: Split) -> Split:
+    """The same parts, every image of a silo labelled: the supervised upper bounds (FedAvg-SL in FedMatch's tables)."""
+    before = split.labelled or tuple(_no_indices() for _ in split.silos)
+    together = tuple(np.sort(np.concatenate(pair)) for pair in zip(split.silos, before, strict=True))
+    return Split(tuple(_no_indices() for _ in split.silos), split.coordinator, split.validation, split.test, together)
+
+
+def hold_out(num_images: int, *, num_test: int, num_validation: int, seed: int) -> tuple[Indices, Indices, Indices]:
+    """Cuts the images at random into train, test and validation; each sorted int64.
+
+    Raises: BadConfiguration when nothing is left to train on.
+    Source: data.md section 3.4 (FedMatch code: shuffle, then cut train | test | valid).
+    """
+    if min(num_test, num_validation) < 0 or num_test + num_validation >= num_images:
+        raise BadConfiguration(f"num_test = {num_test} and num_validation = {num_validation} cannot be held out of"
+                               f" {num_images} images.", remedy="Choose smaller numbers.")
+    order = numpy_generator(seed, "split hold out").permutation(num_images)
+    num_train = num_images - num_test - num_validation
+    train, test, validation = np.split(order, [num_train, num_train + num_test])
+    return np.sort(train), np.sort(test), np.sort(validation)
+
+
+def stratified_part(labels_N: ArrayLike, fraction: float, *, num_classes: int, seed: int) -> Indices:
+    """A random part of the images with the class shares of the whole: for runs on a smaller scale.
+
+    Args:
+        fraction: above 0, at most 1; the number of images is rounded, and so is that of each class.
+    Returns: sorted int64.
+    Raises: BadConfiguration for another fraction, or when no image is left.
+    """
+    labels = checked_labels(labels_N, num_classes)
+    total = round(fraction * len(labels)) if 0 < fraction <= 1 else 0
+    if total < 1:
+        raise BadConfiguration(f"fraction = {fraction} of {len(labels)} images: must be above 0 and at most 1, and"
+                               " leave an image.")
+    generator = numpy_generator(seed, "split fraction")
+    counts = largest_remainder(np.bincount(labels, minlength=num_classes), total)
+    chosen = [generator.permutation(np.flatnonzero(labels == label))[:count] for label, count in enumerate(counts)]
+    return np.sort(np.concatenate(chosen))
+
+
 def iid(labels_N: ArrayLike, num_silos: int, *, seed: int, labelled: ArrayLike = ()) -> Split:
     """Random equal parts: floor(n / K) of the n unlabelled images each; the remainder is unused.
 
@@ -107,7 +205,7 @@ def iid(labels_N: ArrayLike, num_silos: int, *, seed: int, labelled: ArrayLike =
     Source: data.md section 3.1 (SemiFL code).
     """
     labels = np.asarray(labels_N)
-    coordinator, pool = _pool(len(labels), labelled, num_silos)
+    coordinator, pool = unlabelled_pool(len(labels), labelled, num_silos)
     each = len(pool) // num_silos
     if each == 0:
         raise BadConfiguration(f"{len(pool)} unlabelled images cannot be dealt to {num_silos} silos.",
@@ -126,8 +224,8 @@ def shards(
     Raises: BadConfiguration when s*K is not divisible by C, or s is not in 1..C.
     Source: data.md section 3.2 (SemiFL code).
     """
-    labels = _labels(labels_N, num_classes)
-    coordinator, pool = _pool(len(labels), labelled, num_silos)
+    labels = checked_labels(labels_N, num_classes)
+    coordinator, pool = unlabelled_pool(len(labels), labelled, num_silos)
     if not 1 <= classes_per_silo <= num_classes:
         raise BadConfiguration(f"classes_per_silo = {classes_per_silo}: must be between 1 and {num_classes}.")
     slots = classes_per_silo * num_silos
@@ -158,8 +256,8 @@ def dirichlet_semifl(
         `max_tries` gave every silo 10.
     Source: data.md section 3.3 (SemiFL code).
     """
-    labels = _labels(labels_N, num_classes)
-    coordinator, pool = _pool(len(labels), labelled, num_silos)
+    labels = checked_labels(labels_N, num_classes)
+    coordinator, pool = unlabelled_pool(len(labels), labelled, num_silos)
     if not 0 < beta < float("inf"):
         raise BadConfiguration(f"beta = {beta}: must be above 0.")
     if len(pool) < _MINIMUM * num_silos:
@@ -200,9 +298,11 @@ def _dirichlet_try(
 
 
 def class_distributions(labels_N: ArrayLike, split: Split, *, num_classes: int) -> NDArray[np.float64]:
-    """Share of each class among the images of each silo, (K, C); a silo without images gets a row of zeros."""
-    labels = _labels(labels_N, num_classes)
+    """Share of each class among all images of each silo, labelled or not, (K, C); without images a row of zeros."""
+    labels = checked_labels(labels_N, num_classes)
     counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in split.silos]).astype(np.float64)
+    for silo, part in enumerate(split.labelled):
+        counts[silo] += np.bincount(labels[part], minlength=num_classes)
     shares: NDArray[np.float64] = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return shares
 
@@ -221,7 +321,11 @@ def non_iidness(distributions_KC: ArrayLike) -> float:
     return total / (len(rows) * (len(rows) - 1) / 2)
 
 
-def _labels(labels_N: ArrayLike, num_classes: int) -> Indices:
+def checked_labels(labels_N: ArrayLike, num_classes: int) -> Indices:
+    """The labels as int64 (N,).
+
+    Raises: BadData when they are not one whole number per image in 0..num_classes - 1.
+    """
     labels = np.asarray(labels_N)
     if num_classes < 1:
         raise BadConfiguration(f"num_classes = {num_classes}: must be at least 1.")
@@ -233,8 +337,11 @@ def _labels(labels_N: ArrayLike, num_classes: int) -> Indices:
     return labels.astype(np.int64)
 
 
-def _pool(num_images: int, labelled: ArrayLike, num_silos: int) -> tuple[Indices, Indices]:
-    """The coordinator's images, and all others; both sorted."""
+def unlabelled_pool(num_images: int, labelled: ArrayLike, num_silos: int) -> tuple[Indices, Indices]:
+    """The labelled images, and all others; both sorted.
+
+    Raises: BadConfiguration when an index is out of range or there is no silo.
+    """
     if num_silos < 1:
         raise BadConfiguration(f"num_silos = {num_silos}: must be at least 1.")
     coordinator = np.unique(np.asarray(labelled, dtype=np.int64))
