@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import re
 import tomllib
 import types
 import typing
+from collections.abc import Hashable
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,7 +98,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
             hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
             raise BadConfiguration(f"{_at(where)}unknown key {_short(repr(str(key)))}.", remedy=hint)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(Hashable, cls))
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in data:
@@ -107,6 +109,12 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
         return cls(**values)
     except ValueError as error:
         raise BadConfiguration(f"{_at(where)}{error}") from None
+
+
+@functools.cache
+def _hints(cls: Hashable) -> dict[str, Any]:
+    """The types of a dataclass's fields; finding them out takes longer than everything else here."""
+    return typing.get_type_hints(cls)
 
 
 def _at(where: str) -> str:

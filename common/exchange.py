@@ -26,6 +26,9 @@ __all__ = [
     "TensorGroup", "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader",
 ]
 
+_WITHOUT_NORMALISATION = ("resnet9", "alexnet_like", "mlp_5000")
+"""Built-in networks that their papers use without normalisation layers."""
+
 FROM_TASK = "task"
 """In `GroupLayout.base`: the group of the same name that the silo was sent in its task."""
 
@@ -130,8 +133,16 @@ class ModelSettings:
     """A built-in name, a torchvision name, or "package.module:factory"."""
     classes: tuple[str, ...] = ()
     """Class names in label order; frozen when the study starts."""
-    normalisation: Literal["static_batch", "group", "layer", "none"] = "static_batch"
-    """Normalisation layers of the built-in networks; models.md, "Batch normalisation in a federation"."""
+    normalisation: Literal["auto", "static_batch", "group", "layer", "none"] = "auto"
+    """What stands in the place of batch-norm layers; models.md, "Batch normalisation in a federation". "auto": what the
+    network's paper has, that is "none" for those that were published without, else "static_batch"."""
+
+    @property
+    def normalisation_layers(self) -> Literal["static_batch", "group", "layer", "none"]:
+        """The kind of layers that the network gets."""
+        if self.normalisation != "auto":
+            return self.normalisation
+        return "none" if self.name in _WITHOUT_NORMALISATION else "static_batch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

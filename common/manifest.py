@@ -8,13 +8,14 @@ from enum import StrEnum
 from itertools import groupby
 
 from common.codec import ELEMENT_TYPES, largest_encoded_bytes, smallest_encoded_bytes
-from common.errors import BadPayload, LayoutMismatch
+from common.errors import BadPayload, LayoutMismatch, WrongBase
 from common.exchange import Meaning, PayloadRef, TensorSpec
 from common.wire import tensors_pb2 as pb
 
 __all__ = [
-    "DEFAULT_MAX_BYTES", "FORMAT", "MAX_GROUPS", "MAX_TENSORS", "GroupManifest", "ReferenceForm", "check_manifest",
-    "is_held_reference", "is_meant", "manifest_to_proto", "parse_manifest", "parse_reference", "reference_to_proto", "runs_of",
+    "DEFAULT_MAX_BYTES", "FORMAT", "MAX_GROUPS", "MAX_TENSORS", "GroupManifest", "ReferenceForm", "check_base",
+    "check_manifest", "is_held_reference", "is_meant", "manifest_to_proto", "parse_manifest", "parse_reference",
+    "reference_to_proto", "runs_of",
 ]
 
 FORMAT = 2
@@ -235,6 +236,21 @@ def check_manifest(groups: Sequence[GroupManifest], *, allowed: Mapping[str, Mea
 def is_meant(meaning: Meaning, declared: Meaning) -> bool:
     """Whether a group may come so: as declared, or whole where its method declares that it overwrites."""
     return meaning is declared or (declared is Meaning.OVERWRITE and meaning is Meaning.VALUES)
+
+
+def check_base(group: GroupManifest, base: str) -> None:
+    """Checks what a group of an update builds on.
+
+    Args:
+        base: hex digest that the task gives it; empty where it builds on nothing.
+    Raises: WrongBase for another base; BadPayload for a group that is coded against tensors without overwriting them:
+        nobody has told the coordinator to keep those.
+    """
+    if group.reference and group.meaning is not Meaning.OVERWRITE:
+        raise BadPayload(f"The group '{group.name}' is coded against other tensors; an update stands alone.")
+    if group.meaning is not Meaning.VALUES and group.base != base:
+        raise WrongBase(f"The group '{group.name}' refers to another base than the one of its task.",
+                        remedy="The silo drops this update and takes the task again.")
 
 
 def _rule_for(name: str, allowed: Mapping[str, Meaning]) -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from common.tensors import check_same_layout
 
-__all__ = ["SGD", "SGDSettings", "clip_gradients", "make_optimiser", "momentum_of", "step"]
+__all__ = ["SGD", "SGDSettings", "clip_gradients", "descend", "make_optimiser", "momentum_of", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,10 +77,18 @@ def step(optimiser: SGD, loss: Tensor) -> None:
 
     A parameter that the loss does not reach stays as it is, without weight decay, as in PyTorch.
     """
-    settings = optimiser.settings
     for parameter in optimiser.parameters.values():
         parameter.grad = None
     loss.backward()  # type: ignore[no-untyped-call]
+    descend(optimiser)
+
+
+def descend(optimiser: SGD) -> None:
+    """One update of the parameters in place from the gradients that they hold, which it may change (clipping).
+
+    A parameter without a gradient stays as it is.
+    """
+    settings = optimiser.settings
     reached = {name: parameter for name, parameter in optimiser.parameters.items() if parameter.grad is not None}
     if not reached:
         return

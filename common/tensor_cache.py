@@ -7,11 +7,14 @@ Nothing here needs to last: what is lost is sent whole. So nothing is synced, an
 from __future__ import annotations
 
 import os
+import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from common.errors import BadPayload
+from common.payload_reader import read_manifest
 from common.store import PayloadStore
 
 __all__ = ["TensorCache"]
@@ -58,15 +61,42 @@ class TensorCache:
         path.unlink(missing_ok=True)
         with suppress(FileExistsError):
             os.link(payload, path)
-        os.utime(path)
+        now = time.time_ns()  # a disk's own clock may not tell two files apart
+        os.utime(path, ns=(now, now))
 
     def drop(self, digest: str) -> None:
         """Forgets what is of no use any more, or has turned out to be damaged."""
         with suppress(FileNotFoundError):
             self._store.recycle(self.path(digest))
 
-    def collect(self, keep: Collection[str], *, spare: int) -> None:
-        """Removes all but `keep` and the `spare` newest others."""
+    def collect(self, keep: Collection[str], *, spare: int, of_each_name: int | None = None) -> None:
+        """Removes all but `keep` and the `spare` newest others.
+
+        Args:
+            of_each_name: of these, at most so many of one name of a tensor group, the newest; numbered groups share
+                their name. So a group that comes with every task does not push out one that comes seldom.
+        """
         others = [digest for digest in self.digests() if digest not in keep]
-        for digest in others[spare:]:
-            self.drop(digest)
+        if of_each_name is not None:
+            seen: Counter[str] = Counter()
+            names = {digest: self._group_name(digest) for digest in others}
+            kept = []
+            for digest in others:
+                seen[names[digest]] += 1
+                if seen[names[digest]] <= of_each_name:
+                    kept.append(digest)
+            spares = set(kept[:spare])
+        else:
+            spares = set(others[:spare])
+        for digest in others:
+            if digest not in spares:
+                self.drop(digest)
+
+    def _group_name(self, digest: str) -> str:
+        """What the file calls its group, without a number; nothing for one that is damaged."""
+        try:
+            name = read_manifest(self.path(digest))[0].name
+        except (OSError, BadPayload, IndexError):
+            return ""
+        stem, slash, number = name.rpartition("/")
+        return stem if slash and number.isdigit() else name

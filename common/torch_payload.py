@@ -22,8 +22,8 @@ from common.store import PayloadStore
 from common.tensors import digest, group_digest
 
 __all__ = [
-    "bits_to_tensor", "decode_groups", "encode_groups", "encoded_input", "held_in_memory", "tensor_spec",
-    "tensor_to_bits",
+    "bits_to_tensor", "decode_group", "decode_groups", "encode_groups", "encoded_input", "held_in_memory",
+    "tensor_spec", "tensor_to_bits",
 ]
 
 _TORCH_TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_TYPES}
@@ -115,6 +115,12 @@ def decode_groups(path: Path, *, require_finite: bool, max_bytes: int = DEFAULT_
     """
     with PayloadReader(path, max_bytes=max_bytes, require_finite=require_finite) as reader:
         return {group.name: _decoded(reader, group, references, trust_digests) for group in reader.groups}
+
+
+def decode_group(reader: PayloadReader, name: str, *,
+                 references: Callable[[str], Path | Tensors | None] = lambda digest: None) -> TensorGroup:
+    """One group of a payload that is open; see `decode_groups`. Its own digest is not trusted."""
+    return _decoded(reader, reader.group(name), references, False)
 
 
 def _decoded(reader: PayloadReader, group: GroupManifest, references: Callable[[str], Path | Tensors | None],

@@ -87,7 +87,8 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
                    sgd: SGDSettings, epochs: int, batch_size: int, seed: int, purpose: str, round: int = 0,
                    momentum: Mapping[str, Tensor] | None = None, lr_of_epoch: Callable[[int], float] | None = None,
                    after_epoch: Callable[[int, float], None] | None = None,
-                   progress: Callable[[float], None] | None = None, loss_weight: float = 1.0) -> LabelledTraining:
+                   progress: Callable[[float], None] | None = None, loss_weight: float = 1.0,
+                   loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy) -> LabelledTraining:
     """Trains on cross-entropy with weak views, shuffled anew in every epoch; changes `model` in place.
 
     Args:
@@ -101,6 +102,7 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
         after_epoch: called with the epoch and its mean loss; may evaluate the model.
         progress: called with 0..1 after every batch; may raise to abort.
         loss_weight: factor of the cross-entropy that is minimised; the loss that is reported is without it.
+        loss_of: scalar loss of (logits_BK, labels_B) in the place of cross-entropy.
     Raises: BadData without images or labels; LayoutMismatch for foreign buffers.
     """
     if labelled.labels_N is None or len(labelled) == 0:
@@ -124,7 +126,7 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
                                              strict=True):
                     done += len(index)
                     try:
-                        loss = cross_entropy(model(augment.to_input(weak_BCHW, form)), labels_N[index].to(device))
+                        loss = loss_of(model(augment.to_input(weak_BCHW, form)), labels_N[index].to(device))
                         step(optimiser, loss_weight * loss)
                         loss_sum += float(loss.detach()) * len(index)
                         entered += len(index)

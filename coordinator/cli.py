@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,6 +26,8 @@ app = typer.Typer(
          "    coordinator status\n\n"
          "    coordinator report first")
 
+ScenarioOption = Annotated[Literal["labels-at-coordinator", "labels-at-silo"], typer.Option(
+    "--scenario", help="Where the labelled images are; decides what stands in the study file.")]
 Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION",
                                       help="The federation folder; the current one by default.")]
 
@@ -47,7 +49,7 @@ def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower
          address: Annotated[str, typer.Option(help="host:port that silos will connect to; the next port is used for "
                                                    "enrollment.")] = "localhost:8443",
          folder: Annotated[Path | None, typer.Option("--folder", "-C", help="Where to make it; ./NAME by default.")]
-         = None) -> None:
+         = None, scenario: ScenarioOption = "labels-at-coordinator") -> None:
     """Make a federation folder with its own certificate authority and a first study.
 
     Example: coordinator init lung-federation --address hub.example:8443
@@ -64,7 +66,7 @@ def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower
     create_authority(federation.authority, name, now=time.time())
     ensure_coordinator_certificate(federation.authority, time.time())
     Ledger(federation.ledger).close()
-    study = create_study(federation, "first")
+    study = create_study(federation, "first", scenario=scenario)
     typer.echo(f"Federation {name} is ready in {federation.folder}\n"
                f"  silos connect to    {address} (enrollment: {federation.config.address.enrollment_address})\n"
                f"  keep secret         {federation.authority} (whoever has it can let silos in)\n\n"
@@ -120,12 +122,13 @@ def revoke(silo: Annotated[str, typer.Argument(help="Name of the silo.")], folde
 
 
 @app.command()
-def new(study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = Path()) -> None:
-    """Make a study file to edit. Example: coordinator new second"""
+def new(study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = Path(),
+        scenario: ScenarioOption = "labels-at-coordinator") -> None:
+    """Make a study file to edit. Example: coordinator new second --scenario labels-at-silo"""
     from coordinator.federation import open_federation
     from coordinator.queue import create_study
 
-    path = create_study(open_federation(folder), study)
+    path = create_study(open_federation(folder), study, scenario=scenario)
     typer.echo(f"Edit {path}, then: coordinator queue {study}")
 
 

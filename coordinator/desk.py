@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,9 +26,9 @@ from common.errors import (
     UpdateConflict,
     WrongBase,
 )
-from common.exchange import GroupLayout, PayloadRef, TaskSpec
+from common.exchange import FROM_TASK, GroupLayout, PayloadRef, TaskSpec
 from common.logs import printable
-from common.manifest import GroupManifest, check_manifest
+from common.manifest import GroupManifest, check_base, check_manifest, is_meant
 from common.methods import check_metrics, find_method
 from common.store import PartialFile, PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
@@ -289,9 +289,10 @@ class Desk:
             path = await asyncio.to_thread(partial.finish, update.digest)
         task = self._task_of(silo, update.task_id)
         try:
-            await self._compute.call("check_update", {
+            checked = await self._compute.call("check_update", {
                 "state": self._ledger.round(task.study, task.round).state_digest, "round": task.round,
-                "phase": self._phase_dict(task), "path": str(path), "metrics": dict(update.metrics)})
+                "phase": self._phase_dict(task), "path": str(path), "metrics": dict(update.metrics), "silo": silo,
+                "kept": self._ledger.silo_state(task.study, silo, round=task.round)[1]})
         except SemisiloError as error:
             if isinstance(error, (BadPayload, WrongBase)) or error.status == "INVALID_ARGUMENT":
                 _LOG.warning("update of silo %s for %s was not accepted: %s", silo, task.task_id, error)
@@ -309,7 +310,7 @@ class Desk:
             add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
                                           direction="up", kind="payload", item=item, bytes=size, count=1)
                                      for item, size in sizes])
-        self._note_held(task)
+        self._note_held(task, made=checked.get("held", ()))
         self._bulletin.notify()
 
     # Checks -----------------------------------------------------------------------------------------------------------
@@ -351,10 +352,11 @@ class Desk:
             raise TaskClosed("The coordinator knows no such task of this silo.")
         return task
 
-    def _note_held(self, task: TaskRow) -> None:
-        """A silo that has answered a task holds what came with it: the next phase may open before it says so."""
+    def _note_held(self, task: TaskRow, *, made: Collection[str] = ()) -> None:
+        """A silo that has answered a task holds what came with it, and what its update has made of that: the next phase
+        may open before it says so."""
         came = frozenset(payload["tensors"] for payload in task.spec["payloads"] if payload["tensors"])
-        self._bulletin.held[task.silo] = self._bulletin.held.get(task.silo, frozenset()) | came
+        self._bulletin.held[task.silo] = self._bulletin.held.get(task.silo, frozenset()) | came | frozenset(made)
 
     def _late(self, task: TaskRow) -> BeginAnswer:
         if self._late_task.get(task.silo) != task.task_id:  # once, however often the silo repeats it
@@ -374,12 +376,10 @@ class Desk:
         if {group.name for group in announcement.groups} != expects.keys():
             raise BadPayload(f"The update must hold the groups {', '.join(sorted(expects))}.")
         for group in announcement.groups:
-            if group.reference:
-                raise BadPayload(f"Group '{group.name}' is coded against other tensors; an update stands alone.")
-            if group.meaning is not expects[group.name].meaning:
-                raise BadPayload(f"Group '{group.name}' must mean {expects[group.name].meaning}.")
-            if group.base != expects[group.name].base:
-                raise WrongBase(f"Group '{group.name}' refers to another base than the one of this task.")
+            layout = expects[group.name]
+            if not is_meant(group.meaning, layout.meaning):
+                raise BadPayload(f"Group '{group.name}' must mean {layout.meaning}.")
+            check_base(group, _sent(task, group.name) if layout.base == FROM_TASK else layout.base)
         if sum(group.encoded_bytes for group in announcement.groups) > announcement.size_bytes:
             raise BadPayload("The update is declared with fewer bytes than its groups have.")
         if not (announcement.example_count >= 0 and 0 <= announcement.training_seconds < math.inf):
@@ -387,7 +387,12 @@ class Desk:
         self._check_metrics(task, announcement.metrics, update=True)
 
     def _check_metrics(self, task: TaskRow, metrics: Mapping[str, float], *, update: bool) -> None:
-        check_metrics(find_method(task.spec["method"]), metrics, update=update)
+        check_metrics(find_method(task.spec["method"]), metrics, update=update, phase=task.spec["phase"])
+
+
+def _sent(task: TaskRow, group: str) -> str:
+    """Digest of the tensors of a group that a task brings; empty, which is no update's base, when it brings none."""
+    return next((payload["tensors"] for payload in task.spec["payloads"] if payload["groups"] == [group]), "")
 
 
 def max_update_bytes(expects: Mapping[str, GroupLayout]) -> int:

@@ -60,19 +60,22 @@ class Downlink:
         if group.digest in held:
             self._used.add(group.digest)
             return PayloadRef("", 0, (name,), tensors=group.digest)
-        shared = group.meaning is not Meaning.OVERWRITE
-        if not shared and not (group.base in held and group.base_tensors is not None):
-            group = TensorGroup(group.tensors, digest=group.digest)
-        overwrites = group.meaning is Meaning.OVERWRITE
-        base = group.base if overwrites else (
-            "" if self._plan.aim is Aim.RAW else self._reference(name, group, held))
+        if group.meaning is Meaning.OVERWRITE:
+            return self._for_one_silo(name, group, held)
+        self._used.add(group.digest)
+        base = self._reference(name, group, held)
         key = (name, group.digest, base)
         if key not in self._written:
-            self._written[key] = (encode_groups(self._store, {name: group}, plan=self._plan) if overwrites
-                                  else self._write(name, group, base, keep=shared))
-        if shared:
-            self._used.add(group.digest)
+            self._written[key] = self._write(name, group, base, keep=True)
         return self._written[key]
+
+    def _for_one_silo(self, name: str, group: TensorGroup, held: Collection[str]) -> PayloadRef:
+        """A group that overwrites what one silo holds. Nothing of it stays in memory or among the references: with
+        hundreds of silos these would be hundreds of models, each of use to one silo that holds them itself."""
+        if group.base_tensors is not None and group.base in held:
+            return encode_groups(self._store, {name: group}, plan=self._plan)
+        whole = TensorGroup(group.tensors, digest=group.digest)
+        return self._write(name, whole, self._reference(name, whole, held), keep=False)
 
     def finish(self) -> None:
         """Forgets references that are too old."""
@@ -92,7 +95,9 @@ class Downlink:
         return self._digests[id(group)][1]
 
     def _reference(self, name: str, group: TensorGroup, held: Collection[str]) -> str:
-        """The newest tensors of the same layout that the silo holds and we have; empty for none."""
+        """The newest tensors of the same layout that the silo holds and we have; empty for none, or with `Aim.RAW`."""
+        if self._plan.aim is Aim.RAW:
+            return ""
         layout = tuple(tensor_spec(key, tensor) for key, tensor in group.tensors.items())
         for digest in self._cache.digests():
             if digest in held and digest != group.digest:
@@ -121,7 +126,7 @@ class Downlink:
         except (BadPayload, LayoutMismatch, FileNotFoundError):
             if reference is None:
                 raise
-            _LOG.warning("%s is damaged; the group %s is sent whole", reference.path, name)
+            _LOG.warning("%s is damaged; the group %s is sent whole", self._cache.path(base), name)
             self._cache.drop(base)
             self._manifests[base] = None
             return self._write(name, group, "", keep=keep)

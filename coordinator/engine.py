@@ -160,7 +160,7 @@ class Engine:
         if self._ledger.last_round(study.name) is None:
             self._ledger.open_round(study.name, 0, start_digest="", sample=(), phases=())
         settings = study.config.study
-        wanted = settings.labelled_only_baseline and study.frozen.num_test > 0
+        wanted = settings.labelled_only_baseline and study.frozen.num_test > 0 and study.frozen.num_labelled > 0
         if wanted and self._ledger.study(study.name).baseline is None:
             _LOG.info("training on %d labelled images alone, %d epochs: the line to beat", study.frozen.num_labelled,
                       settings.baseline_epochs)
@@ -169,7 +169,8 @@ class Engine:
             self._ledger.set_study_facts(study.name, baseline=baseline)
             if "accuracy" in baseline.get("metrics", {}):
                 _LOG.info("labels alone reach an accuracy of %.4f", baseline["metrics"]["accuracy"])
-        answer = await self._call("prepare", {}, activity="round 0: training on labels")
+        doing = "training on labels" if study.frozen.num_labelled else "the first model"
+        answer = await self._call("prepare", {}, activity=f"round 0: {doing}")
         with self._ledger.transaction():
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=answer["state"],
                                          metrics=answer["metrics"])
@@ -324,21 +325,23 @@ class Engine:
                          "kept": self._ledger.silo_state(study.name, task.silo, round=row.number)[1]}
                         for task, update in accepted]},
             activity=f"aggregating {len(accepted)} updates")
+        metrics = {**row.metrics, **answer.get("metrics", {})}
         with self._ledger.transaction(lasting=False):
             self._ledger.folded(study.name, row.number, answer["kept"])
             if row.phase + 1 < len(row.phases):
-                self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING,
+                self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING, metrics=metrics,
                                              state_digest=answer["state"], phase=row.phase + 1)
             else:
-                self._ledger.set_round_state(study.name, row.number, RoundState.EVALUATING,
+                self._ledger.set_round_state(study.name, row.number, RoundState.EVALUATING, metrics=metrics,
                                              state_digest=answer["state"])
 
     async def _commit(self, study: RunningStudy, row: RoundRow) -> None:
         answer = await self._call("evaluate", {"state": row.state_digest, "round": row.number}, activity="evaluating")
         self._accountant.settle(study=study.name, round=row.number, phase="standby")
-        self._ledger.commit_round(study.name, row.number, metrics=answer["metrics"])
+        metrics = {**row.metrics, **answer["metrics"]}  # of its phases, then of its model
+        self._ledger.commit_round(study.name, row.number, metrics=metrics)
         self._collect_garbage(study)
-        self._log_round(study, row.number, answer["metrics"])
+        self._log_round(study, row.number, metrics)
 
     def _collect_garbage(self, study: RunningStudy) -> None:
         """Removes files that no row needs any more; only ever called after a commit."""
@@ -396,5 +399,6 @@ class Engine:
         return True
 
     def _log_round(self, study: RunningStudy, number: int, metrics: dict[str, float]) -> None:
-        accuracy = f"accuracy {metrics['accuracy']:.4f}" if "accuracy" in metrics else "no test set"
+        missing = "no accuracy yet" if study.frozen.num_test else "no test set"
+        accuracy = f"accuracy {metrics['accuracy']:.4f}" if "accuracy" in metrics else missing
         _LOG.info("round %d/%d committed: %s", number, study.config.study.rounds, accuracy)

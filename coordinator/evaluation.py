@@ -13,11 +13,16 @@ from torch import Tensor, nn
 from common import batch_norm
 from common.config import canonical_json
 from common.durable import write_durably
+from common.errors import SemisiloError
 from common.evaluation import Evaluation, evaluate
-from common.exchange import Environment, Tensors
+from common.exchange import Environment, Strategy, TensorGroup, Tensors
 from common.tensors import load_into
 
-__all__ = ["build_with", "export_model", "measure_model", "metrics_of"]
+__all__ = ["MOST_LABELLED", "LocalModels", "build_with", "diagnostics_of", "export_model", "measure_model",
+           "metrics_of"]
+
+MOST_LABELLED = 10_000
+"""Larger labelled sets are not measured in every round."""
 
 
 def build_with(environment: Environment, parameters: Tensors, statistics: Tensors) -> nn.Module:
@@ -30,21 +35,76 @@ def build_with(environment: Environment, parameters: Tensors, statistics: Tensor
 
 def measure_model(environment: Environment, classes: tuple[str, ...], parameters: Tensors,
                   statistics: Tensors) -> dict[str, float]:
-    """Metrics on the test set, and "validation_accuracy" on the validation set; {} where there are no such sets, and
-    as long as nobody has measured the batch-norm statistics that the network needs (round 0 of a study where silos do).
+    """Metrics on the test set, "validation_accuracy" on the validation set, and "labelled_accuracy" on the labelled one
+    (of at most `MOST_LABELLED` images), which falls when a method forgets what the labels have taught.
+
+    {} where there are no such sets, and as long as nobody has measured the batch-norm statistics that the network needs
+    (round 0 of a study where silos do).
     """
-    test, validation = environment.data.test, environment.data.validation
-    if test is None and validation is None:
+    test, validation, labelled = environment.data.test, environment.data.validation, environment.data.labelled
+    if labelled is not None and not 0 < len(labelled) <= MOST_LABELLED:
+        labelled = None
+    if test is None and validation is None and labelled is None:
         return {}
-    if not statistics and batch_norm.layers_of(environment.build_model()):
+    model = _measurable(environment, parameters, statistics)
+    if model is None:
         return {}
-    model = build_with(environment, parameters, statistics)
     metrics: dict[str, float] = {}
     if test is not None:
         metrics |= metrics_of(evaluate(model, test, form=environment.image, progress=environment.report), classes)
     if validation is not None:
         metrics["validation_accuracy"] = evaluate(model, validation, form=environment.image).accuracy
+    if labelled is not None:
+        metrics["labelled_accuracy"] = evaluate(model, labelled, form=environment.image).accuracy
     return metrics
+
+
+def diagnostics_of(strategy: Strategy[Any], state: Any) -> dict[str, float]:
+    """What a strategy has to say about the round that gave a state; numbers that are not finite are left out."""
+    if not hasattr(strategy, "diagnostics"):
+        return {}
+    found = {str(name): float(value) for name, value in strategy.diagnostics(state).items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+class LocalModels:
+    """The accuracy on the test set of the models that silos have trained, before they are averaged."""
+
+    def __init__(self, strategy: Strategy[Any], environment: Environment) -> None:
+        self._strategy = strategy
+        self._environment = environment
+        self._accuracies: dict[str, float] = {}
+
+    def measure(self, silo: str, state: Any, groups: Mapping[str, TensorGroup], kept: Any) -> None:
+        """Measures the model of one silo; nothing where there is no test set, or no model in its update.
+
+        Args:
+            kept: as the strategy's `fold` gets it.
+        """
+        test = self._environment.data.test
+        if test is None or not hasattr(self._strategy, "local_model"):
+            return
+        try:
+            parameters, statistics = self._strategy.local_model(state, groups, kept)
+        except (SemisiloError, LookupError, NotImplementedError):
+            return
+        model = _measurable(self._environment, parameters, statistics)
+        if model is not None:
+            self._accuracies[silo] = evaluate(model, test, form=self._environment.image).accuracy
+
+    def metrics(self) -> dict[str, float]:
+        """"local_accuracy", the mean over silos, and "local_accuracy/<silo>"; {} when nothing was measured."""
+        if not self._accuracies:
+            return {}
+        return {"local_accuracy": math.fsum(self._accuracies.values()) / len(self._accuracies),
+                **{f"local_accuracy/{silo}": value for silo, value in self._accuracies.items()}}
+
+
+def _measurable(environment: Environment, parameters: Tensors, statistics: Tensors) -> nn.Module | None:
+    """The network, or None without the batch-norm statistics that it needs."""
+    if not statistics and batch_norm.layers_of(environment.build_model()):
+        return None
+    return build_with(environment, parameters, statistics)
 
 
 def metrics_of(evaluation: Evaluation, classes: tuple[str, ...]) -> dict[str, float]:

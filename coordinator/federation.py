@@ -14,6 +14,7 @@ from typing import Any
 
 from common.config import from_dict, load_toml, parse_duration
 from common.errors import BadConfiguration, SemisiloError, UsageError
+from common.methods import Scenario
 
 __all__ = ["AddressSettings", "Federation", "FederationConfig", "FederationSettings", "LimitSettings",
            "create_federation", "open_federation", "study_template"]
@@ -226,10 +227,9 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
     return open_federation(folder)
 
 
-def study_template(*, labelled: str = "data/labelled", test: str = "data/test", size: int = 28,
-                   channels: int = 3) -> str:
-    """A commented study file to edit."""
-    return f'''# What silos train together. Paths start at this folder. Every key is explained in docs/study.md.
+def study_template(scenario: Scenario = "labels-at-coordinator") -> str:
+    """A commented study file to edit, for labels at the coordinator or at the silos."""
+    return f'''# What silos train together. Paths start at this folder. Keys: docs/study.md, docs/methods.md.
 [study]
 seed = 1
 rounds = 100
@@ -239,23 +239,14 @@ start_with = 2                    # silos that must have joined before round 1
 name = "small_cnn"                # or wide_resnet_28_2, any torchvision model, "package.module:factory"
 
 [data]                            # what the coordinator holds
-labelled = "{labelled}"        # a folder of class folders, or file.npz, or "digits"
-test = "{test}"                # measured after every round
-# classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
-image = {{ size = {size}, channels = {channels}, mean = "labelled", std = "labelled", resize = "fit" }}
-
+{_DATA[scenario]}
 [augmentation]
 policy = "small"
 horizontal_flip = false           # only where a mirrored image means the same
 vertical_flip = false
 
 [method]
-name = "semifl"
-confidence_threshold = 0.95
-local_epochs = 5
-labelled_batch = 10
-coordinator_epochs = 5            # with a hundred labels rather 20, with twenty 40: see docs/study.md
-
+{_METHOD[scenario]}
 [participation]
 silos_per_round = "100%"          # or a number
 # quorum = 2                      # answers needed at the deadline; half of those asked when left out
@@ -265,6 +256,40 @@ round_limit = "2d"
 [wire]
 uplink = "raw"
 '''
+
+
+_DATA: dict[Scenario, str] = {
+    "labels-at-coordinator": '''\
+labelled = "data/labelled"        # a folder of class folders, or file.npz, or "digits"
+test = "data/test"                # measured after every round
+# classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
+image = { size = 28, channels = 3, mean = "labelled", std = "labelled", resize = "fit" }
+''',
+    "labels-at-silo": '''\
+test = "data/test"                # measured after every round: class folders, or file.npz; leave it out without one
+# validation = "data/validation"  # some methods need it
+classes = ["basophil", "eosinophil"]   # order = label; silos' class folders are called so
+image = { size = 28, channels = 3, mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25], resize = "fit" }
+'''}
+_METHOD: dict[Scenario, str] = {
+    "labels-at-coordinator": '''\
+name = "semifl"
+scenario = "labels-at-coordinator"
+confidence_threshold = 0.95
+local_epochs = 5
+labelled_batch = 10
+coordinator_epochs = 5            # with a hundred labels rather 20, with twenty 40: see docs/methods.md
+''',
+    "labels-at-silo": '''\
+name = "fedavg"
+scenario = "labels-at-silo"
+objective = "fixmatch"            # learns from labels and confident pseudo-labels; "sl" from labels alone
+confidence_threshold = 0.85
+local_epochs = 5
+labelled_batch = 10
+lr = 0.01
+momentum = 0.9
+'''}
 
 
 def _port(address: str) -> int:

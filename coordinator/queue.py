@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import canonical_json, to_dict
 from common.errors import UnknownName, UsageError
+from common.methods import Scenario
 from coordinator.federation import Federation, study_template
 from coordinator.ledger import Ledger
 from coordinator.states import StudyState
@@ -17,7 +18,7 @@ __all__ = ["create_study", "queue_new_studies", "queue_study"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
-def create_study(federation: Federation, name: str) -> Path:
+def create_study(federation: Federation, name: str, *, scenario: Scenario = "labels-at-coordinator") -> Path:
     """Makes `studies/<name>/study.toml` from the template; returns its path.
 
     Raises: UsageError when the name does not fit or is taken.
@@ -29,7 +30,7 @@ def create_study(federation: Federation, name: str) -> Path:
     if path.exists():
         raise UsageError(f"Study '{name}' exists already: {path}.", remedy="Edit that file, or choose another name.")
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    path.write_text(study_template(), encoding="utf-8")
+    path.write_text(study_template(scenario), encoding="utf-8")
     return path
 
 

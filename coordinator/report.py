@@ -12,7 +12,7 @@ from coordinator.report_page import render_page
 from coordinator.roster import LedgerRoster
 from coordinator.summary import audit, summarise
 
-__all__ = ["write_report"]
+__all__ = ["write_pages", "write_report"]
 
 
 def write_report(federation: Federation, ledger: Ledger, study: str, out: Path | None = None) -> Path:
@@ -25,14 +25,19 @@ def write_report(federation: Federation, ledger: Ledger, study: str, out: Path |
     Returns: the page.
     Raises: UnknownName when there is no such study; OSError when the folder cannot be written.
     """
+    return write_pages(ledger, study, federation.studies / study / "report" if out is None else out,
+                       federation=federation.name, address=federation.config.address.public)
+
+
+def write_pages(ledger: Ledger, study: str, folder: Path, *, federation: str = "", address: str = "") -> Path:
+    """As `write_report`, from a ledger alone; without a federation's name it is that of a simulation."""
     summary = summarise(ledger, study)
-    folder = federation.studies / study / "report" if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     figures = draw_figures(summary)
     for figure in figures:
         write_durably(folder / f"{figure.name}.png", figure.light_png)
     page = folder / "index.html"
-    text = render_page(federation=federation.name, address=federation.config.address.public, study=summary,
+    text = render_page(federation=federation, address=address, study=summary,
                        silos=tuple(LedgerRoster(ledger).silos()), figures=figures, audit=audit(ledger, study),
                        state_digest=ledger.committed_digest(study))
     write_durably(page, text.encode("utf-8"))

@@ -31,7 +31,7 @@ _ANSWERS = ((TaskState.UPDATED, "accepted"), (TaskState.ABSTAINED, "abstained"),
 def render_page(*, federation: str, address: str, study: StudySummary, silos: Sequence[SiloRow],
                 figures: Sequence[DrawnFigure], audit: AuditSummary, state_digest: str) -> str:
     """The whole page as HTML text."""
-    title = f"{study.row.name} – {federation}"
+    title = f"{study.row.name} – {federation or 'simulation'}"
     body = "\n".join((
         _header(federation, address, study), _headline(study), _figures(figures), _rounds(study), _costs(study),
         _silos(study, silos), _settings(study.row.config), _audit(audit), _provenance(study, state_digest)))
@@ -62,7 +62,8 @@ def _header(federation: str, address: str, study: StudySummary) -> str:
     method = row.config.get("method", {}).get("name", "?")
     reason = f'<p class="trouble">{escape(row.reason)}</p>' if row.reason else ""
     begun = f", started {_moment(row.started_unix)}" if row.started_unix else ""
-    return (f'<header><p class="over">Federation {escape(federation)} at {escape(address)}</p>'
+    where = f"Federation {escape(federation)} at {escape(address)}" if federation else "Simulation"
+    return (f'<header><p class="over">{where}</p>'
             f'<h1>Study {escape(row.name)} <span class="state {escape(str(row.state))}">{escape(str(row.state))}</span>'
             f"</h1><p>{escape(str(method))}, {study.completed_rounds} of {study.planned_rounds} rounds"
             f"{escape(begun)}</p>{reason}</header>")
@@ -70,13 +71,13 @@ def _header(federation: str, address: str, study: StudySummary) -> str:
 
 def _headline(study: StudySummary) -> str:
     traffic = study.traffic
-    estimated = ", estimated" if traffic.estimated else ""
-    tiles = [
-        ("Federated accuracy", _accuracy(study.accuracy), _accuracy_note(study)),
+    without_labels = (study.row.frozen or {}).get("num_labelled") == 0
+    alone = [] if without_labels else [
         ("Labels alone", _accuracy(study.labelled_only), "same network, no silos"),
-        ("Gain", _DASH if study.gain is None else f"{100 * study.gain:+.1f}", "points against labels alone"),
-        ("On the wire", describe_bytes(traffic.wire) if traffic.wire else _DASH,
-         f"{describe_share(traffic.share)} of dense{estimated}" if traffic.share is not None else "nothing yet"),
+        ("Gain", _DASH if study.gain is None else f"{100 * study.gain:+.1f}", "points against labels alone")]
+    tiles = [
+        ("Federated accuracy", _accuracy(study.accuracy), _accuracy_note(study)), *alone,
+        _bytes_tile(traffic),
         ("Silos", str(len(study.silos)), "asked at least once"),
         ("Duration", _DASH if study.seconds is None else describe_seconds(study.seconds),
          _duration_note(study)),
@@ -84,6 +85,15 @@ def _headline(study: StudySummary) -> str:
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><p>{escape(note)}</p></div>"
                     for name, value, note in tiles)
     return f'<section aria-label="Result"><dl class="tiles">{cells}</dl></section>'
+
+
+def _bytes_tile(traffic: Traffic) -> tuple[str, str, str]:
+    """Of a simulation there are payload bytes only."""
+    if traffic.wire or not traffic.payload:
+        estimated = ", estimated" if traffic.estimated else ""
+        return ("On the wire", describe_bytes(traffic.wire) if traffic.wire else _DASH,
+                f"{describe_share(traffic.share)} of dense{estimated}" if traffic.wire else "nothing yet")
+    return "Payload", describe_bytes(traffic.payload), f"{describe_share(_share(traffic.payload, traffic))} of dense"
 
 
 def _accuracy_note(study: StudySummary) -> str:
@@ -178,10 +188,15 @@ def _costs(study: StudySummary) -> str:
                describe_share(traffic.share), ""]]
     estimated = (" Wire bytes are estimated from the messages, because the kernel’s counters could not be read."
                  if traffic.estimated else " Wire bytes are the kernel’s counters of the connections.")
-    table = _table(("What", "Down", "Up", "Both", "Count"), rows, totals=totals, caption="What crossed the network")
+    layers = ("Payload: encoded tensors, by group. Messages: serialised, by call; they contain the payload. Wire: they"
+              f" contain both.{estimated}")
+    if traffic.payload and not (traffic.wire or traffic.message_down or traffic.message_up):  # a simulation
+        totals = [row for row in totals if not row[0].startswith("Wire")]
+        rows = [row for row in rows if not row[0].startswith("Wire")]
+        layers = "Payload: encoded tensors, by group, as for real silos; here nothing crossed a network."
+    table = _table(("What", "Down", "Up", "Both", "Count"), rows, totals=totals, caption="What went down and up")
     return (f"<section><h2>Cost</h2>{table}"
-            f'<p class="note">Payload: encoded tensors, by group. Messages: serialised, by call; they contain the'
-            f" payload. Wire: they contain both.{estimated} Dense: one model for each download and accepted update,"
+            f'<p class="note">{layers} Dense: one model for each download and accepted update,'
             f" {describe_bytes(traffic.dense_bytes)} each.</p></section>")
 
 
@@ -204,10 +219,11 @@ def _silos(study: StudySummary, silos: Sequence[SiloRow]) -> str:
         membership = "revoked" if row.revoked_unix else "joined" if row.joined_unix else "enrolled"
         rows.append([row.name, membership,
                      str(row.labelled_count + row.unlabelled_count) if row.joined_unix else _DASH,
+                     str(row.labelled_count) if row.joined_unix else _DASH,
                      *(str(counts[answer]) for answer, _ in _ANSWERS), describe_share(ratio.get(row.name)),
                      _bytes(wire[row.name, "down"]), _bytes(wire[row.name, "up"]), row.version or _DASH])
-    columns = ("Silo", "State", "Images", *(word.capitalize() for _, word in _ANSWERS), "Last label ratio",
-               "Wire down", "Wire up", "Version")
+    columns = ("Silo", "State", "Images", "With a label", *(word.capitalize() for _, word in _ANSWERS),
+               "Last label ratio", "Wire down", "Wire up", "Version")
     return f"<section><h2>Silos</h2>{_table(columns, rows, caption='Who took part', words=2)}</section>"
 
 

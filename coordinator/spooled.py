@@ -3,16 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
-from common.exchange import GroupLayout, TensorGroup
-from common.manifest import GroupManifest, check_manifest
+from common.exchange import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors
+from common.manifest import GroupManifest, check_base, check_manifest
 from common.payload_reader import PayloadReader
 from common.store import hash_file
-from common.torch_payload import decode_groups
+from common.tensors import group_digest
+from common.torch_payload import decode_group, decode_groups
 
-__all__ = ["SoundFiles", "check_groups"]
+__all__ = ["Expected", "SoundFiles", "check_file", "check_groups", "expected_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the update of one silo must be."""
+
+    groups: Mapping[str, GroupLayout]
+    """Every base is a digest."""
+    bases: Mapping[str, Tensors] = field(default_factory=dict)
+    """By digest: what the silo was sent in its task and may overwrite."""
+
+
+def expected_of(layouts: Mapping[str, GroupLayout], task: Task | None) -> Expected:
+    """What a silo's update must be.
+
+    Args:
+        layouts: as the strategy expects them of every silo in this phase.
+        task: what the strategy asks of this silo; needed where a base is what the silo was sent.
+    """
+    groups: dict[str, GroupLayout] = {}
+    bases: dict[str, Tensors] = {}
+    for name, layout in layouts.items():
+        groups[name] = layout
+        if layout.base == FROM_TASK:
+            assert task is not None
+            assert name in task.groups, f"the update is to overwrite the group {name}, which the task does not send"
+            sent = task.groups[name]
+            base = group_digest(sent)
+            groups[name] = replace(layout, base=base)
+            bases[base] = sent.tensors
+    return Expected(groups, bases)
+
+
+def check_file(path: Path, expected: Expected) -> list[str]:
+    """Whether the update in a file is what is expected; reads it one tensor at a time, or one group that overwrites.
+
+    Returns: digests of the tensors of groups that overwrite: the silo holds them from now on.
+    Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
+    """
+    held = []
+    with PayloadReader(path, require_finite=True) as reader:  # its manifest only; no tensor yet
+        check_groups(reader.groups, expected.groups)
+        for name, layout in expected.groups.items():
+            if layout.meaning is Meaning.OVERWRITE:
+                held.append(group_digest(decode_group(reader, name, references=expected.bases.get)))
+                continue
+            for _ in reader.tensors(name):
+                pass  # decoding is the check
+    return held
 
 
 class SoundFiles:
@@ -25,7 +76,7 @@ class SoundFiles:
         """The file was read and is right."""
         self._looks[path.name] = _looks(path)
 
-    def read(self, path: Path, silo: str, expects: Mapping[str, GroupLayout]) -> dict[str, TensorGroup]:
+    def read(self, path: Path, silo: str, expected: Expected) -> dict[str, TensorGroup]:
         """The update in a spooled file, which is called by its digest and was checked when it arrived.
 
         The SHA-256 is computed again only when the file may have changed since: after a restart, for example.
@@ -38,8 +89,9 @@ class SoundFiles:
                 raise StorageDamaged(f"{path}: the spooled update of silo {silo} is damaged.",
                                      remedy="Check the disk. Stop the study, or restore the file from a backup.")
             with PayloadReader(path) as reader:
-                check_groups(reader.groups, expects)
-            return decode_groups(path, require_finite=not sound, max_bytes=_dense_bytes(expects))
+                check_groups(reader.groups, expected.groups)
+            return decode_groups(path, require_finite=not sound, max_bytes=_dense_bytes(expected.groups),
+                                 references=expected.bases.get)
         except FileNotFoundError:
             raise StorageDamaged(f"{path}: the spooled update of silo {silo} is missing.",
                                  remedy="Stop the study, or restore the file from a backup.") from None
@@ -58,7 +110,7 @@ def _dense_bytes(expects: Mapping[str, GroupLayout]) -> int:
 
 
 def check_groups(groups: tuple[GroupManifest, ...], expects: Mapping[str, GroupLayout]) -> None:
-    """Compares a payload's manifest with what the strategy expects.
+    """Compares a payload's manifest with what the strategy expects; every base is a digest.
 
     Raises: BadPayload, LayoutMismatch, WrongBase.
     """
@@ -66,8 +118,4 @@ def check_groups(groups: tuple[GroupManifest, ...], expects: Mapping[str, GroupL
                    layouts={name: layout.tensors for name, layout in expects.items()},
                    max_bytes=_dense_bytes(expects), required=tuple(expects))
     for group in groups:
-        if group.reference:
-            raise BadPayload(f"The group '{group.name}' is coded against other tensors; an update stands alone.")
-        if group.base != expects[group.name].base:
-            raise WrongBase(f"The group '{group.name}' refers to another base than the model that the task named.",
-                            remedy="The silo drops this update and takes the task again.")
+        check_base(group, expects[group.name].base)

@@ -298,6 +298,9 @@ def _silo_table(facts: StatusFacts) -> Table:
     table.add_column("last seen", justify="right", no_wrap=True)
     table.add_column("certificate", justify="right", no_wrap=True)
     table.add_column("images", justify="right", no_wrap=True)
+    labels = any(silo.labelled_count for silo in facts.silos)
+    if labels:
+        table.add_column("labelled", justify="right", no_wrap=True)
     table.add_column("version", no_wrap=True, overflow="ellipsis", max_width=12)
     styles = {"revoked": "red", "connected": "green", "away": "yellow"}
     for silo in facts.silos:
@@ -305,7 +308,8 @@ def _silo_table(facts: StatusFacts) -> Table:
         days = silo.certificate_days_left
         table.add_row(silo.name, Text(silo.doing or silo.state, styles.get(silo.state, "dim")), seen,
                       Text("expired", "red") if days <= 0 else Text(f"{days:.0f} days", "yellow" if days < 7 else ""),
-                      str(silo.labelled_count + silo.unlabelled_count) if silo.version else "–", silo.version or "–")
+                      str(silo.labelled_count + silo.unlabelled_count) if silo.version else "–",
+                      *([str(silo.labelled_count) if silo.version else "–"] if labels else []), silo.version or "–")
     return table
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.config import from_dict, load_toml, parse_duration
-from common.data.form import AugmentationSettings, ImageForm
+from common.data.form import LABELLED, UNLABELLED, AugmentationSettings, ImageForm
 from common.errors import BadConfiguration, UnknownName
 from common.exchange import ModelSettings, Numerics
 from common.methods import MethodSpec, find_method
@@ -19,6 +19,8 @@ __all__ = ["DataSettings", "FrozenStudy", "ImageSettings", "MethodSettings", "Pa
            "StudyConfig", "StudySettings", "WireSettings", "config_from_dict", "load_study"]
 
 _MAX_THREADS = 1024  # more than that a silo takes for a mistake
+MEASURED_ON = ("labelled", "validation")
+"""Sets of the coordinator that mean and standard deviation may be measured on."""
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
 
@@ -36,6 +38,9 @@ class StudySettings:
     """Trains the same network on the coordinator's labels alone before round 1, as the line to beat."""
     baseline_epochs: int = 400
     """Passes over the labelled images of that baseline; the paper's partially supervised bound has 400."""
+    local_accuracy: bool = False
+    """Measures the model of every silo whose update was accepted on the coordinator's test set, before averaging; takes
+    one evaluation for each silo and round."""
     keep_every: int = 50
     """Besides the last three and the best, the state of every such round is kept on disk."""
 
@@ -57,10 +62,11 @@ class ImageSettings:
     channels: Literal[1, 3]
     """1 (grey) or 3 (colour)."""
     mean: tuple[float, ...] | str = "labelled"
-    """Mean per channel on the scale 0 to 1, or "labelled": measured on the labelled images and frozen."""
+    """Mean per channel on the scale 0 to 1; or measured when the study starts, and frozen: on the images of "labelled",
+    or of "validation". With labels at silos the coordinator has no labelled ones."""
     std: tuple[float, ...] | str = "labelled"
-    """Standard deviation per channel, or "labelled"."""
-    resize: Literal["fit", "crop", "stretch"] = "fit"
+    """Standard deviation per channel, likewise."""
+    resize: Literal["fit", "crop", "stretch", "pad"] = "fit"
     """How another size is brought to `size`."""
 
     def __post_init__(self) -> None:
@@ -68,8 +74,9 @@ class ImageSettings:
             raise ValueError(f"size = {self.size}: must be between 1 and 4096.")
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if isinstance(value, str) and value != "labelled":
-                raise ValueError(f'{name} = "{value}": give {self.channels} number(s) in a list, or "labelled".')
+            if isinstance(value, str) and value not in MEASURED_ON:
+                raise ValueError(f'{name} = "{value}": give {self.channels} number(s) in a list, "labelled" or'
+                                 ' "validation".')
             if not isinstance(value, str) and len(value) != self.channels:
                 raise ValueError(f"{name} needs {self.channels} number(s), one per channel.")
             if not isinstance(value, str) and not all(map(math.isfinite, value)):
@@ -82,15 +89,16 @@ class ImageSettings:
 class DataSettings:
     """Table [data]: what the coordinator holds. Relative paths start at the study's folder."""
 
-    labelled: str
-    """Folder of class folders, `file.npz`, `file.npz#train`, or a named set such as "digits"."""
     image: ImageSettings
+    labelled: str = ""
+    """Folder of class folders, `file.npz`, `file.npz#train`, or a named set such as "digits". Needed in the scenario
+    labels-at-coordinator, refused in labels-at-silo."""
     validation: str = ""
     """Needed by some methods; same forms as `labelled`."""
     test: str = ""
     """Measured after every round; without it the curve is empty."""
     classes: tuple[str, ...] = ()
-    """Class names, order = label; taken from `labelled` when empty, then frozen."""
+    """Class names, order = label; taken from `labelled` when empty, then frozen. Needed in labels-at-silo."""
     on_error: Literal["stop", "skip"] = "stop"
     """What to do with a file that cannot be read."""
 
@@ -244,7 +252,8 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
         raise BadConfiguration(f"{where}: [model]: unknown key 'classes'.",
                                remedy="Class names belong in [data] classes.")
     if "data" not in tables:
-        raise BadConfiguration(f"{where}: table [data] is missing.", remedy='Add [data] labelled = "folder".')
+        raise BadConfiguration(f"{where}: table [data] is missing.",
+                               remedy="Add it, with the form of the images: image = { size = 28, channels = 3 }.")
     parts["data"] = from_dict(DataSettings, tables["data"], where=f"{where}: [data]")
     for name, cls in (("participation", ParticipationSettings), ("augmentation", AugmentationSettings),
                       ("wire", WireSettings), ("numerics", Numerics)):
@@ -255,6 +264,7 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
     spec = _method_of(method["name"], where)
     from_ledger = set(method) == {"name", "settings"}
     settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}
+    _check_defined(spec, settings, where)
     parts["method"] = MethodSettings(name=spec.name,
                                      settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
     return StudyConfig(**parts)
@@ -265,6 +275,14 @@ def _method_of(name: str, where: str) -> MethodSpec:
         return find_method(name)
     except UnknownName as error:
         raise UnknownName(f"{where}: [method]: {error.text}", remedy=error.remedy) from None
+
+
+def _check_defined(spec: MethodSpec, settings: Any, where: str) -> None:
+    """Refuses a scenario that the method does not define, by name of both."""
+    scenario = settings.get("scenario") if isinstance(settings, dict) else None
+    if isinstance(scenario, str) and scenario not in spec.scenarios:
+        raise BadConfiguration(f"{where}: [method]: {spec.name} is not defined for the scenario '{scenario}'.",
+                               remedy=f"It is for {' and '.join(spec.scenarios)}.")
 
 
 def load_study(path: Path) -> StudyConfig:
@@ -282,10 +300,41 @@ def load_study(path: Path) -> StudyConfig:
         if key in tables["method"]:
             raise BadConfiguration(f"{path}: [method]: '{key}' is set by the method itself in every task.",
                                    remedy="Remove that line.")
-    if not config.data.labelled and find_method(config.method.name).scenarios == ("labels-at-coordinator",):
-        raise BadConfiguration(f"{path}: [data]: {config.method.name} needs labelled images at the coordinator.",
-                               remedy='Give their place: labelled = "folder".')
+    _check_scenario(config, str(path))
     return config
+
+
+def _check_scenario(config: StudyConfig, where: str) -> None:
+    """Whether [data] fits the place of the labels.
+
+    Raises: BadConfiguration, naming table and key.
+    """
+    data, method = config.data, config.method
+    scenario = method.settings.scenario
+    other = next((each for each in find_method(method.name).scenarios if each != scenario), "")
+    or_else = f' Or set [method] scenario = "{other}".' if other else ""
+    at = f"{where}: [data]"
+    if scenario == "labels-at-coordinator" and not data.labelled:
+        raise BadConfiguration(f"{at}: 'labelled' is missing: in the scenario {scenario} {method.name} needs labelled "
+                               "images at the coordinator.", remedy=f'Give their place: labelled = "folder".{or_else}')
+    if scenario == "labels-at-silo":
+        if data.labelled:
+            raise BadConfiguration(f"{at}: labelled would not be used: in the scenario {scenario} {method.name} learns "
+                                   "from the labels of silos alone.", remedy=f"Remove that line.{or_else}")
+        if not data.classes:
+            raise BadConfiguration(f"{at}: 'classes' is missing: the labels are at the silos, which need their order.",
+                                   remedy='Name them in the order of labels: classes = ["a", "b"].')
+        for name in (LABELLED, UNLABELLED):
+            if name in data.classes:
+                raise BadConfiguration(f"{at}: no class may be called '{name}': at a silo this folder is none.",
+                                       remedy="Choose another name.")
+    for key in ("mean", "std"):
+        source = getattr(data.image, key)
+        if isinstance(source, str) and not getattr(data, source):
+            raise BadConfiguration(f"{where}: [data.image]: {key} is to be measured on '{source}', and the coordinator "
+                                   "has no such images.",
+                                   remedy=f'Write numbers, {key} = {[0.5] * data.image.channels}; or {key} = '
+                                          '"validation" where there is [data] validation.')
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,13 +56,12 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
         skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped)
         return found.images
 
-    labelled = read(data.labelled, "labelled")
-    images = CoordinatorData(labelled=labelled, validation=read(data.validation, "validation"),
+    images = CoordinatorData(labelled=read(data.labelled, "labelled"), validation=read(data.validation, "validation"),
                              test=read(data.test, "test"))
     if len(classes) < 2:
         raise BadData(f"[data] the study has {len(classes)} class(es): {', '.join(classes) or 'none'}.",
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
-    form = frozen.image if frozen is not None else _form(config, labelled)
+    form = frozen.image if frozen is not None else _form(config, images)
     build = model_builder(replace(config.model, classes=classes), form, _own_factory(config.model.name))
     num_parameters = check_model(build, form, len(classes))
     now = FrozenStudy(
@@ -92,20 +91,25 @@ def _own_factory(name: str) -> tuple[str, ...]:
     return (name,) if ":" in name else ()
 
 
-def _form(config: StudyConfig, labelled: ImageSet | None) -> ImageForm:
+def _form(config: StudyConfig, images: CoordinatorData) -> ImageForm:
     image = config.data.image
     mean, std = image.mean, image.std
-    if isinstance(mean, str) or isinstance(std, str):
-        if labelled is None:
-            raise BadConfiguration('[data.image] mean and std are to be measured on "labelled", but there is none.',
-                                   remedy="Write their numbers into the study file.")
-        measured_mean, measured_std = measure_form(labelled)
-        mean = measured_mean if isinstance(mean, str) else mean
-        std = measured_std if isinstance(std, str) else std
+    if isinstance(mean, str):
+        mean = measure_form(_measured(images, mean, "mean"))[0]
+    if isinstance(std, str):
+        std = measure_form(_measured(images, std, "std"))[1]
     try:
         return ImageForm(size=image.size, channels=image.channels, mean=mean, std=std, resize=image.resize)
     except ValueError as error:
         raise BadConfiguration(f"[data.image] {error}") from None
+
+
+def _measured(images: CoordinatorData, source: str, key: str) -> ImageSet:
+    found: ImageSet | None = getattr(images, source)
+    if found is None:
+        raise BadConfiguration(f'[data.image] {key} is to be measured on "{source}", but there is none.',
+                               remedy="Write its numbers into the study file.")
+    return found
 
 
 def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:

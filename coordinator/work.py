@@ -19,18 +19,17 @@ from common.checkpoint import settled
 from common.codec import Aim, Plan
 from common.config import from_dict, to_dict
 from common.errors import BadPayload, ComputeFailed
-from common.exchange import Environment, GroupLayout, Phase, Strategy, TensorGroup, UpdateHeader
+from common.exchange import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, UpdateHeader
 from common.manifest import GroupManifest, check_manifest
 from common.methods import MethodSpec, check_metrics, find_method
 from common.models import initial_model
-from common.payload_reader import PayloadReader
 from common.state_files import StateFiles
 from common.store import PayloadStore
 from common.tensor_cache import TensorCache
 from coordinator.baseline import train_labelled_only
 from coordinator.downlink import Downlink
-from coordinator.evaluation import export_model, measure_model, metrics_of
-from coordinator.spooled import SoundFiles, check_groups
+from coordinator.evaluation import LocalModels, diagnostics_of, export_model, measure_model, metrics_of
+from coordinator.spooled import Expected, SoundFiles, check_file, expected_of
 from coordinator.stores import open_payloads
 from coordinator.strategies import load_strategy
 from coordinator.study import FrozenStudy, StudyConfig, config_from_dict
@@ -154,21 +153,20 @@ class Operations:
         return {"tasks": answer, "expects": {name: to_dict(layout) for name, layout in expects.items()}}
 
     def check_update(self, state: str, round: int, phase: dict[str, str], path: str,
-                     metrics: dict[str, float]) -> dict[str, Any]:
-        """Whether an update that has arrived may be folded; reads it one tensor at a time.
+                     metrics: dict[str, float], silo: str, kept: str | None) -> dict[str, Any]:
+        """Whether an update that has arrived may be folded.
 
+        Args:
+            kept: digest of what the strategy keeps for the silo, as when the task was written.
+        Returns: {"held": digests of tensors that the silo holds from now on, since its update has overwritten some}.
         Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
         """
         study = self._opened()
-        expects = self._expected(state, from_dict(Phase, phase), round)
-        check_metrics(study.spec, metrics, update=True)
-        with PayloadReader(Path(path), require_finite=True) as reader:  # its manifest only; no tensor yet
-            check_groups(reader.groups, expects)
-            for name in expects:
-                for _ in reader.tensors(name):
-                    pass  # decoding is the check
+        check_metrics(study.spec, metrics, update=True, phase=phase["name"])
+        expected = self._expected_of(state, from_dict(Phase, phase), round, silo, self._kept(kept))
+        held = check_file(Path(path), expected)
         self._sound.note(Path(path))
-        return {}
+        return {"held": held}
 
     def aggregate(self, state: str, round: int, phase: dict[str, str], updates: list[dict[str, Any]]) -> dict[str, Any]:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
@@ -176,7 +174,8 @@ class Operations:
         Args:
             updates: [{"silo", "num_examples", "metrics", "path", "kept"}] in byte order of the names of silos; may be
                 empty.
-        Returns: {"state": digest, "kept": {silo: digest or None}}.
+        Returns: {"state": digest, "kept": {silo: digest or None}, "metrics": {name: number}}; the metrics are those of
+            the silos' own models, where the study asks for them.
         Raises: StorageDamaged when a spooled file is not what was accepted.
         """
         study, now, step = self._opened(), self._load(state), from_dict(Phase, phase)
@@ -184,28 +183,34 @@ class Operations:
         assert names == sorted(set(names), key=str.encode), "updates are folded in silo order, each silo once"
         headers = tuple(UpdateHeader(silo=update["silo"], num_examples=update["num_examples"],
                                      metrics=update["metrics"]) for update in updates)
-        expects = self._expected(state, step, round)
+        own_models = LocalModels(study.strategy, study.environment) if study.config.study.local_accuracy else None
         tally = study.strategy.begin(now, step, headers, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
-            tally, after = study.strategy.fold(
-                now, tally, header, self._sound.read(Path(update["path"]), header.silo, expects),
-                self._kept(update["kept"]))
+            before = self._kept(update["kept"])
+            groups = self._sound.read(Path(update["path"]), header.silo,
+                                      self._expected_of(state, step, round, header.silo, before))
+            tally, after = study.strategy.fold(now, tally, header, groups, before)
             kept[header.silo] = None if after is None else study.states.save(after)
+            if own_models is not None:
+                own_models.measure(header.silo, now, groups, before)
+            del before, groups, after
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
         return {"state": self._save(study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)),
-                "kept": kept}
+                "kept": kept, "metrics": {} if own_models is None else own_models.metrics()}
 
     def evaluate(self, state: str, round: int) -> dict[str, Any]:
-        """The model of a state on the coordinator's test and validation sets: {"metrics": {name: number}}."""
-        study = self._opened()
-        if study.data.images.test is None and study.data.images.validation is None:
-            return {"metrics": {}}
-        parameters, statistics = study.strategy.model(self._load(state))
-        return {"metrics": measure_model(study.environment, study.data.frozen.classes, parameters, statistics)}
+        """The model of a state on the coordinator's images, and the strategy's diagnostics.
+
+        Returns: {"metrics": {name: number}}; what is measured goes before a diagnostic of the same name.
+        """
+        study, now = self._opened(), self._load(state)
+        parameters, statistics = study.strategy.model(now)
+        measured = measure_model(study.environment, study.data.frozen.classes, parameters, statistics)
+        return {"metrics": {**diagnostics_of(study.strategy, now), **measured}}
 
     def export(self, state: str, path: str) -> dict[str, Any]:
         """Writes the model of a state as one safetensors file that needs nothing of ours to be read."""
@@ -213,7 +218,7 @@ class Operations:
         parameters, statistics = study.strategy.model(self._load(state))
         export_model(Path(path), parameters, statistics, facts={
             "study": study.name, "state": state, "model": study.config.model.name,
-            "normalisation": study.config.model.normalisation, "classes": to_dict(study.data.frozen.classes),
+            "normalisation": study.config.model.normalisation_layers, "classes": to_dict(study.data.frozen.classes),
             "image": to_dict(study.data.frozen.image), "method": study.config.method.name})
         return {"path": path}
 
@@ -238,6 +243,14 @@ class Operations:
         if self._expects[0] != key:
             self._expects = (key, self._opened().strategy.expects(self._load(state), phase, round=round))
         return self._expects[1]
+
+    def _expected_of(self, state: str, phase: Phase, round: int, silo: str, kept: Any) -> Expected:
+        """What the update of one silo must be. What it was sent is asked for again where it builds on just that: a
+        task is a function of state, silo and what is kept, while a cache may be lost."""
+        layouts = self._expected(state, phase, round)
+        if all(layout.base != FROM_TASK for layout in layouts.values()):
+            return Expected(layouts)
+        return expected_of(layouts, self._opened().strategy.task(self._load(state), phase, silo, kept, round=round))
 
     def _save(self, state: Any) -> str:
         digest = self._opened().states.save(state)

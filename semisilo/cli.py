@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +14,32 @@ from common.cli_errors import run_cli
 
 __all__ = ["app", "main"]
 
+class EngineChoice(StrEnum):
+    """Where simulated silos train."""
+
+    process = "process"
+    ray = "ray"
+
+
+class DeviceChoice(StrEnum):
+    """On what they train."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Tries a whole federation on this machine. A real one has two commands: coordinator and silo.
+    help="""Both sides on this machine: the demo, and studies with simulated silos. A real federation has two commands:
+    coordinator and silo.
 
     \b
     Examples:
       semisilo demo                     one coordinator and three silos, real processes, a minute or two
-      semisilo demo --labels-per-class 2 --rounds 30
-      semisilo demo --folder here       look at what a federation consists of
+      semisilo simulate study.toml      a hundred silos and more in one process
+      semisilo split study.toml --out parts      the same images as files, for real silos
     """)
 
 
@@ -88,6 +105,88 @@ def demo(
     if json_ is not None:
         json_.write_text(result.to_json(), encoding="utf-8")
     show_result(console, result)
+
+
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", show_default=False,
+                                           help="A study file with a table [simulation], or its folder.")]
+
+
+@app.command()
+def simulate(
+    study: StudyFile,
+    out: Annotated[Path | None, typer.Option(
+        "--out", metavar="DIR", show_default=False,
+        help="Folder of this simulation; it stays. Default: runs/NAME here.")] = None,
+    engine: Annotated[EngineChoice, typer.Option("--engine", help="Where silos train: this process, or a Ray cluster.")]
+    = EngineChoice.process,
+    workers: Annotated[int | None, typer.Option(
+        "--workers", min=1, show_default=False,
+        help="With --engine ray: silos that train at a time. Default: one per processor, or per accelerator.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", show_default=False,
+                                             help="In place of [study] seed: of the split and of the study.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, show_default=False,
+                                                help="In place of [numerics] threads; other bits follow.")] = None,
+    device: Annotated[DeviceChoice, typer.Option("--device", help="auto takes an accelerator where there is one.")]
+    = DeviceChoice.auto,
+    json_: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, dir_okay=False,
+                                               help="Write the result to FILE as JSON as well.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the result only.")] = False,
+) -> None:
+    """Runs a study with simulated silos, or goes on with one that was interrupted.
+
+    The coordinator's own engine and the silos' own trainers, codec and memory, without a network: the final model has
+    the bits of a run with real silos. The folder holds the ledger, the report, metrics.csv and metrics.json.
+
+    \b
+    Examples:
+      semisilo simulate study.toml
+      semisilo simulate study.toml --seed 2 --out runs/second
+      semisilo simulate study.toml --engine ray
+    """
+    import logging
+
+    from rich.console import Console
+
+    from semisilo.processes import interrupt_on_termination
+    from semisilo.simulation.display import ConsoleWatcher, show_result
+    from semisilo.simulation.output import write_output
+    from semisilo.simulation.settings import name_of
+    from semisilo.simulation.simulate import run
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    console = Console(highlight=False)
+    with interrupt_on_termination():
+        result = run(study, out=out or Path("runs") / name_of(study.absolute()), engine=engine.value,
+                     device=device.value, seed=seed, threads=threads, workers=workers,
+                     watcher=ConsoleWatcher(console, quiet=quiet))
+        write_output(result)
+    if json_ is not None:
+        json_.write_text(result.to_json(), encoding="utf-8")
+    show_result(console, result)
+
+
+@app.command()
+def split(
+    study: StudyFile,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", show_default=False,
+                                      help="Where the parts go: a new or empty folder.")],
+    seed: Annotated[int | None, typer.Option("--seed", show_default=False,
+                                             help="In place of [study] seed: of the split and of the study.")] = None,
+) -> None:
+    """Deals the images of a simulated study and writes every participant's part, for real silos.
+
+    DIR/coordinator is the study's folder for `studies/NAME` of a federation, DIR/silos/NAME.npz what a silo joins
+    with, DIR/manifest.json says what is in them. The same file and seed give the same bytes on every machine, and
+    `semisilo simulate` deals the same images.
+
+    \b
+    Examples:
+      semisilo split study.toml --out parts
+    """
+    from semisilo.simulation.output import split_study
+
+    for line in split_study(study, out=out, seed=seed):
+        typer.echo(line)
 
 
 def main() -> None:

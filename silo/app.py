@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from silo.agent import Agent, Renewal
 from silo.diagnosis import diagnose
 from silo.display import Display, open_display
 from silo.enrollment import open_channel, renew_if_due
-from silo.home import JoinChoice, SiloHome, resolve_source
+from silo.home import JoinChoice, SiloHome, check_apart, resolve_source
 from silo.identity_store import Identity, load_identity
 from silo.link import Link, LinkSettings
 from silo.policy import DataPolicy, Policy, load_policy
@@ -30,13 +31,16 @@ OnError = Literal["stop", "skip"]
 _COUNT_SECONDS = 0.5
 
 
-def join(folder: Path, *, data: str | None = None, on_error: OnError | None = None,
-         exit_when_finished: bool = False) -> int:
+def join(folder: Path, *, data: str | None = None, labelled: str | None = None, test: str | None = None,
+         on_error: OnError | None = None, exit_when_finished: bool = False) -> int:
     """Takes part until stopped; what `silo join` does.
 
     Args:
         folder: the silo's home.
         data: source of the images; None for the one of silo.toml or of the last time.
+        labelled: labelled images apart from `data`; None where `data` holds them as well, or for what silo.toml or the
+            last time says when `data` is None too.
+        test: labelled images to measure this silo's own model on, likewise.
         on_error: at a file that cannot be read; None for what silo.toml or the last time says.
         exit_when_finished: end when there is no study any more after this silo has taken part in one.
     Returns: exit status: 0 at the end of the study and after SIGTERM, 130 after SIGINT.
@@ -47,7 +51,7 @@ def join(folder: Path, *, data: str | None = None, on_error: OnError | None = No
     identity = load_identity(folder)
     with home.lock():
         policy = load_policy(home.policy)
-        choice = choose_data(home, policy.data, data=data, on_error=on_error)
+        choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, on_error=on_error)
         display = open_display()
         compute = ProcessCompute("silo.work:Operations")
 
@@ -60,22 +64,31 @@ def join(folder: Path, *, data: str | None = None, on_error: OnError | None = No
             display.close()
 
 
-def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, on_error: OnError | None) -> JoinChoice:
+def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelled: str | None = None,
+                test: str | None = None, on_error: OnError | None) -> JoinChoice:
     """Which images: the command's, else those of silo.toml, else those of the last time.
 
-    Raises: UsageError when none of them says.
+    Who names the images says which are labelled and which are for testing; the command may add to the others' choice.
+    Raises: UsageError when none of them names any; BadData when two sources hold the same images.
     """
     last = JoinChoice.load(home.choice)
+    here = Path.cwd()
     if data:
-        source = resolve_source(data, base=Path.cwd())
+        choice = JoinChoice(source=resolve_source(data, base=here), on_error=policy.on_error)
     elif policy.source:
-        source = resolve_source(policy.source, base=home.folder)
+        source, its_labelled, its_test = (resolve_source(each, base=home.folder) if each else "" for each in (
+            policy.source, policy.labelled, policy.test))
+        choice = JoinChoice(source=source, labelled=its_labelled, test=its_test, on_error=policy.on_error)
     elif last is not None:
-        source = last.source
+        choice = last
     else:
         raise UsageError("No images were named.", remedy="Say where they are: silo join --data /scans")
-    by_default = last.on_error if last is not None and not data and not policy.source else policy.on_error
-    return JoinChoice(source=source, on_error=on_error or by_default)
+    if labelled:
+        choice = replace(choice, labelled=resolve_source(labelled, base=here))
+    if test:
+        choice = replace(choice, test=resolve_source(test, base=here))
+    check_apart(choice)
+    return replace(choice, on_error=on_error or choice.on_error)
 
 
 async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy: Policy, display: Display,

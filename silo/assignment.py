@@ -44,6 +44,7 @@ from silo.home import JoinChoice
 from silo.link import Link, Verdict, is_fatal
 from silo.memory import PendingUpdate, SiloMemory, update_id_of
 from silo.policy import Policy, check_task, check_update
+from silo.stores import collect_tensors
 
 __all__ = ["Outcome", "TaskAborted", "TaskRunner"]
 
@@ -53,8 +54,6 @@ _LOG = logging.getLogger("semisilo.silo")
 _REPORT_SECONDS = 3.0
 _SHORT_STAGE_SECONDS = 0.25
 """A stage that is over sooner is not reported: the message would only be in the way of the next."""
-_SPARE_GROUPS = 1
-"""Tensor groups of earlier tasks that stay on disk: the next task may name one again, or be coded against it."""
 _PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\](?=\S).*", re.DOTALL)
 """A path and all that follows: names of folders may have blanks, so where a path ends cannot be seen."""
 _LATE_ABORT_SECONDS = 5.0
@@ -161,9 +160,7 @@ class TaskRunner:
                 await self._link.download(task.task_id, reference, self._cache, on_bytes=arrived)
             before += reference.size_bytes
         await asyncio.to_thread(self._cache.collect, digests)
-        await asyncio.to_thread(self._tensors.collect,
-                                {digest for each in task.payloads for digest in (each.tensors, each.reference)},
-                                spare=_SPARE_GROUPS)
+        await asyncio.to_thread(collect_tensors, self._tensors, task.payloads)
         return {digest: self._cache.path(digest) for digest in digests}
 
     async def _cached(self, reference: PayloadRef) -> bool:

@@ -95,8 +95,17 @@ def enroll(
 def join(
     data: Annotated[str | None, typer.Option(
         "--data", metavar="SOURCE", show_default=False,
-        help="The images: a folder of images, a folder of class folders, a file.npz, or a named set such as digits. "
-             "Default: [data] source of silo.toml, else the source of the last time.")] = None,
+        help="The images: a folder of images, a folder of class folders, one with the folders labelled/CLASS and "
+             "unlabelled, a file.npz, or a named set such as digits. Default: [data] of silo.toml, else the images of "
+             "the last time.")] = None,
+    labelled: Annotated[str | None, typer.Option(
+        "--labelled", metavar="SOURCE", show_default=False,
+        help="Labelled images that lie elsewhere: class folders, or a file.npz with labels. All of --data is then "
+             "unlabelled. A study that has its labels at the coordinator drops all labels of this site.")] = None,
+    test: Annotated[str | None, typer.Option(
+        "--test", metavar="SOURCE", show_default=False,
+        help="Labelled images that this site's own model is measured on, where a study does so; never trained "
+             "on.")] = None,
     home: HomeOption = None,
     exit_when_finished: Annotated[bool, typer.Option(
         "--exit-when-finished", help="End with status 0 when the study is over, instead of waiting for the next "
@@ -116,6 +125,7 @@ def join(
     Examples:
       silo join --data /scans
       silo join --data images.npz --on-error skip
+      silo join --data /scans --labelled /scans-with-a-diagnosis
       silo join                                     the images of the last time
       silo join --data digits --exit-when-finished
 
@@ -127,7 +137,7 @@ def join(
     set_up_logging(verbose=verbose)
     from silo.app import join as join_federation
 
-    raise typer.Exit(join_federation(_home(home), data=data, on_error=on_error,
+    raise typer.Exit(join_federation(_home(home), data=data, labelled=labelled, test=test, on_error=on_error,
                                      exit_when_finished=exit_when_finished))
 
 

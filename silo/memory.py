@@ -197,6 +197,20 @@ class SiloMemory:
         self._put(study, replace(kept, pending=pending))
         return pending
 
+    def is_sound(self, study: str, last_folded_round: int) -> bool:
+        """Whether all that the coordinator counts on is here, whole: what `resolve` would drop or miss is not."""
+        if study not in self._index.studies:
+            return not last_folded_round
+        kept = self._index.studies[study]
+        committed, pending = kept.committed, kept.pending
+        folded = {each.round for each in (committed, pending) if each is not None}
+        files = [] if pending is None else self._files(pending)
+        if committed is not None:
+            files += [(self._memory_path(digest), digest) for digest in (committed.digest, committed.residuals)
+                      if digest]
+        return ((committed is None or last_folded_round in folded)
+                and all(_digest(path) == digest for path, digest in files))
+
     def state(self) -> tuple[str, int]:
         """(study, round) of the newest memory at hand, for AwaitTask; round 0 when there is none or it is lost."""
         study = self._index.latest

@@ -69,8 +69,18 @@ class DataPolicy:
 
     source: str = ""
     """A folder, `file.npz`, or a named set; relative paths start at the folder of silo.toml."""
+    labelled: str = ""
+    """Labelled images that lie elsewhere: class folders, or an .npz with labels. `source` is then unlabelled, all of
+    it. For studies with labels at silos; others drop all labels."""
+    test: str = ""
+    """Labelled images that this silo's own model is measured on, where a study does so; never trained on."""
     on_error: Literal["stop", "skip"] = "stop"
     """What to do with a file that cannot be read."""
+
+    def __post_init__(self) -> None:
+        for name in ("labelled", "test"):
+            if getattr(self, name) and not self.source:
+                raise ValueError(f"{name} without source: name the other images as well, or say {name} to `silo join`.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +214,11 @@ encodings = {_list(LOSSY_FORMS)}
 # Where the images are, unless `silo join --data` says otherwise: a folder, "file.npz", or a named set.
 # Relative paths start at the folder of this file.
 # source = "/scans"
+# With a label and without: put them into the folders labelled/CLASS and unlabelled, or name the labelled ones apart;
+# `source` is then unlabelled, all of it. A study with its labels at the coordinator drops all labels here.
+# labelled = "/scans-with-a-diagnosis"
+# Labelled images that this site's own model is measured on, where a study does so.
+# test = "/scans-for-testing"
 # A file that cannot be read: "stop" or "skip" (and say so).
 on_error = "stop"
 

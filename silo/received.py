@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.errors import BadPayload, LayoutMismatch, TensorsMissing, WrongBase
-from common.exchange import PayloadRef, TaskSpec, TensorGroup
+from common.exchange import Meaning, PayloadRef, TaskSpec, TensorGroup
 from common.manifest import DEFAULT_MAX_BYTES, check_manifest
 from common.methods import MethodSpec
 from common.payload_reader import PayloadReader
 from common.store import PayloadStore
 from common.tensor_cache import TensorCache
-from common.tensors import digest
+from common.tensors import digest, group_digest
 from common.torch_payload import decode_groups, encode_groups
 
-__all__ = ["receive"]
+__all__ = ["hold", "receive"]
 
 _LOG = logging.getLogger("semisilo.work")
 
@@ -79,13 +79,19 @@ def _fetched(task: TaskSpec, payload: PayloadRef, payloads: Mapping[str, str], s
         if tuple(found) != payload.groups or found[payload.groups[0]].digest != payload.tensors:
             raise BadPayload(f"The group '{payload.groups[0]}' is not the one that the task names.")
         (name, group), = found.items()
-        if not payload.reference:
+        if not payload.reference and group.meaning is Meaning.VALUES:
             cache.put(group.digest, path)
-        else:  # what later payloads are coded against has to stand alone
-            alone = encode_groups(store, {name: group}, durable=False)
-            cache.put(group.digest, store.path(alone.digest))
-            store.path(alone.digest).unlink()
+        else:
+            hold(store, name, group)
     return found
+
+
+def hold(store: PayloadStore, name: str, group: TensorGroup) -> None:
+    """Keeps the tensors of a group, so that the next payload may be coded against them: as one that stands alone."""
+    whole = TensorGroup(group.tensors, digest=group_digest(group))
+    alone = encode_groups(store, {name: whole}, durable=False)
+    TensorCache(store).put(whole.digest, store.path(alone.digest))
+    store.path(alone.digest).unlink()
 
 
 def _decode(path: Path, spec: MethodSpec, cache: TensorCache, *, name: str = "",

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,17 +19,19 @@ from common import numerics
 from common.config import from_dict, to_dict
 from common.data.image_set import Skipped
 from common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
-from common.exchange import ModelBuilder, PayloadRef, SiloTask, TaskSpec, Update
+from common.exchange import Meaning, ModelBuilder, PayloadRef, SiloTask, TaskSpec, TensorGroup, Update
 from common.logs import printable
 from common.manifest import GroupManifest, check_manifest
 from common.methods import MethodSpec, Scenario, find_method, is_declared
+from common.methods.spec import counts_of
 from common.models import check_model, model_builder
 from common.state_files import STATE_ENDING, StateFiles
 from common.store import PayloadStore
+from common.tensors import group_digest
 from silo.compression import Residuals, Sender, merged, write_update
 from silo.home import JoinChoice
 from silo.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
-from silo.received import receive
+from silo.received import hold, receive
 from silo.stores import open_cache, open_outgoing
 from silo.trainers import load_trainer
 
@@ -90,7 +93,8 @@ class Operations:
         settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         record = numerics.apply(order.numerics, device=device)
-        groups = receive(order, spec, payloads, open_cache(Path(cache_folder)))
+        cache = open_cache(Path(cache_folder))
+        groups = self._received(order, spec, payloads, cache)
         build = model_builder(order.model, order.image, tuple(factories))
         self._check_model(order, build, tuple(factories))
         images, skipped = self._silo_images(order, settings.scenario, JoinChoice(
@@ -106,13 +110,22 @@ class Operations:
         files = StateFiles(Path(memory_folder))
         payload, left = None, None
         if not update.abstention:
-            _assert_declared(spec, update)
-            payload, left = _written(order, update, open_outgoing(Path(outgoing_folder)), _left_out(residuals),
+            _assert_declared(spec, update, order.phase)
+            leaving = _against_received(spec, update, groups)
+            payload, left = _written(order, leaving, open_outgoing(Path(outgoing_folder)), _left_out(residuals),
                                      _left_out(pending_residuals), link_bytes_per_second)
+            for name, group in leaving.items():
+                if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
+                    hold(cache, name, group)
         kept, kept_residuals = (None if state is None else str(files.path(files.save(state))) for state in (keep, left))
         return {"abstention": update.abstention, "payload": to_dict(payload), "num_examples": update.num_examples,
                 "metrics": metrics, "memory": kept, "residuals": kept_residuals, "seconds": time.monotonic() - started,
                 "numerics": to_dict(record), "skipped": skipped}
+
+    def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, str],
+                  cache: PayloadStore) -> dict[str, TensorGroup]:
+        """The tensor groups of a task. To be overridden where several silos share their files."""
+        return receive(order, spec, payloads, cache)
 
     def _check_model(self, order: TaskSpec, build: ModelBuilder, factories: tuple[str, ...]) -> None:
         """Once for the same network: it is the same in every round of a study."""
@@ -178,11 +191,12 @@ def _loaded(file: str, cls: type[T], otherwise: str) -> T | None:
         return None
 
 
-def _written(order: TaskSpec, update: Update, outgoing: PayloadStore, committed: Mapping[str, torch.Tensor],
-             pending: Mapping[str, torch.Tensor], link_bytes_per_second: float) -> tuple[PayloadRef, Residuals | None]:
+def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: PayloadStore,
+             committed: Mapping[str, torch.Tensor], pending: Mapping[str, torch.Tensor],
+             link_bytes_per_second: float) -> tuple[PayloadRef, Residuals | None]:
     """The update's payload, and all residuals after it; None when there are none and were none."""
     payload, left = write_update(
-        outgoing, update.groups, order.uplink, residuals=committed, link_bytes_per_second=link_bytes_per_second,
+        outgoing, groups, order.uplink, residuals=committed, link_bytes_per_second=link_bytes_per_second,
         sender=Sender(seed=order.seed, round=order.round, phase=order.phase, silo=order.silo))
     keeps = bool(order.uplink.lossy) and order.uplink.error_feedback
     after = merged(committed=committed, pending=pending, left=left, phase=order.phase) if keeps else {}
@@ -200,7 +214,7 @@ def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
     return {name: float(value) for name, value in update.metrics.items()}
 
 
-def _assert_declared(spec: MethodSpec, update: Update) -> None:
+def _assert_declared(spec: MethodSpec, update: Update, phase: str) -> None:
     """What the method does not declare must never leave; it would be this program's own mistake."""
     try:
         check_manifest([GroupManifest(name, group.meaning, group.base, (), 0) for name, group in update.groups.items()],
@@ -208,5 +222,17 @@ def _assert_declared(spec: MethodSpec, update: Update) -> None:
     except BadPayload as error:
         raise AssertionError(f"trainer {spec.name}: {error.text}") from error
     assert update.groups, f"trainer {spec.name}: neither tensors nor a reason why not"
-    missing = set(spec.counts) - update.metrics.keys()
+    missing = set(counts_of(spec, phase)) - update.metrics.keys()
     assert not missing, f"trainer {spec.name}: every update brings {sorted(missing)}"
+
+
+def _against_received(spec: MethodSpec, update: Update, received: Mapping[str, TensorGroup]) -> dict[str, TensorGroup]:
+    """The groups of an update; those that overwrite with the tensors that they overwrite, and with their digest."""
+    groups = dict(update.groups)
+    for name, group in groups.items():
+        if group.meaning is Meaning.OVERWRITE:
+            sent = received.get(name, TensorGroup({}))
+            assert group_digest(sent) == group.base, (
+                f"trainer {spec.name}: the group {name} overwrites another than the one of that name in its task")
+            groups[name] = replace(group, digest=group_digest(group), base_tensors=sent.tensors)
+    return groups

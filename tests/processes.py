@@ -68,6 +68,8 @@ class FederationOfProcesses:
         self.port = free_ports()
         self.factory = "wide_network:wide"
         """What the silos permit."""
+        self.sources = {silo: folder / f"{silo}.npz" for silo in silos}
+        """Where each silo's images are."""
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._command("coordinator.cli", "init", "testing", "--address", f"127.0.0.1:{self.port}", "--folder",
                       str(self.hub))
@@ -85,7 +87,7 @@ class FederationOfProcesses:
         np.savez(first / "test.npz", test_images=pixels[-300:], test_labels=labels[-300:])
         for number, silo in enumerate(silos):
             start = 100 + images * number
-            np.savez(folder / f"{silo}.npz", train_images=pixels[start:start + images])
+            np.savez(self.sources[silo], train_images=pixels[start:start + images])
 
     # Commands ---------------------------------------------------------------------------------------------------------
 
@@ -135,8 +137,8 @@ class FederationOfProcesses:
 
     def join(self, silo: str, *, crash: str = "", words: tuple[str, ...] = ("--exit-when-finished",)) -> None:
         """Starts `silo join`."""
-        self._start(silo, "silo.cli", "join", "--data", str(self.folder / f"{silo}.npz"), "--home",
-                    str(self.folder / silo), *words, crash=crash)
+        self._start(silo, "silo.cli", "join", "--data", str(self.sources[silo]), "--home", str(self.folder / silo),
+                    *words, crash=crash)
 
     # Life and death ---------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,19 @@
 """Weak and strong augmentation of image batches, by the policies of a study.
 
-| policy            | weak                                              | strong: weak geometry, then RandAugment      |
+| policy            | weak                                              | strong                                       |
 |-------------------|---------------------------------------------------|----------------------------------------------|
-| small (default)   | shift by up to side/8 with reflection, flips      | 2 of 15 operations, magnitude 1 to 10 of 10  |
-| semifl_official   | flip, crop with reflection padding 4              | 2 of 15 operations, SemiFL's published sizes |
-| fedmatch_official | half flipped, a quarter of those also upside down | 6 of 13 operations, level below 2..5 of 10   |
-|                   | then shift by up to 2 with black                  |                                              |
+| small (default)   | shift by up to side/8 with reflection, flips      | weak geometry, then RandAugment: 2 of 15     |
+|                   |                                                   | operations, magnitude 1 to 10 of 10          |
+| semifl_official   | flip, crop with reflection padding 4              | weak geometry, then RandAugment: 2 of 15     |
+|                   |                                                   | operations, SemiFL's published sizes         |
+| fedmatch_official | half flipped, a quarter of those also upside down | RandAugment of the image itself: 6 of 13     |
+|                   | then shift by up to 2 with black                  | operations, level below 2..5 of 10           |
+| fedmix            | flip, then shift by up to 2 with black            | weak geometry, then FedMatch's RandAugment   |
 | none              | the image                                         | the image                                    |
+
+"fedmatch_official" is the code of FedMatch's third version, which augments nothing but strong views. "fedmix" is the
+flip-and-shift of FedMix, which has no strong views, and of FedMatch's first version, which applies it to every training
+image, hence also below RandAugment.
 
 A flip happens only if the study says that it keeps the meaning of an image (`horizontal_flip`, `vertical_flip`).
 
@@ -43,7 +50,11 @@ FEDMATCH_OPERATIONS = (
     "AutoContrast", "Equalize", "Rotate", "Solarize", "Color", "Posterize", "Contrast", "Brightness", "Sharpness",
     "ShearX", "ShearY", "TranslateX", "TranslateY",
 )
-"""The pool of RandAugment in the policy "fedmatch_official"; its Equalize changes nothing, as in the official code."""
+"""The pool of RandAugment in the policies "fedmatch_official" and "fedmix"; its Equalize changes nothing, as in the
+official code."""
+
+_FEDMATCH_SHIFT = 2
+"""Pixels, of FedMatch's and FedMix's flip-and-shift."""
 
 _Floats = NDArray[np.float64]
 _Draws = _Floats
@@ -65,7 +76,7 @@ def check_settings(settings: AugmentationSettings) -> None:
     """Refuses what the policy would not honour.
 
     Raises: BadConfiguration for an unknown operation in `without`, for flips or `without` in the policy "none", for a
-        vertical flip in "semifl_official" (which has none), and when no operation is left.
+        vertical flip in "semifl_official" and "fedmix" (which have none), and when no operation is left.
     """
     _pool(settings)
 
@@ -78,38 +89,41 @@ def weak(images_BCHW: Tensor, settings: AugmentationSettings, generator: torch.G
         generator: on the CPU; advanced.
     Returns: uint8, same shape and device; never the same storage unless the policy is "none".
     Raises: BadConfiguration as `check_settings`.
-    Source: SemiFL code (crop, flip), FedMatch code (flip and shift) as its comments say; "small" is ours.
+    Source: SemiFL code (crop, flip), FedMatch code (flip and shift) as its comments say, data.md section 4 ("fedmix");
+        "small" is ours.
     """
     _pool(settings)
     if settings.policy == "none" or len(images_BCHW) == 0:
         return images_BCHW
     side = images_BCHW.shape[3]
     if settings.policy == "fedmatch_official":
-        return _flip_and_shift(images_BCHW, settings, generator, limit=2)
+        return _flip_and_shift(images_BCHW, settings, generator, limit=_FEDMATCH_SHIFT)
     # Reflection reaches at most side - 1 pixels, which matters only for images of fewer than 5 pixels.
-    limit = side // 8 if settings.policy == "small" else min(4, side - 1)
+    limit = {"small": side // 8, "semifl_official": min(4, side - 1), "fedmix": _FEDMATCH_SHIFT}[settings.policy]
     draws = torch.rand(len(images_BCHW), 4, generator=generator, dtype=torch.float64)
     shift = (draws[:, :2] * (2 * limit + 1)).to(torch.int64) - limit
     return _resample(
-        images_BCHW, shift_y_B=shift[:, 0], shift_x_B=shift[:, 1], reflect=True,
+        images_BCHW, shift_y_B=shift[:, 0], shift_x_B=shift[:, 1], reflect=settings.policy != "fedmix",
         flip_x_B=draws[:, 2] < 0.5 if settings.horizontal_flip else None,
         flip_y_B=draws[:, 3] < 0.5 if settings.vertical_flip else None,
     )
 
 
 def strong(images_BCHW: Tensor, settings: AugmentationSettings, generator: torch.Generator) -> Tensor:
-    """Strong view of each image: the weak geometry, then RandAugment (FixMatch, Sohn et al. 2020).
+    """Strong view of each image: the weak geometry, then RandAugment (FixMatch, Sohn et al. 2020); in the policy
+    "fedmatch_official" RandAugment alone, as in FedMatch's code.
 
     Arguments, result and errors as in `weak`.
     """
     pool = _pool(settings)
-    images = weak(images_BCHW, settings, generator)
-    if settings.policy == "none" or len(images) == 0:
-        return images
-    stages = 6 if settings.policy == "fedmatch_official" else 2
+    if settings.policy == "none" or len(images_BCHW) == 0:
+        return images_BCHW
+    from_fedmatch = settings.policy in ("fedmatch_official", "fedmix")
+    images = images_BCHW.clone() if settings.policy == "fedmatch_official" else weak(images_BCHW, settings, generator)
+    stages = 6 if from_fedmatch else 2
     draws_BSD = torch.rand(len(images), stages, _DRAWS, generator=generator, dtype=torch.float64).numpy()
     chosen_BS = np.floor(draws_BSD[:, :, _OP] * len(pool)).astype(np.int64)
-    if settings.policy == "fedmatch_official":
+    if from_fedmatch:
         # The largest level is drawn once per image: the column of the first stage serves all stages.
         draws_BSD[:, :, _RATE] = draws_BSD[:, :1, _RATE]
     else:
@@ -182,8 +196,8 @@ def _pool(settings: AugmentationSettings) -> tuple[_Operation, ...]:
             raise BadConfiguration(f'[augmentation] {wanted[0]} has no effect with policy = "none".',
                                    remedy=f"Remove {wanted[0]} or choose another policy.")
         return ()
-    if settings.policy == "semifl_official" and settings.vertical_flip:
-        raise BadConfiguration('[augmentation] vertical_flip: policy "semifl_official" has no vertical flip.',
+    if settings.policy in ("semifl_official", "fedmix") and settings.vertical_flip:
+        raise BadConfiguration(f'[augmentation] vertical_flip: policy "{settings.policy}" has no vertical flip.',
                                remedy='Remove vertical_flip or set policy = "small".')
     pool = _POOLS[settings.policy]
     for name in settings.without:
@@ -349,4 +363,5 @@ _POOLS: dict[str, dict[str, _Operation]] = {
     "small": _small_pool(),
     "semifl_official": _semifl_pool(),
     "fedmatch_official": _fedmatch_pool(),
+    "fedmix": _fedmatch_pool(),
 }

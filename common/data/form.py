@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["AugmentationSettings", "ImageForm"]
+__all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "ImageForm"]
+
+LABELLED = "labelled"
+UNLABELLED = "unlabelled"
+"""Names of the two folders, and of the two parts of an .npz, that say which images have a class; no class of a study
+with labels at silos can be called so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,8 +25,9 @@ class ImageForm:
     """Mean of each channel on the scale 0 to 1."""
     std: tuple[float, ...]
     """Standard deviation of each channel, > 0, on the scale 0 to 1."""
-    resize: Literal["fit", "crop", "stretch"] = "fit"
-    """How another size is brought to `size`: pad to a square and scale, centre square and scale, or stretch."""
+    resize: Literal["fit", "crop", "stretch", "pad"] = "fit"
+    """How another size is brought to `size`: pad to a square and scale, centre square and scale, stretch, or pad with
+    black without scaling (larger images are refused)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:
@@ -36,7 +42,7 @@ class ImageForm:
 class AugmentationSettings:
     """How training images are varied; the names are those of the specification of data."""
 
-    policy: Literal["small", "semifl_official", "fedmatch_official", "none"] = "small"
+    policy: Literal["small", "semifl_official", "fedmatch_official", "fedmix", "none"] = "small"
     """Pair of a weak and a strong augmentation."""
     horizontal_flip: bool = False
     """Whether a left-right flip keeps the meaning of an image."""

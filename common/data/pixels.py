@@ -1,7 +1,7 @@
 """From any picture to uint8 squares of the study's size and channels.
 
 Two entrances, one result: `square` for one Pillow image, `squares` for a stack of arrays. Both resample with Pillow's
-antialiased bilinear filter, and grey is ITU-R 601 luminance.
+antialiased bilinear filter ("pad" resamples nothing), and grey is ITU-R 601 luminance.
 
 Depth. Values of 8 bits are taken as they are. 16-bit values are divided by 4095 when none exceeds 4095, since scanners
 put 12 bits into 16-bit files, else by 65535; other whole numbers likewise, but by 255 when none exceeds 255. Fractions
@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 
 __all__ = ["Resize", "UnusableError", "square", "squares", "to_eight_bits"]
 
-Resize = Literal["fit", "crop", "stretch"]
+Resize = Literal["fit", "crop", "stretch", "pad"]
 Pixels = NDArray[np.uint8]
 
 _FILTER = Image.Resampling.BILINEAR
@@ -32,6 +32,10 @@ _CHUNK = 4096
 class UnusableError(ValueError):
     """A picture that cannot be turned into pixels; the text is the reason and names no file."""
 
+    def __init__(self, text: str, *, remedy: str = "") -> None:
+        super().__init__(text)
+        self.remedy = remedy
+
 
 def square(image: Image.Image, *, size: int, channels: int, resize: str) -> Pixels:
     """The picture as uint8 (C, S, S).
@@ -39,7 +43,9 @@ def square(image: Image.Image, *, size: int, channels: int, resize: str) -> Pixe
     The orientation that a camera noted is applied, transparency lies on black, a palette is resolved, of several frames
     the first is taken.
     Args:
-        resize: "fit" pads to a square with black, "crop" takes the centre square, "stretch" neither; then scaled.
+        resize: "fit" pads to a square with black, "crop" takes the centre square, "stretch" neither; then scaled. "pad"
+            puts black around the picture, the same on both sides (an odd pixel goes right and below), and scales
+            nothing.
     Raises: UnusableError with the reason; whatever Pillow raises for damaged data.
     """
     image = ImageOps.exif_transpose(image)
@@ -146,6 +152,14 @@ def _scale(image: Image.Image, size: int, resize: str) -> Image.Image:
     if image.size == (size, size):
         return image
     width, height = image.size
+    if resize == "pad":
+        if max(width, height) > size:
+            raise UnusableError(f'with {width}x{height} pixels it does not fit into {size}x{size}, and resize = "pad"'
+                                " scales nothing", remedy=f"Set size = {max(width, height)} in [data] image, or"
+                                ' resize = "fit".')
+        larger = Image.new(image.mode, (size, size))
+        larger.paste(image, ((size - width) // 2, (size - height) // 2))
+        return larger
     if resize == "stretch" or width == height:
         return image.resize((size, size), _FILTER)
     if resize == "crop":

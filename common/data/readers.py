@@ -20,7 +20,7 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ __all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "check_folders", "meas
            "read_images", "read_listing", "survey"]
 
 _SAMPLE = 500
-_RESIZES = ("fit", "crop", "stretch")
+_RESIZES = get_args(pixels.Resize)
 
 
 def read_images(
@@ -46,7 +46,7 @@ def read_images(
 
     Args:
         source: a folder, an .npz file or "digits"; see the table above.
-        size: S, 1 to 4096. channels: 1 or 3. resize: "fit", "crop" or "stretch".
+        size: S, 1 to 4096. channels: 1 or 3. resize: "fit", "crop", "stretch" or "pad".
         classes: the study's class names in label order, once they are frozen.
         labelled: False drops labels and reads images at any depth of a folder.
         on_error: at a file that cannot be read, "stop" or "skip" (and list) it.
@@ -70,7 +70,7 @@ def read_images(
         squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, progress=_told(progress))
     except pixels.UnusableError as error:
         raise BadData(f"{source}: its images cannot be used: {error}.",
-                      remedy="Store uint8 pixels, or fractions in 0..1.") from None
+                      remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
     return ReadResult(_image_set(squares, labels_N, image_names), names, ())
 
@@ -214,7 +214,7 @@ def _check_form(size: int, channels: int, resize: str) -> None:
     if resize not in _RESIZES:
         near = difflib.get_close_matches(resize, _RESIZES, n=1)
         raise BadConfiguration(f"resize = {resize!r} is not known.",
-                               remedy=f"Did you mean '{near[0]}'?" if near else "Choose fit, crop or stretch.")
+                               remedy=f"Did you mean '{near[0]}'?" if near else "Choose fit, crop, stretch or pad.")
 
 
 def _image_set(squares: NDArray[np.uint8], labels_N: NDArray[np.int64] | None, names: tuple[str, ...]) -> ImageSet:

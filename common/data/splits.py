@@ -76,6 +76,15 @@ class Split:
         """Steps in which unlabelled images stream in; 1 where they are all there from the start."""
         return len(self.steps[0]) if self.steps else 1
 
+    def steps_of(self, silo: int) -> Indices | None:
+        """The step, from 0, in which each unlabelled image of a silo comes, in the order of `silos[silo]`; or None."""
+        if not self.steps:
+            return None
+        steps_N = np.empty(len(self.silos[silo]), dtype=np.int64)
+        for step, indices in enumerate(self.steps[silo]):
+            steps_N[np.searchsorted(self.silos[silo], indices)] = step
+        return steps_N
+
 
 def _is_sorted(part: Indices) -> bool:
     return len(part) < 2 or bool(np.all(part[1:] > part[:-1]))

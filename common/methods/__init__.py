@@ -7,13 +7,22 @@ as plug-ins (common/plugins.py); they cannot take a name that is in this table.
 
 from __future__ import annotations
 
+from common.methods.fed_shvr import FED_SHVR
+from common.methods.fedavg import FEDAVG
+from common.methods.fedmatch import FEDMATCH
+from common.methods.fedmix import FEDMIX
+from common.methods.fedprox import FEDPROX
+from common.methods.fedrgd import FEDRGD
+from common.methods.fedsgd import FEDSGD
+from common.methods.local import LOCAL
 from common.methods.semifl import SEMIFL, SemiFLSettings
 from common.methods.spec import MethodPlugin, MethodSpec, Scenario, check_metrics, is_declared
 
 __all__ = ["METHODS", "MethodPlugin", "MethodSpec", "Scenario", "SemiFLSettings", "check_metrics",
            "find_method", "is_declared"]
 
-METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in (SEMIFL,)}
+METHODS: dict[str, MethodSpec] = {
+    spec.name: spec for spec in (SEMIFL, FED_SHVR, FEDMATCH, FEDMIX, FEDAVG, FEDPROX, LOCAL, FEDRGD, FEDSGD)}
 
 
 def find_method(name: str) -> MethodSpec:

@@ -12,13 +12,15 @@ from common.exchange import Meaning
 from common.logs import printable
 
 __all__ = ["PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least",
-           "below_one", "check_metrics", "is_declared", "positive", "within"]
+           "below_one", "check_metrics", "counts_of", "is_declared", "positive", "within"]
 
 Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
 StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
 """Who measures static batch-norm statistics: `coordinator.static_statistics`."""
 
 _MAX_COUNT = 10**9
+_STATISTICS = "statistics"
+"""Name of the phase in which silos measure batch-norm statistics and train nothing."""
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
 """What `silo.pseudo_label_report` gives for every method that makes pseudo-labels. The last two are known in
 simulations only; "pseudo_labels/<label>" is how many kept images have that class."""
@@ -40,8 +42,8 @@ class MethodSpec:
     """Numbers that a silo may send with an update or an abstention. A name that ends in "/*" stands for numbered
     ones."""
     counts: tuple[str, ...] = ()
-    """Metrics that the strategy computes with: every update (not: abstention) must bring them, whole numbers from 1 to
-    10^9. They are among `metrics`."""
+    """Metrics that the strategy computes with: every update (not: an abstention, nor batch-norm statistics) must bring
+    them, whole numbers from 1 to 10^9. They are among `metrics`."""
     settings: type
     """Dataclass of the method's settings."""
     set_by_strategy: tuple[str, ...] = ()
@@ -75,11 +77,17 @@ def is_declared(name: str, declared: Collection[str]) -> bool:
         each.endswith("/*") and name.startswith(each[:-1]) and name[len(each) - 1:].isdigit() for each in declared)
 
 
-def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: bool) -> None:
+def counts_of(spec: MethodSpec, phase: str) -> tuple[str, ...]:
+    """`MethodSpec.counts`, as far as updates of a phase must bring them: all but where silos only measure."""
+    return () if phase == _STATISTICS else spec.counts
+
+
+def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: bool, phase: str = "") -> None:
     """Metrics that came from a silo, against what its method declares.
 
     Args:
         update: whether they came with an update; `MethodSpec.counts` are asked of these only.
+        phase: name of the phase that they came in.
     Raises: BadPayload, naming the metric.
     """
     for name, value in metrics.items():
@@ -88,7 +96,7 @@ def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: boo
                              remedy=f"It has: {', '.join(spec.metrics)}.")
         if not math.isfinite(value):
             raise BadPayload(f"The metric '{name}' is not a finite number.")
-    for name in spec.counts if update else ():
+    for name in counts_of(spec, phase) if update else ():
         value = metrics.get(name, 0.0)
         if not (1 <= value <= _MAX_COUNT and value == int(value)):
             raise BadPayload(f"The metric '{name}' must be a whole number from 1 to {_MAX_COUNT}.")

@@ -10,10 +10,14 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import Normalisation, convert
+from common.batch_norm import Normalisation, StaticBatchNorm, convert
 from common.data.form import ImageForm
 from common.errors import BadConfiguration, NotPermitted, UnknownName
 from common.exchange import ModelBuilder, ModelSettings
+from common.models.alexnet_like import AlexNetLike
+from common.models.cnn13 import CNN13
+from common.models.mlp_5000 import MLP5000
+from common.models.resnet9 import ResNet9
 from common.models.small_cnn import SmallCNN
 from common.models.torchvision_models import build_torchvision_model, torchvision_names
 from common.models.wide_resnet import WideResNet28
@@ -31,7 +35,19 @@ _BUILT_IN: dict[str, _BuiltIn] = {
         widen=2, num_classes=classes, channels=channels, normalisation=norm),
     "wide_resnet_28_8": lambda classes, channels, size, norm: WideResNet28(
         widen=8, num_classes=classes, channels=channels, normalisation=norm),
+    "resnet9": lambda classes, channels, size, norm: ResNet9(
+        num_classes=classes, channels=channels, size=size, normalisation=norm),
+    "alexnet_like": lambda classes, channels, size, norm: AlexNetLike(
+        num_classes=classes, channels=channels, size=size),
+    "mlp_5000": lambda classes, channels, size, norm: MLP5000(num_classes=classes, channels=channels, size=size),
+    "cnn13": lambda classes, channels, size, norm: CNN13(
+        num_classes=classes, channels=channels, size=size, normalisation=norm),
+    "cnn13_no_bias": lambda classes, channels, size, norm: CNN13(
+        num_classes=classes, channels=channels, size=size, bias=False, normalisation=norm),
 }
+
+_NOTHING_TO_NORMALISE = ("alexnet_like", "mlp_5000")
+"""Networks that are defined without normalisation layers, and have no place for them."""
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -50,15 +66,18 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
         allow_factories: "package.module:factory" names that the owner of this machine lists. A factory is called as
             `factory(num_classes=, channels=, size=)`; only then is its package imported.
     Raises: UnknownName with the nearest name; NotPermitted for a factory that is not listed; BadConfiguration for a
-        factory that cannot be imported or called, a network that refuses the image size, or fewer than two classes.
+        factory that cannot be imported or called, a network that refuses the image size, fewer than two classes, or
+        normalisation layers that the network has no place for.
     """
-    name, classes = settings.name, len(settings.classes)
+    name, classes, kind = settings.name, len(settings.classes), settings.normalisation_layers
     if classes < 2:
         raise BadConfiguration(f"Model '{name}' needs at least 2 classes; the study has {classes}.")
     if ":" in name:
         model = _call_factory(name, num_classes=classes, channels=channels, size=size, allowed=allow_factories)
     elif name in _BUILT_IN:
-        return _BUILT_IN[name](classes, channels, size, settings.normalisation)
+        if name in _NOTHING_TO_NORMALISE and kind != "none":
+            raise _no_place_for(settings)
+        return _BUILT_IN[name](classes, channels, size, kind)
     elif name in torchvision_names():
         try:
             model = build_torchvision_model(name, num_classes=classes, channels=channels, size=size)
@@ -70,7 +89,9 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
         raise UnknownName(f"There is no model '{name}'.",
                           remedy=f"Did you mean '{near[0]}'?" if near else
                           f"Choose one of {', '.join(_BUILT_IN)}, a torchvision name, or package.module:factory.")
-    convert(model, settings.normalisation)
+    if settings.normalisation not in ("auto", "none") and not any(map(_is_batch_norm, model.modules())):
+        raise _no_place_for(settings)
+    convert(model, kind)
     return model
 
 
@@ -111,6 +132,16 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
     if count == 0:
         raise BadConfiguration("The model has no trainable parameters.")
     return count
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, (StaticBatchNorm, nn.modules.batchnorm._BatchNorm))
+
+
+def _no_place_for(settings: ModelSettings) -> BadConfiguration:
+    return BadConfiguration(
+        f'[model] normalisation = "{settings.normalisation}" has no effect: {settings.name} has no batch-norm layers.',
+        remedy="Remove normalisation, or choose another [model] name.")
 
 
 def _call_factory(name: str, *, num_classes: int, channels: int, size: int, allowed: Collection[str]) -> nn.Module:

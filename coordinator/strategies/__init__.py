@@ -9,6 +9,14 @@ from common.plugins import load_half
 __all__ = ["STRATEGIES", "load_strategy"]
 
 STRATEGIES: dict[str, str] = {
+    "fedavg": "coordinator.strategies.fedavg:FedAvgStrategy",
+    "fedprox": "coordinator.strategies.fedprox:FedProxStrategy",
+    "local": "coordinator.strategies.local:LocalStrategy",
+    "fed_shvr": "coordinator.strategies.fed_shvr:FedSHVRStrategy",
+    "fedmatch": "coordinator.strategies.fedmatch:FedMatchStrategy",
+    "fedmix": "coordinator.strategies.fedmix:FedMixStrategy",
+    "fedrgd": "coordinator.strategies.fedrgd:FedRGDStrategy",
+    "fedsgd": "coordinator.strategies.fedsgd:FedSGDStrategy",
     "semifl": "coordinator.strategies.semifl:SemiFLStrategy",
 }
 """Built-in method -> "module:Class"; plug-ins name their own."""

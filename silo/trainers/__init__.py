@@ -9,6 +9,14 @@ from common.plugins import load_half
 __all__ = ["TRAINERS", "load_trainer"]
 
 TRAINERS: dict[str, str] = {
+    "fedavg": "silo.trainers.fedavg:FedAvgTrainer",
+    "fedprox": "silo.trainers.fedprox:FedProxTrainer",
+    "local": "silo.trainers.local:LocalTrainer",
+    "fed_shvr": "silo.trainers.fed_shvr:FedSHVRTrainer",
+    "fedmatch": "silo.trainers.fedmatch:FedMatchTrainer",
+    "fedmix": "silo.trainers.fedmix:FedMixTrainer",
+    "fedrgd": "silo.trainers.fedrgd:FedRGDTrainer",
+    "fedsgd": "silo.trainers.fedsgd:FedSGDTrainer",
     "semifl": "silo.trainers.semifl:SemiFLTrainer",
 }
 """Built-in method -> "module:Class"; plug-ins name their own."""

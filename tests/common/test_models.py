@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,9 +16,27 @@ from common.batch_norm import StaticBatchNorm
 from common.data.form import ImageForm
 from common.errors import BadConfiguration, NotPermitted, UnknownName
 from common.exchange import ModelSettings
-from common.models import WideResNet28, build_model, check_model, initial_model, model_builder
+from common.models import (
+    CNN13,
+    MLP5000,
+    AlexNetLike,
+    ResNet9,
+    WideResNet28,
+    build_model,
+    check_model,
+    initial_model,
+    model_builder,
+)
 
 CLASSES = tuple(f"class {index}" for index in range(10))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _count(model: nn.Module) -> int:
@@ -82,6 +101,175 @@ def test_the_shortcut_convolution_takes_the_activated_input_and_a_plain_block_th
     assert torch.allclose(first(x), nn.functional.conv2d(normal.relu(), first.shortcut.weight), atol=1e-5)
     y = torch.randn(2, 32, 8, 8)
     assert torch.equal(second(y), y)
+
+
+@pytest.mark.parametrize(("name", "channels", "size", "normalisation", "parameters"), [
+    ("wide_resnet_28_2", 3, 32, "auto", 1_467_610),
+    ("resnet9", 3, 32, "auto", 6_568_640),
+    ("resnet9", 3, 32, "static_batch", 6_573_120),
+    ("alexnet_like", 3, 32, "auto", 12_815_818),
+    ("alexnet_like", 1, 28, "none", 9_143_754),
+    ("mlp_5000", 1, 28, "auto", 3_975_010),
+    ("cnn13", 3, 32, "auto", 3_123_850),
+    ("cnn13_no_bias", 3, 32, "auto", 3_121_802),
+    ("cnn13", 3, 32, "group", 3_123_850),
+    ("cnn13", 3, 32, "none", 3_123_850 - 2 * 2_048),
+])
+def test_the_networks_of_the_papers_have_their_numbers_of_parameters(
+        name: str, channels: int, size: int, normalisation: str, parameters: int) -> None:
+    settings = ModelSettings(name=name, classes=CLASSES, normalisation=normalisation)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        assert _count(build_model(settings, channels=channels, size=size)) == parameters
+
+
+@pytest.mark.parametrize(("name", "channels", "size"), [
+    ("resnet9", 3, 32), ("resnet9", 1, 32), ("alexnet_like", 3, 32), ("alexnet_like", 1, 28), ("alexnet_like", 1, 8),
+    ("mlp_5000", 1, 28), ("mlp_5000", 3, 8), ("cnn13", 3, 32), ("cnn13", 1, 28), ("cnn13_no_bias", 3, 12)])
+def test_the_networks_of_the_papers_take_their_images(name: str, channels: int, size: int) -> None:
+    form = ImageForm(size=size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)  # type: ignore[arg-type]
+    assert check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form), form, 10) > 100_000
+
+
+@pytest.mark.parametrize(("name", "size", "fits"), [
+    ("resnet9", 28, "32x32"), ("resnet9", 64, "32x32"), ("alexnet_like", 7, "at least 8x8"),
+    ("cnn13", 8, "at least 12x12")])
+def test_a_network_of_a_paper_names_the_image_size_that_fits(name: str, size: int, fits: str) -> None:
+    with pytest.raises(BadConfiguration) as caught:
+        build_model(ModelSettings(name=name, classes=CLASSES), channels=3, size=size)
+    assert fits in caught.value.text
+    assert f"{size}x{size}" in caught.value.text
+    assert "size = 32" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("resnet9", "none"), ("alexnet_like", "none"), ("mlp_5000", "none"), ("cnn13", "static_batch"),
+    ("cnn13_no_bias", "static_batch"), ("small_cnn", "static_batch"), ("wide_resnet_28_2", "static_batch"),
+    ("resnet18", "static_batch"), ("hospital_nets:tiny", "static_batch")])
+def test_normalisation_is_what_the_networks_paper_has_unless_the_study_says_otherwise(name: str, kind: str) -> None:
+    assert ModelSettings(name=name).normalisation_layers == kind
+    assert ModelSettings(name=name, normalisation="group").normalisation_layers == "group"
+
+
+@pytest.mark.parametrize("name", ["resnet9", "cnn13"])
+@pytest.mark.parametrize("kind", ["static_batch", "group", "layer", "none"])
+def test_a_network_with_a_place_for_normalisation_takes_any(name: str, kind: str) -> None:
+    settings = ModelSettings(name=name, classes=CLASSES, normalisation=kind)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        model = build_model(settings, channels=3, size=32)
+    num_convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    kinds = {"static_batch": StaticBatchNorm, "group": nn.GroupNorm, "layer": nn.GroupNorm, "none": nn.Identity}
+    assert sum(isinstance(module, kinds[kind]) for module in model.modules()) == num_convolutions
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("alexnet_like", "static_batch"), ("mlp_5000", "group"), ("vit_b_16", "static_batch"), ("alexnet", "layer")])
+def test_normalisation_that_a_network_has_no_place_for_is_refused(name: str, kind: str) -> None:
+    settings = ModelSettings(name=name, classes=CLASSES, normalisation=kind)  # type: ignore[arg-type]
+    with torch.device("meta"), pytest.raises(BadConfiguration, match="has no effect") as caught:
+        build_model(settings, channels=3, size=64)
+    assert name in caught.value.text
+    assert kind in caught.value.text
+
+
+def test_resnet9_computes_its_table() -> None:
+    """The layers of models.md applied one by one with plain functions."""
+    torch.manual_seed(0)
+    model = ResNet9(num_classes=10)
+    weights = [parameter for name, parameter in model.named_parameters() if not name.startswith("classifier")]
+    assert [tuple(w.shape[:2]) for w in weights] == [
+        (64, 3), (128, 64), (128, 128), (128, 128), (256, 128), (512, 256), (512, 512), (512, 512)]
+    assert not any("bias" in name for name, _ in model.named_parameters())
+    functional = nn.functional
+
+    def conv(x: torch.Tensor, number: int) -> torch.Tensor:
+        return functional.conv2d(x, weights[number - 1], padding=1).relu()
+
+    x = images = torch.randn(2, 3, 32, 32)
+    x = functional.max_pool2d(conv(conv(x, 1), 2), 2)
+    x = x + conv(conv(x, 3), 4)
+    x = functional.max_pool2d(conv(x, 5), 2)
+    x = functional.max_pool2d(conv(x, 6), 2)
+    x = x + conv(conv(x, 7), 8)
+    x = functional.max_pool2d(x, 4)
+    assert x.shape == (2, 512, 1, 1)
+    assert torch.allclose(model(images), x.flatten(1) @ model.classifier.weight.T, atol=1e-5)
+
+
+def test_an_even_kernel_pads_one_more_on_the_right_and_below() -> None:
+    """A 4x4 kernel has one pixel of padding before and two after, so its place (1, 1) lies on the output's own pixel; a
+    2x2 kernel has none before and one after."""
+    model = AlexNetLike(num_classes=10, channels=1, size=8)
+    pads = [module for module in model.features if isinstance(module, nn.ZeroPad2d)]
+    assert [pad.padding for pad in pads] == [(1, 2, 1, 2), (1, 1, 1, 1), (0, 1, 0, 1)]
+    first = model.features[1]
+    with torch.no_grad():
+        first.weight.zero_()
+        first.weight[:, :, 1, 1] = 1.0
+    image = torch.rand(1, 1, 8, 8)
+    assert torch.equal(first(pads[0](image))[:, :1], image), "the kernel's place (1, 1) is the pixel itself"
+    assert model.features[:4](image).shape == (1, 64, 4, 4)
+
+
+def test_alexnet_like_flattens_to_the_published_sizes() -> None:
+    with torch.device("meta"):
+        assert AlexNetLike(num_classes=10).classifier[0].in_features == 4096
+        assert AlexNetLike(num_classes=10, channels=1, size=28).classifier[0].in_features == 2304
+        weights = [p for name, p in AlexNetLike(num_classes=10).named_parameters() if name.endswith("weight")]
+    assert sum(weight.numel() for weight in weights) == 12_811_264, "without biases"
+
+
+def test_cnn13_has_the_published_layers() -> None:
+    model = CNN13(num_classes=10, bias=False)
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    assert [module.weight.numel() for module in convolutions] == [
+        3_456, 147_456, 147_456, 294_912, 589_824, 589_824, 1_179_648, 131_072, 32_768]
+    assert sum(m.num_features for m in model.modules() if isinstance(m, StaticBatchNorm)) == 2_048
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5, 0.5]
+    assert {module.negative_slope for module in model.modules() if isinstance(module, nn.LeakyReLU)} == {0.1}
+    kinds = [type(module).__name__ for module in model.features]
+    unit = ["Conv2d", "StaticBatchNorm", "LeakyReLU"]
+    assert kinds == [*unit * 3, "MaxPool2d", "Dropout", *unit * 3, "MaxPool2d", "Dropout", *unit * 3]
+    model.train()
+    sizes = [model.features[:stage](torch.randn(2, 3, 32, 32)).shape[2:] for stage in (11, 22, 25, 31)]
+    assert [tuple(size) for size in sizes] == [(16, 16), (8, 8), (6, 6), (6, 6)]
+
+
+@pytest.mark.parametrize("network", [ResNet9, AlexNetLike])
+def test_networks_of_fedmatch_start_by_variance_scaling(network: type[nn.Module]) -> None:
+    """Variance 1 / fan-in after cutting at two sigmas of 1 / sqrt(fan-in) / 0.87962566. Of n values the sample variance
+    has a relative error below sqrt(2 / n) (less, the tails being cut), so five of those are allowed."""
+    torch.manual_seed(3)
+    model = network(num_classes=10)
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            weight = module.weight.detach().double()
+            n, fan_in = weight.numel(), weight[0].numel()
+            sigma = math.sqrt(1 / fan_in) / 0.87962566
+            assert abs(float(weight.square().mean()) * fan_in - 1) < 5 * math.sqrt(2 / n)
+            assert 1.9 * sigma < float(weight.abs().max()) <= 2 * sigma * (1 + 1e-6)
+            assert abs(float(weight.mean())) < 5 / math.sqrt(n * fan_in)
+            assert module.bias is None or bool(module.bias.eq(0).all())
+
+
+def test_mlp_5000_starts_as_torch_does() -> None:
+    torch.manual_seed(4)
+    model = MLP5000(num_classes=10)
+    torch.manual_seed(4)
+    hidden, last = nn.Linear(784, 5000), nn.Linear(5000, 10)
+    assert torch.equal(model.hidden.weight, hidden.weight)
+    assert torch.equal(model.classifier.bias, last.bias)
+    images = torch.randn(2, 1, 28, 28)
+    assert torch.allclose(model(images), last(hidden(images.reshape(2, 784)).clamp(min=0)))
+
+
+@pytest.mark.parametrize("name", ["resnet9", "alexnet_like", "mlp_5000", "cnn13"])
+def test_a_network_of_a_paper_follows_from_the_seed(name: str) -> None:
+    size = 32 if name == "resnet9" else 12
+    form = ImageForm(size=size, channels=1, mean=(0.5,), std=(0.5,))
+    builder = model_builder(ModelSettings(name=name, classes=CLASSES), form)
+    one, again, other = (initial_model(builder, seed) for seed in (7, 7, 8))
+    assert all(torch.equal(one[key], again[key]) for key in one)
+    assert not any(torch.equal(one[key], other[key]) for key in one if one[key].dim() > 1)
 
 
 @pytest.mark.parametrize(("size", "channels"), [(4, 1), (8, 1), (13, 3), (28, 1), (32, 3), (64, 3)])

@@ -52,15 +52,20 @@ def kept(store: PayloadStore, group: TensorGroup) -> Reference:
     return Reference(group.digest, store.path(written.digest))
 
 
+def path_of(reference: Reference) -> Path:
+    assert isinstance(reference.source, Path)
+    return reference.source
+
+
 def form_for(store: PayloadStore, new: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor],
              plan: Plan = SMALLEST) -> ReferenceForm:
-    with PayloadReader(kept(store, group_of(base)).path) as reader:
-        return choose_form(reader, [(tensor_spec(name, tensor), partial(tensor_to_bits, tensor))
-                                    for name, tensor in new.items()], plan)
+    with kept(store, group_of(base)).opened() as held:
+        return choose_form(held, [(tensor_spec(name, tensor), partial(tensor_to_bits, tensor))
+                                  for name, tensor in new.items()], plan)
 
 
 def back(store: PayloadStore, written: PayloadRef, *references: Reference, require_finite: bool = False) -> TensorGroup:
-    known = {reference.digest: reference.path for reference in references}
+    known = {reference.digest: path_of(reference) for reference in references}
     return decode_groups(store.path(written.digest), require_finite=require_finite, references=known.get)["model"]
 
 
@@ -216,13 +221,13 @@ def test_without_its_reference_a_payload_is_refused_with_the_way_out(store: Payl
 
 def test_every_damage_to_the_reference_is_noticed(store: PayloadStore) -> None:
     written, reference, new = coded(store)
-    content = reference.path.read_bytes()
+    content = path_of(reference).read_bytes()
     manifest_bytes = struct.unpack("<I", content[-12:-8])[0]
     harmless = 0
     for place in range(0, len(content), 41):
         damaged = bytearray(content)
         damaged[place] ^= 0x41
-        reference.path.write_bytes(damaged)
+        path_of(reference).write_bytes(damaged)
         try:
             found = back(store, written, reference)
         except (BadPayload, LayoutMismatch, WrongBase):
@@ -231,7 +236,7 @@ def test_every_damage_to_the_reference_is_noticed(store: PayloadStore) -> None:
         assert place >= len(content) - 12 - manifest_bytes, "only what the manifest says beside the layout may differ"
         assert digest(found.tensors) == new.digest
     assert harmless < len(content) / 41 / 10
-    reference.path.write_bytes(content)
+    path_of(reference).write_bytes(content)
     assert digest(back(store, written, reference).tensors) == new.digest
 
 
@@ -239,7 +244,7 @@ def test_a_reference_of_another_layout_or_without_groups_is_refused(store: Paylo
     written, reference, _ = coded(store)
     other = kept(store, group_of({"w": noise(2001), "v": noise(3)}))
     empty = store.path(write_payload(store, {}).digest)
-    for path in (other.path, empty):
+    for path in (path_of(other), empty):
         with pytest.raises(LayoutMismatch, match="another layout"):
             back(store, written, Reference(reference.digest, path))
 
@@ -256,7 +261,7 @@ def test_the_other_groups_of_a_file_need_no_reference(store: PayloadStore) -> No
         assert [spec.name for spec, _ in reader.tensors("other")] == list(new.tensors)
         with pytest.raises(WrongBase):
             list(reader.tensors("model"))
-        with PayloadReader(reference.path) as theirs:
+        with reference.opened() as theirs:
             found = {spec.name: bits_to_tensor(bits, spec) for spec, bits in reader.tensors("model", theirs)}
     assert digest(found) == new.digest
 
@@ -282,13 +287,13 @@ def test_what_comes_out_must_be_finite_even_if_what_was_sent_is(store: PayloadSt
 def test_a_reference_that_is_no_payload_stops_the_writer_and_leaves_nothing(store: PayloadStore) -> None:
     _, reference, new = coded(store)
     before = store.digests()
-    reference.path.write_bytes(reference.path.read_bytes()[:-1])
+    path_of(reference).write_bytes(path_of(reference).read_bytes()[:-1])
     with pytest.raises(BadPayload):
         encode_groups(store, {"model": new}, plan=SMALLEST, reference=reference)
-    reference.path.unlink()
+    path_of(reference).unlink()
     with pytest.raises(FileNotFoundError):
         encode_groups(store, {"model": new}, plan=SMALLEST, reference=reference)
-    assert store.digests() == before - {reference.path.name}
+    assert store.digests() == before - {path_of(reference).name}
     assert list((store.folder / "incoming").iterdir()) == []
 
 
@@ -353,9 +358,9 @@ def test_every_altered_byte_of_a_coded_file_is_refused_with_an_error_of_the_cata
             altered[place] ^= mask
             path.write_bytes(altered)
             with contextlib.suppress(BadPayload, LayoutMismatch, WrongBase):
-                found = decode_groups(path, require_finite=False, references={reference.digest: reference.path}.get)
+                found = decode_groups(path, require_finite=False, references={reference.digest: path_of(reference)}.get)
                 assert all(digest(group.tensors) == new.digest for group in found.values()), "or nothing was altered"
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])
         with pytest.raises(BadPayload):
-            decode_groups(path, require_finite=False, references={reference.digest: reference.path}.get)
+            decode_groups(path, require_finite=False, references={reference.digest: path_of(reference)}.get)

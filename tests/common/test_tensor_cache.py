@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from common.errors import BadPayload
+from common.exchange import TensorGroup
 from common.store import PayloadStore
 from common.tensor_cache import TensorCache
+from common.torch_payload import encode_groups
 
 A, B, C, D = (letter * 64 for letter in "abcd")
 
@@ -88,3 +91,47 @@ def test_a_name_that_is_no_digest_never_becomes_a_path(cache: TensorCache, tmp_p
     with pytest.raises(BadPayload, match="not a SHA-256"):
         cache.put(digest, payload)
     assert cache.digests() == []
+
+
+def group_file(store: PayloadStore, name: str, value: float) -> Path:
+    return store.path(encode_groups(store, {name: TensorGroup({"w": torch.full((3,), value)})}).digest)
+
+
+@pytest.mark.parametrize(("of_each_name", "stays"), [(2, True), (None, False)], ids=["by name", "by age alone"])
+def test_a_group_that_comes_often_does_not_push_out_one_that_comes_seldom(
+        tmp_path: Path, of_each_name: int | None, stays: bool) -> None:
+    """As with a silo that is asked for statistics of a new model in every round, and seldom to train."""
+    store = PayloadStore(tmp_path / "store")
+    cache = TensorCache(store)
+    mine, before = (f"{number:064x}" for number in (1, 2))
+    cache.put(before, group_file(store, "psi", 1.0))
+    cache.put(mine, group_file(store, "psi", 2.0))
+    last = ""
+    for number in range(10, 20):
+        digest = f"{number:064x}"
+        cache.collect({digest, last}, spare=4, of_each_name=of_each_name)
+        cache.put(digest, group_file(store, "model", float(number)))
+        last = digest
+    assert ({mine, before} < set(cache.digests())) is stays
+    assert len(cache.digests()) <= 2 + 4
+
+
+def test_of_each_name_the_newest_stay_and_numbered_groups_share_theirs(tmp_path: Path) -> None:
+    store = PayloadStore(tmp_path / "store")
+    cache = TensorCache(store)
+    names = ["helper_psi/0", "helper_psi/1", "sigma", "helper_psi/12", "psi", "sigma"]
+    for number, name in enumerate(names):
+        cache.put(f"{number:064x}", group_file(store, name, float(number)))
+    damaged = "f" * 64
+    cache.put(damaged, file(tmp_path))
+    cache.collect((), spare=12, of_each_name=1)
+    assert [names[int(digest, 16)] for digest in cache.digests() if digest != damaged] == ["sigma", "psi",
+                                                                                         "helper_psi/12"]
+    cache.collect({f"{3:064x}"}, spare=1, of_each_name=1)
+    assert set(cache.digests()) == {damaged, f"{3:064x}"}
+
+
+def test_of_two_files_that_are_put_in_at_once_the_second_is_newer(cache: TensorCache, tmp_path: Path) -> None:
+    for number in range(50):
+        cache.put(f"{number:064x}", file(tmp_path))
+        assert cache.digests()[0] == f"{number:064x}"

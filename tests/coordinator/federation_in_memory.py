@@ -42,6 +42,7 @@ class ArithmeticCompute:
     before: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
     after: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
     calls: list[str] = field(default_factory=list)
+    num_labelled: int = 4
     tensors: bool = False
     """Whether payloads name their tensors, so that silos are sent what they lack only. The digest of the tensors is
     that of the payload which stands alone."""
@@ -61,7 +62,8 @@ class ArithmeticCompute:
 
     def _open_study(self, **_: Any) -> dict[str, Any]:
         frozen = FrozenStudy(classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)),
-                             num_labelled=4, num_validation=0, num_test=4, num_parameters=4, dense_bytes=16)
+                             num_labelled=self.num_labelled, num_validation=0, num_test=4, num_parameters=4,
+                             dense_bytes=16)
         return {"frozen": to_dict(frozen), "numerics": {"threads": 1}}
 
     def _baseline(self, epochs: int) -> dict[str, Any]:
@@ -95,8 +97,8 @@ class ArithmeticCompute:
         file.write_bytes(text)
         return {**named, "digest": self.payloads.add_file(file), "size_bytes": len(text), "reference": base}
 
-    def _check_update(self, state: str, round: int, phase: dict[str, str], path: str,
-                      metrics: dict[str, float]) -> dict[str, Any]:
+    def _check_update(self, state: str, round: int, phase: dict[str, str], path: str, metrics: dict[str, float],
+                      silo: str, kept: str | None) -> dict[str, Any]:
         if Path(path).read_bytes().startswith(b"bad"):
             raise BadPayload("Tensor 'weight' has a value that is not finite.")
         return {}

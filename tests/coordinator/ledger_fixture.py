@@ -68,7 +68,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS) -> Filled:
+def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS, labelled: int = 0) -> Filled:
     """A federation whose silos have enrolled and joined; nothing is queued."""
     federation = create_federation(folder, name="lung-federation", address="hub.example:8443")
     ledger = Ledger(federation.ledger)
@@ -79,8 +79,8 @@ def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS) 
         roster.add_invitation(silo=silo, token_hash=token, expires_unix=4e9)
         roster.use_invitation(token, key_fingerprint=b"f" * 32, certificate_der=b"c", serial=number + 1,
                               not_after_unix=4e9)
-        roster.joined(silo, version="0.1.0", methods=("semifl",), labelled_count=0, unlabelled_count=470,
-                      memory_study="", memory_round=0)
+        roster.joined(silo, version="0.1.0", methods=("semifl",), labelled_count=labelled,
+                      unlabelled_count=470 - labelled, memory_study="", memory_round=0)
     with ledger.transaction() as db:
         db.execute("UPDATE silo SET seen_unix = ?", (time.time() - 3600,))
     return Filled(federation, ledger, roster)
@@ -88,7 +88,7 @@ def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS) 
 
 def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int | None = None, test: bool = True,
                silos: tuple[str, ...] = SILOS, collecting: bool = False, complete: bool = True,
-               estimated: bool = False) -> Filled:
+               estimated: bool = False, labels_at_silo: bool = False) -> Filled:
     """A study with `done` committed rounds. In round 3 the last silo abstains, in round 5 the first is late, in round 6
     the second refuses.
 
@@ -96,14 +96,15 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
         rounds: planned; `done` of them are over (all by default).
         collecting: opens one more round, in which the first silo has answered and the others work.
         complete: ends the study after its last round.
+        labels_at_silo: 50 images of each silo have a label, and the coordinator has none.
     """
-    filled = open_federation_with_silos(folder, silos=silos)
+    filled = open_federation_with_silos(folder, silos=silos, labelled=50 if labels_at_silo else 0)
     done = rounds if done is None else done
     clock = _Clock(time.time() - SECONDS_PER_ROUND * (done + (0.5 if collecting else 0)) - PREPARATION_SECONDS)
     fake = SimpleNamespace(time=clock.read)
     with mock.patch.object(ledger_module, "time", fake), mock.patch.object(ledger_file_module, "time", fake):
         _fill(filled.ledger, name, rounds, done, test=test, silos=silos, collecting=collecting, complete=complete,
-              estimated=estimated, clock=clock)
+              estimated=estimated, clock=clock, labels_at_silo=labels_at_silo)
     return filled
 
 
@@ -118,16 +119,17 @@ class _Clock:
 
 
 def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silos: tuple[str, ...], collecting: bool,
-          complete: bool, estimated: bool, clock: _Clock) -> None:
+          complete: bool, estimated: bool, clock: _Clock, labels_at_silo: bool) -> None:
     ledger.queue_study(name, study_config(rounds=rounds, test=test))
     ledger.set_study_state(name, StudyState.PREPARING)
     ledger.set_study_facts(
         name, frozen={"classes": [str(label) for label in range(10)],
                       "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.38], "resize": "fit"},
-                      "num_labelled": 30, "num_validation": 0, "num_test": 355 if test else 0,
+                      "num_labelled": 0 if labels_at_silo else 30, "num_validation": 0, "num_test": 355 if test else 0,
                       "num_parameters": NUM_PARAMETERS, "dense_bytes": DENSE_BYTES, "skipped": []},
         numerics={"device": "cpu", "torch": "2.9.0", "cpu_capability": "AVX2", "threads": 1, "deterministic": True},
-        baseline={"epochs": 400, "metrics": {"accuracy": LABELLED_ONLY, "loss": 0.9}} if test else {})
+        baseline=None if labels_at_silo else (
+            {"epochs": 400, "metrics": {"accuracy": LABELLED_ONLY, "loss": 0.9}} if test else {}))
     ledger.open_round(name, 0, start_digest="", sample=(), phases=())
     metrics = {"accuracy": accuracy_after(0), "loss": 0.9} if test else {}
     clock.unix += PREPARATION_SECONDS

@@ -66,6 +66,16 @@ def test_init_makes_a_federation_that_every_other_command_works_with(command: Co
     refused(command("init", "lung"), "not empty", "another name")
 
 
+def test_a_study_file_can_be_made_for_labels_at_silos(command: Command, tmp_path: Path) -> None:
+    assert command("init", "heart", "--scenario", "labels-at-silo", folder=tmp_path / "heart").status == 0
+    assert command("new", "second", "--scenario", "labels-at-silo").status == 0
+    for path in (tmp_path / "heart" / "studies" / "first", tmp_path / "lung" / "studies" / "second"):
+        assert 'scenario = "labels-at-silo"' in (path / "study.toml").read_text()
+    assert 'scenario = "labels-at-coordinator"' in (tmp_path / "lung" / "studies" / "first" / "study.toml").read_text()
+    assert "fedavg" in command("queue", "second").out
+    assert command("new", "third", "--scenario", "labels").status == 2
+
+
 def test_an_invitation_is_one_line_on_standard_output_and_nothing_else(command: Command) -> None:
     said = command("invite", "hospital-a", "--life", "2h")
     assert (said.status, said.err, said.out.count("\n")) == (0, "", 1)

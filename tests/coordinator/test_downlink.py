@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from common.codec import Aim, Plan
 from common.errors import WrongBase
-from common.exchange import PayloadRef, TensorGroup
+from common.exchange import Meaning, PayloadRef, TensorGroup
 from common.payload_reader import read_manifest
 from common.store import PayloadStore
 from common.tensor_cache import TensorCache
@@ -309,6 +310,83 @@ def test_a_digest_that_came_with_a_group_is_not_computed_again(hub: Hub, monkeyp
         phase.payload("model", plain, [])
         phase.payload("model", TensorGroup(version(1).tensors, digest=of(1)), [])
     assert computed == [plain]
+
+
+# What one silo alone has received -------------------------------------------------------------------------------------
+
+
+def overwriting(number: int, *, share: float = 0.01, digest_: bool = False) -> TensorGroup:
+    """A share of the elements of a silo's own version is replaced."""
+    old = version(number).tensors
+    new = {"w": old["w"].clone()}
+    new["w"][:round(share * COUNT)] = 0.0
+    return TensorGroup(new, Meaning.OVERWRITE, digest(old), digest(new) if digest_ else "", old)
+
+
+@pytest.mark.parametrize("aim", list(Aim))
+@pytest.mark.parametrize("digest_", [False, True])
+def test_a_silo_that_holds_the_base_gets_what_is_overwritten_whatever_the_aim(
+        tmp_path: Path, aim: Aim, digest_: bool) -> None:
+    hub, group = Hub(tmp_path, aim), overwriting(0, digest_=digest_)
+    written = hub.send(group, held=[of(3), group.base], name="psi")
+    manifest, = read_manifest(hub.store.path(written.digest))
+    assert (manifest.meaning, manifest.base, manifest.reference) == (Meaning.OVERWRITE, of(0), of(0))
+    assert (written.reference, written.tensors, written.groups) == (of(0), digest(group.tensors), ("psi",))
+    assert written.size_bytes < 0.05 * 4 * COUNT
+    assert group.base_tensors is not None
+    found = decode_groups(hub.store.path(written.digest), require_finite=True,
+                          references={of(0): group.base_tensors}.get)["psi"]
+    assert digest(found.tensors) == digest(group.tensors)
+    assert hub.cache.digests() == [], "of use to nobody but a silo that holds it itself"
+
+
+@pytest.mark.parametrize("held", [[], ["ff" * 32], [of(1)]])
+def test_a_silo_that_does_not_hold_the_base_gets_the_group_whole(hub: Hub, held: list[str]) -> None:
+    group = overwriting(0)
+    written = hub.send(group, held=held, name="psi")
+    manifest, = read_manifest(hub.store.path(written.digest))
+    assert (manifest.meaning, manifest.base, written.reference) == (Meaning.VALUES, "", "")
+    assert digest(decode_groups(hub.store.path(written.digest), require_finite=True)["psi"].tensors) == written.tensors
+    assert hub.cache.digests() == []
+
+
+def test_a_silo_that_lost_its_base_may_still_hold_what_all_were_sent(hub: Hub) -> None:
+    """The whole group is then coded against that, as any other."""
+    hub.send(version(1), name="psi")
+    written = hub.send(overwriting(0), held=[of(1)], name="psi")
+    assert written.reference == of(1)
+    assert hub.received(written).meaning is Meaning.VALUES
+    assert digest(hub.received(written).tensors) == written.tensors
+    assert hub.cache.digests() == [of(1)]
+
+
+def test_what_a_silo_holds_already_is_not_sent_even_if_it_overwrites(hub: Hub) -> None:
+    group = overwriting(0)
+    result = digest(group.tensors)
+    assert hub.send(group, held=[of(0), result], name="psi") == PayloadRef("", 0, ("psi",), tensors=result)
+
+
+def test_groups_of_single_silos_are_forgotten_as_soon_as_they_are_written(hub: Hub) -> None:
+    """With hundreds of silos, remembering them would take hundreds of models."""
+    phase = hub.phase()
+    for number in range(4):
+        group = overwriting(number)
+        gone = weakref.ref(group.tensors["w"])
+        for held in ([group.base], []):
+            phase.payload("psi", group, held)
+        del group
+        assert gone() is None
+    phase.finish()
+    assert hub.cache.digests() == []
+
+
+def test_the_same_tensors_for_one_silo_and_for_all_are_kept_for_all(hub: Hub) -> None:
+    phase, group = hub.phase(), overwriting(0)
+    alone = phase.payload("psi", group, [])
+    shared = phase.payload("psi", TensorGroup(group.tensors), [])
+    phase.finish()
+    assert shared == alone
+    assert hub.cache.digests() == [digest(group.tensors)]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

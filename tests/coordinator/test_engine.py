@@ -69,6 +69,17 @@ def test_a_study_runs_its_rounds_and_commits_every_one(tmp_path: Path) -> None:
     assert (tmp_path / "studies" / "s" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize(("num_labelled", "trained"), [(4, 1), (0, 0)])
+def test_labels_alone_are_trained_where_the_coordinator_has_labels(
+        tmp_path: Path, num_labelled: int, trained: int) -> None:
+    coordinator = start(tmp_path)
+    coordinator.compute.num_labelled = num_labelled
+    asyncio.run(run(coordinator))
+    assert coordinator.compute.calls.count("baseline") == trained
+    assert (coordinator.ledger.study("s").baseline is not None) == bool(trained)
+    assert coordinator.ledger.study("s").state is StudyState.COMPLETED
+
+
 def test_nothing_of_a_committed_round_stays_in_spool_and_payloads(tmp_path: Path) -> None:
     coordinator = start(tmp_path)
     asyncio.run(run(coordinator))

@@ -34,7 +34,7 @@ def test_a_lossy_update_is_checked_and_folded_as_what_it_decodes_to(federation: 
     assert lossy.stat().st_size < 0.6 * exact.stat().st_size
     states = set()
     for path in (lossy, exact):
-        operations.check_update(state, 1, PHASE, str(path), {})
+        operations.check_update(state, 1, PHASE, str(path), {}, "a", None)
         states.add(operations.aggregate(state, 1, PHASE, [update("a", path)])["state"])
     assert len(states) == 1
     original = store.path(encode_groups(store, {"model": group}).digest)

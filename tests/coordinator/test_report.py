@@ -179,6 +179,23 @@ def test_a_study_that_has_not_begun_has_a_page_too(tmp_path: Path) -> None:
     assert all(image["alt"].startswith("Nothing to plot yet") for image in page.images)
 
 
+def test_a_study_with_labels_at_silos_has_no_line_of_labels_alone_and_tells_who_has_labels(tmp_path: Path) -> None:
+    pages = []
+    for at_silo in (True, False):
+        filled = fill_study(tmp_path / str(at_silo), rounds=3, labels_at_silo=at_silo)
+        pages.append(_Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8")))
+    at_silo_page, page = pages
+    for text in ("Labels alone", "Gain"):
+        assert text in page.text
+        assert text not in at_silo_page.text
+    assert "labels alone" in page.images[0]["alt"]
+    assert "labels alone" not in at_silo_page.images[0]["alt"]
+    assert f"Federated accuracy {100 * accuracy_after(3):.1f}" in at_silo_page.text
+    place = page.table("Silo")[0].index("With a label")
+    assert [row[place - 1:place + 1] for row in at_silo_page.table("Silo")[1:]] == [["470", "50"]] * 3
+    assert [row[place - 1:place + 1] for row in page.table("Silo")[1:]] == [["470", "0"]] * 3
+
+
 def test_a_study_without_test_images_shows_its_costs_and_no_accuracy(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=2, test=False)
     page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))

@@ -45,6 +45,18 @@ def running(tmp_path: Path) -> Filled:
     return fill_study(tmp_path / "fed", rounds=9, done=4, collecting=True)
 
 
+def test_images_with_a_label_are_counted_apart_where_silos_have_any(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=3, labels_at_silo=True)
+    facts = gather(filled.federation, filled.ledger, None)
+    assert {(silo.labelled_count, silo.unlabelled_count) for silo in facts.silos} == {(50, 420)}
+    assert facts.studies[0].labelled_only_accuracy is None
+    lines = [line.split() for line in _text(facts).splitlines()]
+    assert any(line[-3:] == ["images", "labelled", "version"] for line in lines)
+    assert [line[-3:] for line in lines if line and line[0] in SILOS] == [["470", "50", "0.1.0"]] * 3
+    without = fill_study(tmp_path / "other", rounds=3)
+    assert " labelled  version" not in _text(gather(without.federation, without.ledger, None))
+
+
 def test_the_open_round_says_for_whom_it_waits_and_until_when(running: Filled) -> None:
     opened = running.ledger.round("first", 5).opened_unix
     facts = gather(running.federation, running.ledger, None, now_unix=opened + 800)

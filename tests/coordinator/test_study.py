@@ -41,8 +41,11 @@ def test_a_minimal_file_has_the_documented_defaults(tmp_path: Path) -> None:
     assert (config.method.name, config.method.settings.confidence_threshold) == ("semifl", 0.95)
 
 
-def test_the_template_of_a_new_study_is_a_valid_file(tmp_path: Path) -> None:
+def test_the_templates_of_a_new_study_are_valid_files(tmp_path: Path) -> None:
     assert load(tmp_path, study_template()).data.labelled == "data/labelled"
+    at_silo = load(tmp_path, study_template("labels-at-silo"))
+    assert (at_silo.method.settings.scenario, at_silo.data.labelled) == ("labels-at-silo", "")
+    assert at_silo.data.classes == ("basophil", "eosinophil")
 
 
 def test_a_setting_that_the_strategy_writes_is_refused_in_a_file(tmp_path: Path) -> None:
@@ -128,7 +131,8 @@ def test_a_value_out_of_range_is_named_with_the_range(tmp_path: Path, table: str
     ("size = 8", "size = 4097", ("size = 4097", "4096")),
     ("channels = 1", "channels = 2", ("channels", "1, 3")),
     ("channels = 1", "channels = 3, mean = [0.1]", ("mean", "3 number(s)")),
-    ("channels = 1", 'channels = 1, std = "measured"', ("std", '"labelled"')),
+    ("channels = 1", 'channels = 1, std = "measured"', ("std", '"labelled"', '"validation"')),
+    ("channels = 1", 'channels = 1, std = "validation"', ("std", "measured on 'validation'", "no such images")),
     ("channels = 1", "channels = 1, std = [0.0]", ("std", "above 0")),
     ("channels = 1", "channels = 1, mean = [nan]", ("mean", "finite")),
     ('labelled = "data"', 'labelled = ""', ("semifl", "labelled images", 'labelled = "folder"')),
@@ -144,6 +148,47 @@ def test_what_is_said_of_the_images_must_fit_together(tmp_path: Path, before: st
     assert all(word in line for word in words), line
 
 
+AT_SILO = """
+[data]
+classes = ["cat", "dog"]
+image = { size = 8, channels = 1, mean = [0.5], std = [0.25] }
+[method]
+name = "fedavg"
+scenario = "labels-at-silo"
+"""
+
+
+def test_with_labels_at_silos_the_coordinator_needs_neither_labels_nor_other_images(tmp_path: Path) -> None:
+    config = load(tmp_path, AT_SILO)
+    assert (config.data.labelled, config.data.validation, config.data.test) == ("", "", "")
+    assert config_from_dict(json.loads(json.dumps(to_dict(config))), where="ledger") == config
+    measured = AT_SILO.replace("mean = [0.5]", 'mean = "validation"').replace(
+        "classes", 'validation = "there"\nclasses')
+    assert load(tmp_path, measured).data.image.mean == "validation"
+
+
+@pytest.mark.parametrize(("before", "after", "words"), [
+    ('classes = ["cat", "dog"]', "", ("[data]: 'classes' is missing", "the labels are at the silos", "classes = [")),
+    ('"dog"]', '"labelled"]', ("[data]: no class may be called 'labelled'",)),
+    ('"dog"]', '"unlabelled"]', ("[data]: no class may be called 'unlabelled'",)),
+    ("[data]", '[data]\nlabelled = "x"', (
+        "[data]: labelled would not be used", "fedavg learns from the labels of silos", "Remove that line",
+        'Or set [method] scenario = "labels-at-coordinator"')),
+    (", mean = [0.5]", "", ("[data.image]: mean is to be measured on 'labelled'", "no such images", "mean = [0.5]",
+                           '"validation"')),
+    ("std = [0.25]", 'std = "labelled"', ("[data.image]: std is to be measured on 'labelled'",)),
+    ("std = [0.25]", 'std = "validation"', ("[data.image]: std is to be measured on 'validation'",)),
+    ('scenario = "labels-at-silo"', 'scenario = "labels-at-coordinator"\nobjective = "fixmatch"', (
+        "[data]: 'labelled' is missing", "labels-at-coordinator fedavg needs labelled images", 'labelled = "folder"',
+        'Or set [method] scenario = "labels-at-silo"')),
+])
+def test_what_does_not_fit_the_place_of_the_labels_is_named_with_its_remedy(
+        tmp_path: Path, before: str, after: str, words: tuple[str, ...]) -> None:
+    assert before in AT_SILO
+    line = refusal(tmp_path, AT_SILO.replace(before, after))
+    assert all(word in line for word in words), line
+
+
 @pytest.mark.parametrize(("text", "words"), [
     (DATA, ("[method]", "missing", 'name = "semifl"')),
     (METHOD, ("[data]", "missing")),
@@ -152,7 +197,14 @@ def test_what_is_said_of_the_images_must_fit_together(tmp_path: Path, before: st
     (DATA + METHOD + "lr = -1", ("[method]", "lr = -1")),
     (DATA + METHOD + "lr = nan", ("[method]", "lr = nan")),
     (DATA + METHOD + "momentum = 1", ("[method]", "momentum = 1")),
-    (DATA + METHOD + 'scenario = "labels-at-silo"', ("[method]", "scenario")),
+    (DATA + METHOD + 'scenario = "labels-at-silo"',
+     ("[method]", "semifl is not defined for the scenario 'labels-at-silo'", "It is for labels-at-coordinator.")),
+    (DATA + '[method]\nname = "fed_shvr"\nscenario = "labels-at-coordinator"',
+     ("[method]", "fed_shvr is not defined for the scenario 'labels-at-coordinator'", "It is for labels-at-silo.")),
+    (DATA + '[method]\nname = "fedavg"\nscenario = "labels"',
+     ("[method]", "fedavg is not defined for the scenario 'labels'",
+      "It is for labels-at-coordinator and labels-at-silo.")),
+    (DATA + '[method]\nname = "fedavg"\nscenario = 3', ("[method]", "scenario", "3", "not one of the choices")),
     ("method = 3\n" + DATA, ("[method]", "missing")),
     ("study = 3\n" + DATA + METHOD, ("[study]", "expected a table", "3")),
     (DATA + METHOD + "[study]\nrounds =\nseed = 1", ("not valid TOML", "line 7")),

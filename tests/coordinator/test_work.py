@@ -187,6 +187,42 @@ def test_a_study_without_labels_at_the_coordinator_is_refused(federation: Path) 
         opened(federation, data={"labelled": "", "test": "", "classes": ["a", "b"]})
 
 
+AT_SILO = {"name": "fedavg", "scenario": "labels-at-silo", "lr": 0.05}
+DIGITS = [f"digit-{label}" for label in range(10)]
+
+
+def test_with_labels_at_silos_a_study_opens_without_labelled_images(federation: Path) -> None:
+    image = {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}
+    operations, answer = opened(federation, method=AT_SILO, data={
+        "labelled": "", "test": "", "classes": DIGITS, "image": image})
+    frozen = from_dict(FrozenStudy, answer["frozen"])
+    assert (frozen.num_labelled, frozen.num_validation, frozen.num_test) == (0, 0, 0)
+    assert frozen.classes == tuple(DIGITS)
+    assert operations.prepare()["metrics"].keys() & {"accuracy", "labelled_accuracy"} == set()
+    assert operations.baseline(1) == {}
+
+
+def test_mean_and_deviation_can_be_measured_on_validation_images_and_are_frozen(federation: Path) -> None:
+    changes: dict[str, Any] = {"method": AT_SILO, "data": {
+        "labelled": "", "validation": "labelled", "classes": DIGITS,
+        "image": {"size": 8, "channels": 1, "mean": "validation", "std": "validation"}}}
+    _, answer = opened(federation, **changes)
+    _, with_labels = opened(federation)
+    for key in ("mean", "std"):
+        assert answer["frozen"]["image"][key] == with_labels["frozen"]["image"][key], "the same images"
+    shutil.rmtree(federation / "studies" / "first" / "labelled" / "digit-3")
+    _, again = opened(federation, answer["frozen"], **changes)
+    assert again["frozen"] == answer["frozen"]
+
+
+def test_a_test_set_at_the_coordinator_is_measured_although_there_are_no_labels_to_learn_from(federation: Path) -> None:
+    operations, _ = opened(federation, model={"name": "small_cnn", "normalisation": "none"}, method=AT_SILO, data={
+        "labelled": "", "classes": [str(label) for label in range(10)],
+        "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}})
+    assert "accuracy" in operations.prepare()["metrics"]
+    assert operations.baseline(1) == {}
+
+
 def test_a_model_that_does_not_fit_the_images_is_refused_before_the_study_starts(federation: Path) -> None:
     with pytest.raises(BadConfiguration):
         opened(federation, model={"name": "alexnet"})
@@ -259,7 +295,7 @@ def test_the_average_of_differences_is_added_to_what_was_sent(
     model = received(federation, answer["tasks"]["a"])["model"]
     paths = [spool(federation, model, shift=shift) for shift in (0.5, 0.25)]
     for path in paths:
-        assert operations.check_update(state, 1, PHASE, str(path), {"loss": 0.5}) == {}
+        assert operations.check_update(state, 1, PHASE, str(path), {"loss": 0.5}, "a", None) == {"held": []}
     folded = operations.aggregate(state, 1, PHASE, [update("a", paths[0]), update("b", paths[1])])
     assert folded["kept"] == {"a": None, "b": None}
     after = received(federation, tasks_of(operations, folded["state"], 2, {"a": None})["tasks"]["a"])["model"]
@@ -353,7 +389,7 @@ def test_an_update_that_is_not_what_was_asked_for_is_refused(
     ref = encode_groups(PayloadStore(federation / "spool"), groups)
     path = PayloadStore(federation / "spool").path(ref.digest)
     with pytest.raises(error):
-        operations.check_update(state, 1, PHASE, str(path), {})
+        operations.check_update(state, 1, PHASE, str(path), {}, "a", None)
 
 
 def test_undeclared_and_infinite_metrics_and_what_is_no_payload_are_refused(
@@ -361,12 +397,12 @@ def test_undeclared_and_infinite_metrics_and_what_is_no_payload_are_refused(
     operations, state, answer = round_one
     path = spool(federation, received(federation, answer["tasks"]["a"])["model"], shift=0.5)
     with pytest.raises(BadPayload, match="patients"):
-        operations.check_update(state, 1, PHASE, str(path), {"patients": 12.0})
-    with pytest.raises(BadPayload, match="nan"):
-        operations.check_update(state, 1, PHASE, str(path), {"loss": float("nan")})
+        operations.check_update(state, 1, PHASE, str(path), {"patients": 12.0}, "a", None)
+    with pytest.raises(BadPayload, match="'loss' is not a finite number"):
+        operations.check_update(state, 1, PHASE, str(path), {"loss": float("nan")}, "a", None)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(BadPayload):
-        operations.check_update(state, 1, PHASE, str(path), {})
+        operations.check_update(state, 1, PHASE, str(path), {}, "a", None)
 
 
 def test_damaged_files_are_named_and_never_folded(
@@ -464,9 +500,9 @@ def test_the_exported_model_has_the_measured_accuracy_and_equal_states_give_equa
         np.mean([metrics[f"recall/digit-{label}"] for label in range(10)]), abs=1e-12)
 
 
-def test_without_a_test_set_there_are_no_metrics_and_no_baseline(federation: Path) -> None:
+def test_without_a_test_set_there_is_no_baseline_and_only_labelled_images_are_measured(federation: Path) -> None:
     operations, _ = opened(federation, data={"test": ""})
-    assert operations.prepare()["metrics"] == {}
+    assert operations.prepare()["metrics"].keys() == {"labelled_accuracy", "fine_tune_loss"}
     assert operations.baseline(1) == {}
 
 
@@ -480,7 +516,8 @@ def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     operations, _ = opened(federation)
     baseline = operations.baseline(3)
     assert baseline["epochs"] == 3
-    assert baseline["metrics"].keys() == operations.prepare()["metrics"].keys()
+    more = {"labelled_accuracy", "fine_tune_loss"}  # of the strategy's diagnostics
+    assert baseline["metrics"].keys() | more == operations.prepare()["metrics"].keys()
     json.dumps(baseline, allow_nan=False)
 
 
@@ -503,7 +540,8 @@ def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(fe
             await compute.close()
 
     first, prepared, measured = asyncio.run(scenario())
-    assert measured["metrics"] == prepared["metrics"]
+    labelled = "labelled_accuracy"  # of which some are gone
+    assert {**measured["metrics"], labelled: 0} == {**prepared["metrics"], labelled: 0}
     (federation / "digit-0").rename(federation / "studies" / "first" / "labelled" / "digit-0")
     operations, answer = opened(federation)
     assert answer == first

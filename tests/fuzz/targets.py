@@ -34,6 +34,7 @@ from common.codec import (
 )
 from common.convert import check_metrics, task_from_proto, task_to_proto
 from common.errors import BadConfiguration, BadPayload, LayoutMismatch, WrongBase
+from common.held_tensors import HeldFile
 from common.manifest import ReferenceForm, manifest_to_proto, parse_manifest, parse_reference, reference_to_proto
 from common.payload_reader import PayloadReader
 from common.wire import round_service_pb2 as round_pb
@@ -187,7 +188,7 @@ def _read_all(path: Path, base: Path | None, *, require_finite: bool) -> list[_R
         reference = None if base is None else _opened(base)
         try:
             return [_Read(group.name, spec.name, bits) for group in reader.groups
-                    for spec, bits in reader.tensors(group.name, reference)]
+                    for spec, bits in reader.tensors(group.name, None if reference is None else HeldFile(reference))]
         finally:
             if reference is not None:
                 reference.close()

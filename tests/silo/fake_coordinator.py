@@ -207,6 +207,10 @@ class FakeCompute:
     errors: list[SemisiloError] = field(default_factory=list)
     """Raised by the next trainings, one each."""
     survey_error: SemisiloError | None = None
+    survey_steps: int = 0
+    survey_test: int = 0
+    surveyed: list[dict[str, Any]] = field(default_factory=list)
+    """Arguments of every survey."""
     hang: bool = False
     """Training never ends by itself."""
     group: str = "model"
@@ -220,7 +224,8 @@ class FakeCompute:
         if operation == "survey":
             if self.survey_error is not None:
                 raise self.survey_error
-            return {"labelled": 4, "unlabelled": 475}
+            self.surveyed.append(arguments)
+            return {"labelled": 4, "unlabelled": 475, "steps": self.survey_steps, "test": self.survey_test}
         assert operation == "train"
         self.trained.append(arguments)
         for digest, path in arguments["payloads"].items():

@@ -25,6 +25,7 @@ from common.errors import (
     Unreachable,
 )
 from common.exchange import PayloadRef
+from common.methods import METHODS
 from common.wire import round_service_pb2 as pb
 from silo.agent import Agent, Renewal
 from silo.assignment import _Watch
@@ -37,6 +38,7 @@ from silo.traffic import Traffic
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
+SCANS = JoinChoice(source="/scans")
 OVER = pb.Standby(reason=pb.Standby.REASON_NO_STUDY, text="reached 91.2 %")
 
 
@@ -64,7 +66,8 @@ class Bench:
 
 @asynccontextmanager
 async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = None, policy: Policy | None = None,
-                   renew: Any = None, exit_when_finished: bool = True) -> AsyncIterator[Bench]:
+                   renew: Any = None, exit_when_finished: bool = True,
+                   choice: JoinChoice = SCANS) -> AsyncIterator[Bench]:
     home = SiloHome(folder)
     folder.mkdir(exist_ok=True)
     compute = compute or FakeCompute()
@@ -81,7 +84,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
     async def nothing() -> None:
         return None
     agent = Agent(home=home, silo="a", address="hub:8443", policy=policy or Policy(),
-                  choice=JoinChoice(source="/scans"), link=link, compute=compute, display=PlainDisplay(output),
+                  choice=choice, link=link, compute=compute, display=PlainDisplay(output),
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
                   poll_seconds=2.0)
     try:
@@ -112,7 +115,7 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
         async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
             assert await bench.agent.run() == "reached 91.2 %"
             hello = coordinator.hellos[0]
-            assert (hello.labelled_count, hello.unlabelled_count, list(hello.methods)) == (4, 475, ["semifl"])
+            assert (hello.labelled_count, hello.unlabelled_count, list(hello.methods)) == (4, 475, sorted(METHODS))
             assert (hello.memory_study, hello.memory_round) == ("", 0)
             assert abs(hello.silo_time.ToSeconds() - time.time()) < 60
             (begin,) = coordinator.begins
@@ -138,6 +141,28 @@ def test_a_task_is_fetched_trained_sent_recorded_and_shown(tmp_path: Path) -> No
             assert (status.tasks_answered, status.pid, status.study, status.last_task) == (1, 0, "", "first/1/train/a")
             assert status.sent_bytes >= update.payload.size_bytes
             assert status.received_bytes >= 300_000
+    run(work())
+
+
+def test_all_sources_that_were_named_are_counted_and_trained_on_and_shown_here_only(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        coordinator.tasks = [make_task(payloads=(coordinator.add_file(random_bytes(1000)),))]
+        compute = FakeCompute(survey_steps=3, survey_test=9)
+        choice = JoinChoice(source="/scans", labelled="/known", test="/t", on_error="skip")
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute, choice=choice) as bench:
+            await bench.agent.run()
+        assert compute.surveyed == [{"source": "/scans", "labelled": "/known", "test": "/t"}]
+        (arguments,) = compute.trained
+        assert {key: arguments[key] for key in ("source", "labelled", "test", "on_error")} == {
+            "source": "/scans", "labelled": "/known", "test": "/t", "on_error": "skip"}
+        assert ("479 images in /scans and /known (4 with a label, 475 without that come in 3 steps; 9 for testing)"
+                in bench.text)
+        assert JoinChoice.load(bench.home.choice) == choice
+        assert (bench.status().labelled_count, bench.status().unlabelled_count) == (4, 475)
+        sent = "".join(map(str, [*coordinator.hellos, *coordinator.begins, *coordinator.reports]))
+        assert "scans" not in sent
+        assert "known" not in sent
     run(work())
 
 

@@ -234,10 +234,16 @@ def test_free_memory_is_the_machines_or_the_containers_whichever_is_less(tmp_pat
 # What the coordinator hears -------------------------------------------------------------------------------------------
 
 
-def what_is_sent(folder: Path, source: Path, output: io.StringIO, *, on_error: Any = "stop") -> FakeCoordinator:
-    """Runs an agent with the real operations for one task; returns the coordinator that recorded what it was sent."""
+def what_is_sent(folder: Path, source: Path, output: io.StringIO, *, on_error: Any = "stop",
+                 **changes: Any) -> FakeCoordinator:
+    """Runs an agent with the real operations for one task; returns the coordinator that recorded what it was sent.
+
+    Args:
+        changes: of the task, by name.
+    """
     async def run() -> FakeCoordinator:
         site = Site(folder / "given", str(source))
+        site.spec = replace(site.spec, **changes)
         coordinator = FakeCoordinator(after=OVER)
         arguments = site.arguments()
         references = tuple(coordinator.add_file(Path(path).read_bytes(), groups=(name,))
@@ -300,6 +306,18 @@ def test_work_on_a_folder_with_files_left_out_tells_the_coordinator_nothing_of_t
     assert "1 files could not be read" in output.getvalue()
 
 
+@pytest.mark.parametrize("inside", ["", "labelled"])
+def test_folders_of_patients_that_are_taken_for_classes_are_refused_without_their_names(
+        tmp_path: Path, inside: str) -> None:
+    source, output = tmp_path / "ward 7 of MUSTERMANN", io.StringIO()
+    ten_pictures(source / inside / PATIENT)
+    coordinator = what_is_sent(tmp_path, source, output, method="fedavg", settings={
+        "scenario": "labels-at-silo", "objective": "sl", "round_lr": 0.05})
+    assert coordinator.outcomes() == ["refusal"]
+    assert_says_nothing_of_the_patient(everything(coordinator), source)
+    assert f"folder '{PATIENT}' is not a class of the study" in output.getvalue()
+
+
 @pytest.mark.parametrize("place", ["reading", "training"])
 def test_an_error_that_nobody_foresaw_keeps_the_names_of_files_to_itself(
         place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +326,7 @@ def test_an_error_that_nobody_foresaw_keeps_the_names_of_files_to_itself(
     def fails(*_: Any, **__: Any) -> Any:
         raise ValueError(f"'{source}/{PATIENT}.png' is odd")
 
-    monkeypatch.setattr(work_module, "read_images" if place == "reading" else "load_trainer", fails)
+    monkeypatch.setattr(work_module, "read_silo_images" if place == "reading" else "load_trainer", fails)
     coordinator = what_is_sent(tmp_path, source, output)
     assert coordinator.outcomes() == ["refusal"]
     assert_says_nothing_of_the_patient(everything(coordinator), source)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 
 from common.cli_errors import run_cli
 from common.describe import describe_bytes, describe_seconds
-from common.errors import UsageError, WrongAuthority
+from common.errors import BadData, UsageError, WrongAuthority
 from common.tls import listen, server_credentials, server_options
 from common.wire import enrollment_service_pb2_grpc, round_service_pb2_grpc
 from common.wire import round_service_pb2 as pb
@@ -124,11 +125,13 @@ def test_status_shows_identity_days_task_and_bytes_for_people_and_programs(
     assert "never" in fresh
     StatusFile(tmp_path / "home" / "status.json").update(
         now_unix=time.time(), last_contact_unix=time.time() - 12, last_task="first/3/train/hospital-a",
-        last_outcome="update sent", sent_bytes=4321, received_bytes=1_200_000, study="first", state="training")
+        last_outcome="update sent", sent_bytes=4321, received_bytes=1_200_000, study="first", state="training",
+        labelled_count=30, unlabelled_count=70)
     assert silo("status", "--home", home) == 0
     shown = capsys.readouterr().out
     assert "first/3/train/hospital-a: update sent" in shown
     assert "4.3 kB sent, 1.2 MB received" in shown
+    assert "100 (30 with a label, 70 without)" in shown
     assert silo("status", "--home", home, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["silo"], facts["federation"], facts["sent_bytes"]) == ("hospital-a", "lung", 4321)
@@ -202,6 +205,47 @@ def test_the_command_goes_before_the_policy_and_the_policy_before_the_last_time(
     assert choose_data(home, policy, data=None, on_error=None).source == str(home.folder / "scans")
     assert choose_data(home, policy, data="./new", on_error="skip") == JoinChoice(source=str(tmp_path / "new"),
                                                                                   on_error="skip")
+
+
+def test_who_names_the_images_says_which_are_labelled_and_the_command_may_add(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = SiloHome(tmp_path / "home")
+    home.folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    last = JoinChoice(source="/last", labelled="/known", test="/test", on_error="skip")
+    last.save(home.choice)
+    assert JoinChoice.load(home.choice) == last
+    assert choose_data(home, DataPolicy(), data=None, on_error=None) == last
+    assert choose_data(home, DataPolicy(), data=None, labelled="./other", on_error=None) == replace(
+        last, labelled=str(tmp_path / "other"))
+    policy = DataPolicy(source="./scans", labelled="./known", test="digits#test")
+    of_the_file = JoinChoice(source=str(home.folder / "scans"), labelled=str(home.folder / "known"), test="digits#test")
+    assert choose_data(home, policy, data=None, on_error=None) == of_the_file
+    assert choose_data(home, policy, data=None, test="/t", on_error=None) == replace(of_the_file, test="/t")
+    assert choose_data(home, policy, data="/new", on_error=None) == JoinChoice(source="/new")
+    assert choose_data(home, policy, data="/new", labelled="/k", test="/t", on_error=None) == JoinChoice(
+        source="/new", labelled="/k", test="/t")
+    with pytest.raises(BadData, match="hold the same images"):
+        choose_data(home, policy, data="/new", labelled="/new/known", on_error=None)
+    with pytest.raises(UsageError, match="No images"):
+        choose_data(SiloHome(tmp_path / "empty"), DataPolicy(), data=None, labelled="/k", on_error=None)
+
+
+def test_join_hands_over_what_the_command_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[Path, dict[str, Any]]] = []
+    monkeypatch.setattr("silo.app.join", lambda folder, **options: heard.append((folder, options)) or 0)
+    words = ["--data", "/scans", "--labelled", "/known", "--test", "/t", "--on-error", "skip", "--exit-when-finished"]
+    assert silo("join", "--home", str(tmp_path), *words) == 0
+    assert silo("join", "--home", str(tmp_path)) == 0
+    assert heard == [
+        (tmp_path, {"data": "/scans", "labelled": "/known", "test": "/t", "on_error": "skip",
+                    "exit_when_finished": True}),
+        (tmp_path, {"data": None, "labelled": None, "test": None, "on_error": None, "exit_when_finished": False})]
+
+
+def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path) -> None:
+    (tmp_path / "join.json").write_text('{"source": "/scans", "on_error": "skip"}')
+    assert JoinChoice.load(tmp_path / "join.json") == JoinChoice(source="/scans", on_error="skip")
 
 
 @pytest.mark.parametrize(("source", "resolved"), [

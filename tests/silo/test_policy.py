@@ -46,6 +46,9 @@ def test_the_default_permits_every_built_in_method_and_no_factory() -> None:
     ("[limits]\nmax_download_bytes = 0\n", ("max_download_bytes", "at least 1")),
     ("[limits]\nmax_download_bytes = '1 GB'\n", ("max_download_bytes", "whole number")),
     ("[data]\non_error = 'ignore'\n", ("ignore", "stop")),
+    ("[data]\nlabelled = '/known'\n", ("labelled without source", "silo join")),
+    ("[data]\ntest = '/known'\n", ("test without source", "silo join")),
+    ("[data]\nlabeled = '/known'\n", ("unknown key 'labeled'", "'labelled'")),
     ("[permit\n", ("not valid TOML",)),
 ])
 def test_a_slip_in_the_file_is_named_with_what_is_right(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:

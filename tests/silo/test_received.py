@@ -13,16 +13,17 @@ from common.codec import Aim, Plan
 from common.data.form import AugmentationSettings, ImageForm
 from common.errors import BadPayload, SemisiloError, TensorsMissing, WrongBase
 from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup
-from common.methods import find_method
+from common.methods import MethodSpec, find_method
 from common.payload_reader import read_manifest
 from common.store import PayloadStore
 from common.tensor_cache import TensorCache
 from common.tensors import digest
 from common.torch_payload import encode_groups
 from coordinator.downlink import Downlink
-from silo.received import receive
+from silo.received import hold, receive
 
 SPEC = find_method("semifl")
+OVERWRITING = replace(SPEC, down={"psi": Meaning.OVERWRITE, "model": Meaning.VALUES})
 
 
 class Line:
@@ -34,8 +35,8 @@ class Line:
         self.silo = PayloadStore(folder / "silo")
         self.held = TensorCache(self.silo)
 
-    def send(self, group: TensorGroup, *, name: str = "model") -> PayloadRef:
-        phase = Downlink(self.hub, self.references, plan=Plan(aim=Aim.SMALLEST))
+    def send(self, group: TensorGroup, *, name: str = "model", aim: Aim = Aim.SMALLEST) -> PayloadRef:
+        phase = Downlink(self.hub, self.references, plan=Plan(aim=aim))
         written = phase.payload(name, group, self.held.digests())
         phase.finish()
         return written
@@ -50,8 +51,8 @@ class Line:
                 paths[payload.digest] = str(self.silo.path(self.silo.add_file(file)))
         return paths
 
-    def receive(self, *payloads: PayloadRef) -> dict[str, TensorGroup]:
-        return receive(task_of(*payloads), SPEC, self.fetch(*payloads), self.silo)
+    def receive(self, *payloads: PayloadRef, spec: MethodSpec = SPEC) -> dict[str, TensorGroup]:
+        return receive(task_of(*payloads), spec, self.fetch(*payloads), self.silo)
 
 
 def task_of(*payloads: PayloadRef) -> TaskSpec:
@@ -262,3 +263,80 @@ def test_wrong_base_is_for_the_silo_itself_and_never_leaves_it(line: Line) -> No
             raise AssertionError("it would refuse the task for good") from None
         except TensorsMissing:
             continue
+
+
+# Groups that overwrite ------------------------------------------------------------------------------------------------
+
+
+def changed(number: int, *, value: float) -> TensorGroup:
+    """What the silo is sent next of a group of which it holds a version."""
+    old = version(number).tensors
+    new = {"w": old["w"].clone()}
+    new["w"][::50] = value
+    return TensorGroup(new, Meaning.OVERWRITE, DIGESTS[number], base_tensors=old)
+
+
+@pytest.mark.parametrize("aim", list(Aim))
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5])
+def test_a_group_that_overwrites_what_the_silo_holds_is_put_together_and_kept_whole(
+        line: Line, aim: Aim, value: float) -> None:
+    hold(line.silo, "psi", version(0))
+    group = changed(0, value=value)
+    written = line.send(group, name="psi", aim=aim)
+    assert written.reference == DIGESTS[0]
+    found = line.receive(written, spec=OVERWRITING)["psi"]
+    assert (found.meaning, found.base) == (Meaning.OVERWRITE, DIGESTS[0])
+    assert digest(found.tensors) == found.digest == digest(group.tensors)
+    kept, = read_manifest(line.held.path(found.digest))
+    assert (kept.meaning, kept.reference) == (Meaning.VALUES, ""), "what later payloads are coded against stands alone"
+    again = line.send(group, name="psi")
+    assert again.digest == ""
+    assert digest(line.receive(again, spec=OVERWRITING)["psi"].tensors) == found.digest
+    assert list(line.silo.digests()) == [written.digest], "nothing of the way there is left in the store"
+
+
+def test_a_group_that_overwrites_and_stands_alone_is_kept_as_values(line: Line) -> None:
+    group = replace(changed(0, value=2.0), base_tensors=None, digest=digest(changed(0, value=2.0).tensors))
+    written = encode_groups(line.hub, {"psi": group})
+    assert read_manifest(line.hub.path(written.digest))[0].meaning is Meaning.OVERWRITE
+    found = line.receive(written, spec=OVERWRITING)["psi"]
+    assert digest(found.tensors) == group.digest
+    assert read_manifest(line.held.path(group.digest))[0].meaning is Meaning.VALUES
+
+
+def test_a_silo_that_has_lost_what_is_overwritten_asks_and_gets_the_same_bits_whole(line: Line) -> None:
+    hold(line.silo, "psi", version(0))
+    written = line.send(changed(0, value=0.0), name="psi")
+    line.held.drop(DIGESTS[0])
+    with pytest.raises(TensorsMissing):
+        line.receive(written, spec=OVERWRITING)
+    whole = line.send(changed(0, value=0.0), name="psi")
+    assert (whole.reference, whole.tensors) == ("", written.tensors)
+    found = line.receive(whole, spec=OVERWRITING)["psi"]
+    assert (found.meaning, digest(found.tensors)) == (Meaning.VALUES, written.tensors)
+
+
+def test_a_damaged_base_is_dropped_and_the_whole_group_comes_next(line: Line) -> None:
+    hold(line.silo, "psi", version(0))
+    written = line.send(changed(0, value=0.0), name="psi")
+    damage(line.held.path(DIGESTS[0]), DAMAGES["a value"])
+    with pytest.raises(TensorsMissing):
+        line.receive(written, spec=OVERWRITING)
+    assert line.held.digests() == []
+    assert line.send(changed(0, value=0.0), name="psi").reference == ""
+
+
+def test_a_method_that_declares_values_gets_nothing_that_overwrites(line: Line) -> None:
+    hold(line.silo, "psi", version(0))
+    written = line.send(changed(0, value=0.0), name="psi")
+    with pytest.raises((BadPayload, TensorsMissing)):
+        line.receive(written, spec=replace(SPEC, down={"psi": Meaning.VALUES}))
+    with pytest.raises(BadPayload, match="twice"):
+        line.receive(line.send(version(1), name="psi"), line.send(version(2), name="psi"), spec=OVERWRITING)
+
+
+def test_what_a_silo_made_itself_is_held_whatever_it_is_called(line: Line) -> None:
+    hold(line.silo, "psi", changed(0, value=3.0))
+    held = line.send(TensorGroup(changed(0, value=3.0).tensors), name="model")
+    assert held.digest == ""
+    assert digest(line.receive(held)["model"].tensors) == held.tensors

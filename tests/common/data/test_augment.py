@@ -11,7 +11,7 @@ from common.data.augment import FEDMATCH_OPERATIONS, SMALL_OPERATIONS, check_set
 from common.data.form import AugmentationSettings, ImageForm
 from common.errors import BadConfiguration
 
-POLICIES = ("small", "semifl_official", "fedmatch_official")
+POLICIES = ("small", "semifl_official", "fedmatch_official", "fedmix")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def noise(batch: int, channels: int, side: int, seed: int = 0) -> torch.Tensor:
 
 
 def only(operation: str, policy: str, **more: bool) -> AugmentationSettings:
-    pool = FEDMATCH_OPERATIONS if policy == "fedmatch_official" else SMALL_OPERATIONS
+    pool = FEDMATCH_OPERATIONS if policy in ("fedmatch_official", "fedmix") else SMALL_OPERATIONS
     return AugmentationSettings(policy=policy, without=tuple(name for name in pool if name != operation), **more)
 
 
@@ -96,7 +96,7 @@ def test_weak_small_is_a_reflected_shift_of_at_most_an_eighth_and_never_flips(si
         assert {shift[axis] for shift in found} == set(range(-limit, limit + 1)), "every shift occurs"
 
 
-@pytest.mark.parametrize("policy", ["small", "semifl_official"])
+@pytest.mark.parametrize("policy", ["small", "semifl_official", "fedmix"])
 def test_flips_happen_to_half_of_the_images_when_allowed_and_to_none_otherwise(policy):
     ramp = torch.arange(32, dtype=torch.uint8).expand(400, 1, 32, 32).contiguous()  # brighter to the right
 
@@ -140,6 +140,39 @@ def test_weak_fedmatch_flips_exactly_half_and_a_quarter_of_those_upside_down():
     assert set((unflipped // 16).tolist()) == set((unflipped % 16).tolist()) == {2, 3, 4, 5, 6}
     border = weak(torch.full((50, 1, 8, 8), 255, dtype=torch.uint8), settings, seeded())
     assert (border == 0).any(), "black comes in from outside"
+
+
+def blackened(image: torch.Tensor, dy: int, dx: int) -> torch.Tensor:
+    """Plain reference: the image between 2 pixels of black, then a crop."""
+    padded = torch.nn.functional.pad(image, (2, 2, 2, 2))
+    side = image.shape[-1]
+    return padded[:, 2 + dy : 2 + dy + side, 2 + dx : 2 + dx + side]
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_weak_fedmix_flips_half_of_the_images_and_shifts_each_by_up_to_two_pixels_with_black(flip):
+    """Each view is exactly one of the 25 shifts of the image or of its mirror image; all of them occur among 400, and
+    of 400 flips with probability 1/2 five standard deviations are 50."""
+    images = noise(400, 3, 12)
+    views = weak(images, AugmentationSettings(policy="fedmix", horizontal_flip=flip), seeded())
+    shifts = [(dy, dx) for dy in range(-2, 3) for dx in range(-2, 3)]
+    found = []
+    for image, view in zip(images, views, strict=True):
+        matches = [(flipped, shift) for flipped, source in ((False, image), (True, image.flip(2))) for shift in shifts
+                   if torch.equal(blackened(source, *shift), view)]
+        assert len(matches) == 1
+        found += matches
+    assert {shift for _, shift in found} == set(shifts)
+    count = sum(flipped for flipped, _ in found)
+    assert abs(count - 200) < 50 if flip else count == 0
+
+
+def test_strong_fedmix_is_fedmatchs_randaugment_on_the_weak_geometry():
+    images = noise(64, 3, 32)
+    settings = only("Equalize", "fedmix")
+    assert torch.equal(strong(images, settings, seeded(1)), weak(images, settings, seeded(1))), "it changes nothing"
+    settings = only("Brightness", "fedmix")
+    assert not torch.equal(strong(images, settings, seeded(1)), weak(images, settings, seeded(1)))
 
 
 def test_strong_semifl_has_the_published_share_of_black_and_grey_images():
@@ -188,13 +221,23 @@ def test_every_operation_of_the_pool_can_be_drawn_and_left_out(policy):
 
 
 def test_strong_fedmatch_always_applies_and_its_equalize_changes_nothing():
+    """On the image itself: its code has no flip and shift below RandAugment."""
     images = noise(64, 3, 32)
-    settings = only("Equalize", "fedmatch_official")
-    assert torch.equal(strong(images, settings, seeded(1)), weak(images, settings, seeded(1)))
+    view = strong(images, only("Equalize", "fedmatch_official", horizontal_flip=True, vertical_flip=True), seeded(1))
+    assert torch.equal(view, images)
+    assert view.data_ptr() != images.data_ptr(), "never the same storage"
     for name in FEDMATCH_OPERATIONS:
         if name != "Equalize":
-            settings = only(name, "fedmatch_official")
-            assert not torch.equal(strong(images, settings, seeded(1)), weak(images, settings, seeded(1))), name
+            assert not torch.equal(strong(images, only(name, "fedmatch_official"), seeded(1)), images), name
+
+
+def test_the_largest_level_of_fedmatch_is_four_of_ten():
+    """M <= 5 and levels 0..M-1 of a ten-point line. Brightness 1 +- 0.3 * 4 / 9 in each of 6 stages: a grey of 100
+    stays between 100 (1 - 0.1333)^6 = 42 and 100 (1 + 0.1333)^6 = 212; level 9 would reach 12."""
+    images = torch.full((3000, 1, 4, 4), 100, dtype=torch.uint8)
+    views = strong(images, only("Brightness", "fedmatch_official"), seeded())
+    assert 38 <= views.min() < 60, "each stage cuts fractions off"
+    assert 150 < views.max() <= 212
 
 
 def test_posterize_of_fedmatch_keeps_at_least_six_bits():
@@ -211,6 +254,8 @@ def test_posterize_of_fedmatch_keeps_at_least_six_bits():
     (AugmentationSettings(policy="fedmatch_official", without=("Cutout",)), "has no operation 'Cutout'"),
     (AugmentationSettings(without=SMALL_OPERATIONS), "no operation"),
     (AugmentationSettings(policy="semifl_official", vertical_flip=True), "no vertical flip"),
+    (AugmentationSettings(policy="fedmix", vertical_flip=True), 'policy "fedmix" has no vertical flip'),
+    (AugmentationSettings(policy="fedmix", without=("Invert",)), 'policy "fedmix" has no operation'),
     (AugmentationSettings(policy="none", horizontal_flip=True), "no effect"),
     (AugmentationSettings(policy="none", without=("Invert",)), "no effect"),
 ])

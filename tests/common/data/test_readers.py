@@ -334,6 +334,40 @@ def test_odd_sizes_are_read(tmp_path, resize, size):
         assert (got == 255).all()
 
 
+def test_grey_28_pixel_images_are_padded_to_32_and_repeated_to_three_channels(tmp_path):
+    """As FedMatch has Fashion-MNIST: two pixels of black on each side, nothing scaled, so the mean falls by (28/32)^2
+    (0.2860 to 0.2190)."""
+    noise = np.random.default_rng(4).integers(0, 256, (5, 28, 28)).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", images=noise)
+    form = {"size": 32, "channels": 3, "resize": "pad", "labelled": False}
+    got = read_images(str(tmp_path / "a.npz"), **form).images.images_NCHW.numpy()
+    assert np.array_equal(got, np.repeat(np.pad(noise, ((0, 0), (2, 2), (2, 2)))[:, None], 3, axis=1))
+    assert got.mean() == pytest.approx(noise.mean() * (28 / 32) ** 2)
+    for number, array in enumerate(noise):
+        Image.fromarray(array).save(tmp_path / f"{number}.png")
+    (tmp_path / "a.npz").unlink()
+    assert np.array_equal(read_images(str(tmp_path), **form).images.images_NCHW.numpy(), got)
+
+
+def test_pad_puts_an_odd_pixel_right_and_below_and_scales_nothing(tmp_path):
+    picture(tmp_path / "a.png", size=(5, 2), value=255)
+    got = read_images(str(tmp_path), size=8, channels=1, resize="pad", labelled=False).images.images_NCHW[0, 0]
+    expected = torch.zeros(8, 8, dtype=torch.uint8)
+    expected[3:5, 1:6] = 255
+    assert torch.equal(got, expected)
+
+
+def test_pad_refuses_a_larger_picture_and_says_which_size_it_needs(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 28, 40), np.uint8))
+    with pytest.raises(BadData, match="40x28 pixels it does not fit into 32x32") as caught:
+        read_images(str(tmp_path / "a.npz"), size=32, channels=1, resize="pad", labelled=False)
+    assert "size = 40" in caught.value.remedy
+    picture(tmp_path / "one.png", size=(3, 9))
+    (tmp_path / "a.npz").unlink()
+    with pytest.raises(BadData, match=r"one\.png cannot be read: with 3x9 pixels it does not fit into 8x8"):
+        read_images(str(tmp_path), size=8, channels=1, resize="pad", labelled=False)
+
+
 @pytest.mark.parametrize(("form", "said"), [
     ({"size": 0}, "size"), ({"size": 5000}, "size"), ({"channels": 2}, "channels"), ({"resize": "fitt"}, "fit"),
     ({"classes": ("a", "a")}, "'a' is listed twice")])

@@ -11,17 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.data.form import ImageForm
 from common.data.manifest import index_digest, split_manifest, write_split
+from common.data.named_splits import SplitSettings, deal
+from common.data.partly_labelled import read_partly_labelled
 from common.data.readers import read_images
 from common.data.splits import (
     Split,
+    all_labels_at_silos,
     class_distributions,
     dirichlet_semifl,
+    hold_out,
     iid,
+    labelled_at_silos,
     labelled_selection,
     largest_remainder,
     non_iidness,
     shards,
+    stratified_part,
 )
 from common.errors import BadConfiguration, BadData
 
@@ -92,6 +99,56 @@ def test_labelled_selection_refuses_numbers_that_do_not_fit():
         labelled_selection(SMALL, 2000, 10, 1)
     with pytest.raises(BadData, match="out of range"):
         labelled_selection(SMALL, 20, 5, 1)
+
+
+def test_silos_get_so_many_labels_of_each_class_and_nobody_gets_the_same():
+    parts = labelled_at_silos(CIFAR, 100, per_class=5, num_classes=10, seed=1)
+    assert all(np.bincount(CIFAR[part]).tolist() == [5] * 10 for part in parts)
+    assert len(np.unique(np.concatenate(parts))) == 5000
+    assert all((np.diff(part) > 0).all() for part in parts)
+    again, other = (labelled_at_silos(CIFAR, 100, per_class=5, num_classes=10, seed=seed) for seed in (1, 2))
+    assert np.array_equal(parts[7], again[7])
+    assert not np.array_equal(parts[7], other[7])
+
+
+def test_silos_may_have_labels_of_some_classes_only():
+    parts = labelled_at_silos(SMALL, 3, per_class=30, num_classes=10, seed=1, classes=[(0, 1), (1, 2), ()])
+    assert [sorted(set(SMALL[part])) for part in parts] == [[0, 1], [1, 2], []]
+    assert [len(part) for part in parts] == [60, 60, 0]
+    with pytest.raises(BadData, match="Class 1 has 100 images, fewer than 51 for each of 2 silos"):
+        labelled_at_silos(SMALL, 3, per_class=51, num_classes=10, seed=1, classes=[(0, 1), (1, 2), ()])
+    with pytest.raises(BadConfiguration, match="labelled_per_class = 0"):
+        labelled_at_silos(SMALL, 3, per_class=0, num_classes=10, seed=1)
+
+
+# --- Parts of the set ------------------------------------------------------------------------------------------------
+
+def test_train_test_and_validation_are_a_random_partition():
+    train, test, validation = hold_out(60_000, num_test=2000, num_validation=3000, seed=1)
+    assert (len(train), len(test), len(validation)) == (55_000, 2000, 3000)
+    assert np.array_equal(np.sort(np.concatenate([train, test, validation])), np.arange(60_000))
+    # The mean of n uniform ones has the standard deviation 60000 / sqrt(12 n), of which five.
+    assert test.mean() == pytest.approx(30_000, abs=5 * 60_000 / np.sqrt(12 * 2000))
+    assert not np.array_equal(test, hold_out(60_000, num_test=2000, num_validation=3000, seed=2)[1])
+    assert np.array_equal(hold_out(10, num_test=0, num_validation=0, seed=1)[0], np.arange(10))
+
+
+@pytest.mark.parametrize(("test", "validation"), [(5, 5), (11, 0), (-1, 3)])
+def test_nothing_to_train_on_is_refused(test, validation):
+    with pytest.raises(BadConfiguration, match="cannot be held out of 10 images"):
+        hold_out(10, num_test=test, num_validation=validation, seed=1)
+
+
+def test_a_part_of_the_set_has_the_shares_of_the_whole():
+    """1000 and 10 images: 5.5 % are 56 (55.55), of which 55 and 0.55: 55 and 1 by largest remainder."""
+    labels = np.repeat([0, 1], [1000, 10])
+    part = stratified_part(labels, 0.055, num_classes=2, seed=1)
+    assert np.bincount(labels[part]).tolist() == [55, 1]
+    assert (np.diff(part) > 0).all()
+    assert np.array_equal(stratified_part(labels, 1.0, num_classes=2, seed=1), np.arange(1010))
+    for fraction in (0.0, 1.1, -1.0, float("nan"), 0.0001):
+        with pytest.raises(BadConfiguration, match="fraction"):
+            stratified_part(labels, fraction, num_classes=2, seed=1)
 
 
 # --- IID -------------------------------------------------------------------------------------------------------------
@@ -167,6 +224,15 @@ def test_dirichlet_has_the_published_range_of_sizes(beta, smallest, largest):
         assert largest[0] <= max(sizes(split)) <= largest[1]
 
 
+@pytest.mark.parametrize(("beta", "tries"), [(0.1, 40), (0.3, 2)])
+def test_dirichlet_needs_few_tries(beta, tries):
+    """The specification saw 1 to 13 tries at beta 0.1 in 20 seeds and one or two at 0.3. If 13 is the largest of 20, a
+    try succeeds with probability 1/5 or so, and 40 fail with (4/5)^40 = 0.0001."""
+    for seed in range(4):
+        labelled = labelled_selection(CIFAR, 4000, 10, seed=seed)
+        dirichlet_semifl(CIFAR, 100, beta=beta, num_classes=10, seed=seed, labelled=labelled, max_tries=tries)
+
+
 def test_dirichlet_follows_from_the_seed_and_grows_even_with_beta():
     def split(beta: float, seed: int) -> Split:
         return dirichlet_semifl(SMALL, 10, beta=beta, num_classes=10, seed=seed)
@@ -225,6 +291,46 @@ def test_a_split_that_gives_an_image_twice_or_is_not_sorted_cannot_be_made():
         Split((np.array([1, 2]),), coordinator=np.array([1]))
     with pytest.raises(ValueError, match="sorted"):
         Split((np.array([2, 1]),))
+    with pytest.raises(ValueError, match="twice"):
+        Split((np.array([1]),), labelled=(np.array([1]),))
+    with pytest.raises(ValueError, match="sorted"):
+        Split((np.array([1]),), labelled=(np.array([3, 2]),))
+    with pytest.raises(ValueError, match="2 silos but labelled images of 1"):
+        Split((np.array([1]), np.array([2])), labelled=(np.array([3]),))
+
+
+@pytest.mark.parametrize(("steps", "said"), [
+    ((((1, 2), (3,)),), "same number of steps"),
+    ((((1, 2), (3,)), ((4,),)), "same number of steps"),
+    ((((1, 2), (4,)), ((3,), (5,))), "not its unlabelled images"),
+    ((((1, 2), ()), ((4,), (5,))), "not its unlabelled images"),
+    ((((1, 3), (2, 2)), ((4,), (5,))), "not its unlabelled images"),
+    ((((2, 1), (3,)), ((4,), (5,))), "step are not sorted"),
+])
+def test_steps_that_are_no_partition_of_a_silos_images_cannot_be_made(steps, said):
+    silos = (np.array([1, 2, 3]), np.array([4, 5]))
+    arrays = tuple(tuple(np.array(step, dtype=np.int64) for step in silo) for silo in steps)
+    with pytest.raises(ValueError, match=said):
+        Split(silos, steps=arrays)
+
+
+def test_a_split_with_steps_tells_how_many():
+    silos = (np.array([1, 2, 3]), np.array([], dtype=np.int64))
+    none = np.array([], dtype=np.int64)
+    assert Split(silos, steps=((np.array([3]), np.array([1, 2])), (none, none))).num_steps == 2
+    assert Split(silos).num_steps == 1
+    assert Split(silos, steps=((np.array([3]), np.array([1, 2])), (none, none))).steps_of(0).tolist() == [1, 1, 0]
+    assert Split(silos).steps_of(0) is None
+
+
+def test_all_images_of_a_silo_count_for_its_class_distribution():
+    labels = np.array([0, 0, 1, 1])
+    split = Split((np.array([0]), np.array([2])), labelled=(np.array([3]), np.array([], dtype=np.int64)))
+    assert class_distributions(labels, split, num_classes=2).tolist() == [[0.5, 0.5], [0, 1]]
+    bound = all_labels_at_silos(split)
+    assert [part.tolist() for part in bound.labelled] == [[0, 3], [2]]
+    assert [len(part) for part in bound.silos] == [0, 0]
+    assert class_distributions(labels, bound, num_classes=2).tolist() == [[0.5, 0.5], [0, 1]]
 
 
 def test_index_digest_is_that_of_little_endian_64_bit_integers():
@@ -262,6 +368,40 @@ def test_each_part_on_disk_is_exactly_the_part_of_the_manifest(tmp_path, channel
     assert 0 < manifest["non_iidness"] <= 1
     written_files = {"manifest.json", "a.npz", "b.npz", "c.npz", "hospital-d.npz", "coordinator.npz", "test.npz"}
     assert {entry.name for entry in path.parent.iterdir()} == written_files, "nothing is left over"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_labels_and_steps_of_a_silo_are_read_back_from_its_file(tmp_path, channels):
+    images = np.random.default_rng(5).integers(0, 256, (1000, channels, 8, 8)).astype(np.uint8)
+    classes = tuple(f"c{label}" for label in range(10))
+    split = deal(SMALL, SplitSettings(name="streaming_noniid", silos=3, labelled_per_class=2, steps=4), num_classes=10,
+                 seed=1, scenario="labels-at-silo")
+    path = write_split(tmp_path / "out", split, images, SMALL, classes=classes, source="made", settings={},
+                       rounds_per_step=5)
+    manifest = json.loads(path.read_text())
+    assert manifest["rounds_per_step"] == 5
+    form = ImageForm(size=8, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
+    for place, (name, entry) in enumerate(manifest["silos"].items()):
+        assert entry["labelled"]["sha256_indices"] == index_digest(split.labelled[place])
+        assert [step["indices"] for step in entry["steps"]] == [step.tolist() for step in split.steps[place]]
+        read = read_partly_labelled(str(path.parent / entry["file"]), form, classes=classes, use_labels=True)
+        assert np.array_equal(read.labelled.images_NCHW.numpy(), images[split.labelled[place]]), name
+        assert read.labelled.labels_N.tolist() == SMALL[split.labelled[place]].tolist()
+        assert np.array_equal(read.unlabelled.images_NCHW.numpy(), images[split.silos[place]])
+        assert read.unlabelled.labels_N is None
+        assert np.array_equal(read.steps_N, split.steps_of(place))
+        assert read.rounds_per_step == 5
+
+
+def test_silos_with_labels_and_no_other_images_are_written_and_read(tmp_path):
+    images = np.zeros((1000, 1, 8, 8), dtype=np.uint8)
+    split = deal(SMALL, SplitSettings(name="iid", silos=2, all_labelled=True), num_classes=10, seed=1,
+                 scenario="labels-at-silo")
+    path = write_split(tmp_path / "out", split, images, SMALL, classes=tuple("0123456789"), source="x", settings={})
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    read = read_partly_labelled(str(path.parent / "silo-001.npz"), form, classes=tuple("0123456789"), use_labels=True)
+    assert len(read.labelled) == 500
+    assert read.unlabelled is None
 
 
 def test_the_same_split_is_written_with_the_same_bytes(tmp_path):

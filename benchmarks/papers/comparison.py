@@ -1,0 +1,80 @@
+"""A comparison file: one base study, variants of it, seeds, and what the paper says of each. See small/*.toml.
+
+    paper = "semifl"                       the paper whose claim is looked at
+    title, claim, scale                    one sentence each: what is compared, the paper's claim, what is smaller here
+    seeds = [1, 2, 3]
+    [base.<table>] ...                     a study file with a table [simulation]; {data} stands for the data's folder
+    [[variant]]
+    name = "both"                          line of table and figure
+    group = "2 classes per silo"           variants of one group are drawn into one plot
+    published = "85.3"                     the paper's number at full scale, as text; left out where there is none
+    [variant.set.<table>] ...              what differs from the base
+"""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Comparison", "Variant", "load_comparison", "merged"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One line of the comparison."""
+
+    name: str
+    group: str
+    published: str
+    tables: dict[str, Any]
+    """The whole study."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What is compared, with which studies."""
+
+    paper: str
+    name: str
+    """Of the file."""
+    title: str
+    claim: str
+    scale: str
+    seeds: tuple[int, ...]
+    variants: tuple[Variant, ...]
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with changes, table by table; an empty text removes a key."""
+    result = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            result[key] = merged(result.get(key, {}), value)
+        elif value == "":
+            result.pop(key, None)
+        else:
+            result[key] = value
+    return result
+
+
+def load_comparison(path: Path, *, data: Path) -> Comparison:
+    """Reads a comparison file; `{data}` in [simulation] becomes the folder of the image sets.
+
+    Raises: ValueError or KeyError, naming what is wrong.
+    """
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    variants = []
+    for entry in tables["variant"]:
+        study = merged(tables["base"], entry.get("set", {}))
+        study["simulation"]["data"] = study["simulation"]["data"].format(data=data)
+        variants.append(Variant(name=entry["name"], group=entry.get("group", ""),
+                                published=str(entry.get("published", "")), tables=study))
+    names = [(variant.group, variant.name) for variant in variants]
+    if len(set(names)) != len(names):
+        raise ValueError(f"{path}: two variants of a group have one name.")
+    return Comparison(paper=tables["paper"], name=path.stem, title=tables["title"], claim=tables["claim"],
+                      scale=tables["scale"], seeds=tuple(tables["seeds"]), variants=tuple(variants))

@@ -1,0 +1,140 @@
+"""Splits by name: the deal that follows from `common.data.split_settings.SplitSettings`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from common.data.fedmatch_splits import batch_iid, batch_noniid, dirichlet_fedmix, streaming_noniid
+from common.data.shvr_splits import class_mismatch, labelled_classes, shvr_noniid
+from common.data.split_settings import SplitName, SplitSettings, amount, streaming_step
+from common.data.splits import (
+    Indices,
+    Split,
+    all_labels_at_silos,
+    checked_labels,
+    dirichlet_semifl,
+    hold_out,
+    iid,
+    labelled_at_silos,
+    labelled_selection,
+    shards,
+    stratified_part,
+)
+from common.errors import BadConfiguration
+
+if TYPE_CHECKING:
+    from common.methods.spec import Scenario
+
+__all__ = ["SplitSettings", "deal", "streaming_step"]
+
+
+def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario) -> Split:
+    """Who holds which images of one set: the same arguments give the same split on every machine.
+
+    First a part of the set is taken (`fraction`), then validation and test images are held out, then the labelled ones
+    are chosen, and the rest is dealt by the named rule.
+    Args:
+        labels_N: of the whole set, whole numbers in 0..num_classes - 1.
+    Raises: BadConfiguration for settings that do not fit each other, the scenario or the set; BadData for labels out of
+        range or a class with too few images.
+    """
+    _check_scenario(settings, scenario)
+    labels = checked_labels(labels_N, num_classes)
+    part = np.arange(len(labels))
+    if settings.fraction < 1:
+        part = stratified_part(labels, settings.fraction, num_classes=num_classes, seed=seed)
+    train, test, validation = hold_out(
+        len(part), num_test=amount("num_test", settings.num_test, len(part)),
+        num_validation=amount("num_validation", settings.num_validation, len(part)), seed=seed)
+    train, test, validation = part[train], part[test], part[validation]
+    own = labels[train]
+    if scenario == "labels-at-coordinator":
+        dealt = _with_labels_at_coordinator(own, settings, num_classes, seed)
+    else:
+        dealt = _with_labels_at_silos(own, settings, num_classes, seed)
+    if settings.all_labelled:
+        dealt = all_labels_at_silos(dealt)
+    return Split(
+        silos=tuple(train[silo] for silo in dealt.silos), coordinator=train[dealt.coordinator],
+        validation=validation, test=test, labelled=tuple(train[held] for held in dealt.labelled),
+        steps=tuple(tuple(train[step] for step in steps) for steps in dealt.steps))
+
+
+def _check_scenario(settings: SplitSettings, scenario: Scenario) -> None:
+    if scenario == "labels-at-coordinator":
+        wrong = [name for name in ("labelled_per_class", "labelled_per_silo") if getattr(settings, name) is not None]
+        if settings.name == "class_mismatch":
+            raise BadConfiguration('The split "class_mismatch" is defined for labels-at-silo only.',
+                                   remedy='Choose another split, for example "shards".')
+        if settings.name == "shvr_noniid" and settings.classes_per_silo is not None:
+            wrong.append("classes_per_silo")
+        if settings.num_labelled is None:
+            raise BadConfiguration(f'The split "{settings.name}" needs num_labelled: images with labels at the'
+                                   " coordinator.", remedy="Give a multiple of the number of classes.")
+    else:
+        wrong = [] if settings.num_labelled is None else ["num_labelled"]
+    if wrong:
+        raise BadConfiguration(f"{wrong[0]} has no effect in the scenario {scenario}.", remedy="Remove it.")
+
+
+def _with_labels_at_coordinator(labels: Indices, settings: SplitSettings, num_classes: int, seed: int) -> Split:
+    chosen = labelled_selection(labels, settings.num_labelled or 0, num_classes, seed)
+    return _RULES[settings.name](labels, settings, num_classes, seed, chosen)
+
+
+def _with_labels_at_silos(labels: Indices, settings: SplitSettings, num_classes: int, seed: int) -> Split:
+    if settings.name == "class_mismatch":
+        return class_mismatch(
+            labels, settings.silos, mismatch_ratio=settings.mismatch_ratio or 0.0, num_classes=num_classes, seed=seed,
+            classes_per_silo=settings.classes_per_silo or 6, labelled_per_silo=settings.labelled_per_silo or 100,
+            dirichlet=settings.dirichlet or 0.025, sizes=settings.sizes or "range_matched")
+    per_class = settings.labelled_per_class or _LABELLED_PER_CLASS.get(settings.name)
+    held: tuple[Indices, ...] = ()
+    if per_class is not None:
+        classes = None
+        if settings.name == "shvr_noniid":
+            classes = labelled_classes(settings.silos, classes_per_silo=settings.classes_per_silo or 2,
+                                       num_classes=num_classes)
+        held = labelled_at_silos(labels, settings.silos, per_class=per_class, num_classes=num_classes, seed=seed,
+                                 classes=classes)
+    elif not settings.all_labelled:
+        raise BadConfiguration(f'The split "{settings.name}" needs labelled_per_class: labelled images at each silo.',
+                               remedy="Give it, or all_labelled = true.")
+    dealt = _RULES[settings.name](labels, settings, num_classes, seed, np.concatenate((np.arange(0), *held)))
+    return Split(dealt.silos, labelled=held, steps=dealt.steps)
+
+
+_LABELLED_PER_CLASS: dict[str, int] = {
+    "batch_iid": 5, "batch_noniid": 5, "streaming_noniid": 5, "shvr_iid": 6, "shvr_noniid": 30}
+
+_Rule = Callable[[Indices, SplitSettings, int, int, Indices], Split]
+"""(labels, settings, number of classes, seed, labelled images): the deal of all other images."""
+
+_RULES: dict[str, _Rule] = {
+    "iid": lambda labels, s, classes, seed, held: iid(labels, s.silos, seed=seed, labelled=held),
+    "shards": lambda labels, s, classes, seed, held: shards(
+        labels, s.silos, classes_per_silo=s.classes_per_silo or 2, num_classes=classes, seed=seed, labelled=held),
+    "dirichlet_semifl": lambda labels, s, classes, seed, held: dirichlet_semifl(
+        labels, s.silos, beta=s.dirichlet or 0.1, num_classes=classes, seed=seed, labelled=held),
+    "batch_iid": lambda labels, s, classes, seed, held: batch_iid(
+        labels, s.silos, num_classes=classes, seed=seed, labelled=held),
+    "batch_noniid": lambda labels, s, classes, seed, held: batch_noniid(
+        labels, s.silos, num_classes=classes, seed=seed, labelled=held),
+    "streaming_noniid": lambda labels, s, classes, seed, held: streaming_noniid(
+        labels, s.silos, num_classes=classes, seed=seed, steps=s.steps or 10, labelled=held),
+    "dirichlet_fedmix": lambda labels, s, classes, seed, held: dirichlet_fedmix(
+        labels, s.silos, mu=s.dirichlet or 0.1, num_classes=classes, seed=seed, images_per_silo=s.images_per_silo,
+        labelled=held),
+    "fedmix_iid": lambda labels, s, classes, seed, held: batch_iid(
+        labels, s.silos, num_classes=classes, seed=seed, labelled=held),
+    "shvr_iid": lambda labels, s, classes, seed, held: iid(labels, s.silos, seed=seed, labelled=held),
+    "shvr_noniid": lambda labels, s, classes, seed, held: shvr_noniid(
+        labels, s.silos, num_classes=classes, seed=seed, dirichlet=s.dirichlet or 0.1,
+        sizes=s.sizes or "range_matched", labelled=held),
+}
+
+assert {*_RULES, "class_mismatch"} == set(get_args(SplitName))

@@ -1,0 +1,90 @@
+"""Fed-SHVR: soft pseudo-labels and a confidence penalty at the silos, normalised averaging, corrected gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.exchange import Meaning
+from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, positive
+
+__all__ = ["FED_SHVR", "FedSHVRSettings"]
+
+_RAMP_EPOCHS = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FedSHVRSettings:
+    """Settings of Fed-SHVR and its two ablations. Defaults are the paper's where it has them. Source: Wang et al.,
+    2021, section IV. Silos descend with plain SGD: the correction needs the sum of raw gradients, so there is neither
+    momentum nor weight decay nor clipping."""
+
+    scenario: Literal["labels-at-silo"] = "labels-at-silo"
+    """Fed-SHVR is defined for labels at the silos only; a silo may have labelled images, unlabelled ones or both."""
+    variant: Literal["fed_shvr", "fed_sh", "fed_svr"] = "fed_shvr"
+    """"fed_sh": without the correction (FedNova with this loss); "fed_svr": with it, but models averaged plainly
+    (VRL-SGD with this loss)."""
+    alpha0: float = 1.0
+    """alpha_0: weight of the unlabelled images once the ramp is over; the paper does not give its value."""
+    alpha0_ramp: Literal["sigmoid", "linear", "none"] = "sigmoid"
+    """How alpha_0 rises over the first `ramp_epochs`: exp(-5 (1 - x)^2), x, or at once."""
+    ramp_epochs: int = _RAMP_EPOCHS
+    """Local epochs (`local_epochs` in every round) after which alpha_0 is reached."""
+    alpha1: float = 0.75
+    """alpha_1: keeps pseudo-labels soft; 0 gives hard ones. Labels are f^(alpha_0 / alpha_1), normalised."""
+    alpha2: float = 0.1
+    """alpha_2: confidence penalty on the model's predictions for unlabelled images; 0 turns it off."""
+    local_epochs: int = 2
+    """E: passes in a round over the larger of the two sets, counted in its batches."""
+    labelled_batch: int = 32
+    """B_l: labelled images in a batch."""
+    unlabelled_batch: int = 32
+    """B_u: unlabelled images in a batch."""
+    lr: float = 0.01
+    """Learning rate, constant."""
+    correction_at: Literal["silo", "coordinator"] = "silo"
+    """Who keeps each silo's control variate: the silo, or the coordinator, which needs one model's room on disk for
+    each silo. The latter for silos that come and go, whose number of images changes, or with a lossy [wire] uplink."""
+    correction_max_age_rounds: int = 0
+    """With `correction_at = "coordinator"`: a silo that was away for more rounds than this starts again with correction
+    0; 0 keeps it for ever."""
+    sbn_source: StatisticsSource = "auto"
+    """Whose images give the static batch-norm statistics: the coordinator's labelled or validation images where it has
+    any, else the silos' ("auto"), or as said."""
+    correction_epoch: int = 0
+    """Number of the sum of control variates that the task belongs to; set by the strategy, never by a person."""
+    correction_round: int = 0
+    """The round whose control variate of this silo is in that sum, 0 for none; set by the strategy, never by a
+    person."""
+
+    def __post_init__(self) -> None:
+        for name in ("alpha0", "alpha1", "alpha2", "correction_max_age_rounds", "correction_epoch", "correction_round"):
+            at_least(name, getattr(self, name), 0)
+        for name in ("local_epochs", "labelled_batch", "unlabelled_batch", "ramp_epochs"):
+            at_least(name, getattr(self, name), 1)
+        positive("lr", self.lr)
+        if self.alpha0_ramp == "none" and self.ramp_epochs != _RAMP_EPOCHS:
+            raise ValueError(f'ramp_epochs = {self.ramp_epochs}: alpha0_ramp = "none" has no ramp.')
+        if self.variant == "fed_sh" and self.correction_at != "silo":
+            raise ValueError(f'correction_at = "{self.correction_at}": variant = "fed_sh" has no correction.')
+        if self.correction_max_age_rounds and (self.variant == "fed_sh" or self.correction_at == "silo"):
+            raise ValueError('correction_max_age_rounds needs a correction with correction_at = "coordinator": only '
+                             "who keeps the old control variate can take it out of the sum.")
+
+
+FED_SHVR = MethodSpec(
+    name="fed_shvr",
+    source="Wang et al., Fed-SHVR, arXiv 2021",
+    scenarios=("labels-at-silo",),
+    down={"model": Meaning.VALUES, "correction": Meaning.VALUES, "batch_norm": Meaning.VALUES},
+    up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
+    metrics=(*PSEUDO_LABEL_METRICS, "loss", "labelled_loss", "unlabelled_loss", "r1", "r2", "steps", "correction_lost"),
+    counts=("steps",),
+    settings=FedSHVRSettings,
+    set_by_strategy=("correction_epoch", "correction_round"),
+    discloses="A silo receives the mean gradient of all silos that have taken part so far (group correction); where "
+              "there are only two, each can work out the other's. The coordinator sees a silo's model difference, how "
+              "many images it has, how many steps it took, the class shares of its pseudo-labels and its losses; with "
+              "correction_at = \"coordinator\" it keeps the silo's last mean gradient. Where silos measure batch-norm "
+              "statistics, also mean, variance and count at every batch-norm layer.",
+)

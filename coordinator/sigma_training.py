@@ -1,0 +1,84 @@
+"""FedMatch with labels at the coordinator: sigma learns from the coordinator's labels, psi stands still.
+
+Shapes: N labelled images, B in a batch.
+Source: FedMatch, Jeong et al. (ICLR 2021) Eq. 6, "labels-at-server".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.batch_norm import OneValuePerChannel
+from common.data import augment
+from common.data.image_set import ImageSet
+from common.decomposition import Decomposed
+from common.exchange import Environment
+from common.methods.fedmatch import FedMatchSettings
+from common.seeds import torch_generator
+from common.sgd import SGDSettings
+from common.training import check_finite, named_randomness
+
+__all__ = ["SigmaTraining", "train_sigma"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigmaTraining:
+    """What `coordinator_epochs` leave behind."""
+
+    sigma: dict[str, Tensor]
+    momentum: dict[str, Tensor]
+    loss: float
+    """Mean cross-entropy over the images of the last epoch, without lambda_s; 0 where there was no step."""
+
+
+def train_sigma(environment: Environment, settings: FedMatchSettings, labelled: ImageSet, *,
+                sigma: Mapping[str, Tensor], psi: Mapping[str, Tensor], momentum: Mapping[str, Tensor] | None,
+                lr: float, round: int) -> SigmaTraining:
+    """`coordinator_epochs` of SGD on lambda_s * CE(y, f_{sigma + psi*}(x)), in a new order in every epoch.
+
+    Args:
+        momentum: buffers to go on from; None starts anew.
+        round: that has just ended; names the random streams.
+    Raises: ComputeFailed when training diverges.
+    """
+    sgd = SGDSettings(lr=lr, momentum=settings.momentum, nesterov=False, weight_decay=settings.weight_decay,
+                      clip_norm=settings.clip_norm)
+    with named_randomness(environment.seed, "unused_weights", round=round):
+        model = environment.build_model().to(environment.device)
+    network = Decomposed(model, sigma, psi, sgd=sgd, sigma_momentum=momentum)
+    order, views = (torch_generator(environment.seed, purpose, round=round) for purpose in ("sigma_order",
+                                                                                            "sigma_views"))
+    labels_N = labelled.labels_N
+    assert labels_N is not None
+    done = entered = skipped = 0
+    loss_sum = 0.0
+    model.train()
+    with named_randomness(environment.seed, "sigma_model", round=round, device=environment.device):
+        for _ in range(settings.coordinator_epochs):
+            loss_sum, entered = 0.0, 0
+            for index_B in torch.split(torch.randperm(len(labelled), generator=order), settings.labelled_batch):
+                images_BCHW = labelled.images_NCHW[index_B].to(environment.device)
+                if settings.augment_train:
+                    images_BCHW = augment.weak(images_BCHW, environment.augmentation, views)
+                done += len(index_B)
+                try:
+                    loss = network.sigma_step(augment.to_input(images_BCHW, environment.image),
+                                              labels_N[index_B].to(environment.device), settings.lambda_s)
+                    loss_sum, entered = loss_sum + loss * len(index_B), entered + len(index_B)
+                except OneValuePerChannel:
+                    skipped += 1
+                environment.report(0.9 * done / (settings.coordinator_epochs * len(labelled)),
+                                   f"training sigma on {len(labelled)} labelled images")
+    if skipped:
+        _LOG.warning("%d batches were skipped: one value per channel at a batch-norm layer", skipped)
+    trained, _ = network.parts()
+    check_finite(trained, where=f"at the coordinator in round {round}")
+    return SigmaTraining(sigma=trained, momentum=network.sigma_momentum(),
+                         loss=loss_sum / entered if entered else 0.0)

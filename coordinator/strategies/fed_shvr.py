@@ -1,0 +1,365 @@
+"""Fed-SHVR at the coordinator: normalised averaging, and the sum of control variates that corrections are made of.
+
+Source: Wang et al., "Fed-SHVR", 2021, Algorithm 1; the form for partial participation is ours (fedshvr.md, section 4).
+Symbols and rules are in `common.normalised_averaging`.
+
+| variant  | averaging                    | correction                                       |
+|----------|------------------------------|--------------------------------------------------|
+| fed_shvr | normalised (Eq. 14)          | d_k = C - c_k, C = sum n_k c_k / sum n_k         |
+| fed_sh   | normalised                   | none                                             |
+| fed_svr  | plain, w = sum p_k w_k       | d_k = C / tau_k - c_k, with n_k tau_k c_k in C   |
+
+n_k = N_k + M_k is a silo's number of images; p_k is n_k over the sum of the accepted silos'. The sums of C go over the
+silos in `members`, those that have contributed since the sum was last begun. A member that stays away leaves its last
+c_k in the sum, so that C stays the mean over all who ever took part, as in SAGA; its own d_k is made of it on return.
+
+**Who keeps c_k.** At the silo: c_k never crosses; the coordinator follows it by the difference it makes to the sum.
+What it cannot do is to take out a c_k that a silo has lost, or whose weight has changed (the silo has more images now):
+then it raises `correction_epoch` and begins the sum anew, and one round goes without correction. At the coordinator:
+one file for each silo; d_k is sent, and an old c_k can always be taken out.
+
+**Exactness.** Sum and c_k change by the same increments in float64 at both ends, so sum n_k s_k d_k = 0 holds to the
+rounding of C and d_k to float32, however many rounds. That is so where the update arrives as the silo made it. A lossy
+uplink gives the coordinator another Delta_k than the silo's: with correction_at = "silo" the two then differ by what
+the silo's error feedback still owes, over lr tau_k; with "coordinator" c_k is made of what arrived, and the sum is
+exact.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from common import tensors
+from common.errors import BadConfiguration
+from common.exchange import Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
+from common.methods.fed_shvr import FedSHVRSettings
+from common.normalised_averaging import (
+    control_increment,
+    correction,
+    mean_gradient,
+    mean_steps,
+    next_control,
+    normalised_factors,
+)
+from common.soft_labels import ramp
+from common.training import check_finite, named_randomness
+from coordinator.static_statistics import STATISTICS, StaticStatistics, StatisticsTally
+from coordinator.weights import size_weights
+
+__all__ = ["STATISTICS", "TRAIN", "FedSHVRSiloState", "FedSHVRState", "FedSHVRStrategy", "FedSHVRTally"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+
+TRAIN = Phase("train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSHVRSiloState:
+    """What is kept for a silo with `correction_at = "coordinator"`."""
+
+    c: dict[str, Tensor]
+    """c_k: the silo's mean raw gradient in its last accepted round, in the type of the model."""
+    epoch: int
+    """`correction_epoch` of the sum that it is in."""
+    round: int
+    """That round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSHVRState:
+    """Everything that survives a round."""
+
+    round: int
+    """The round that gave this state."""
+    w: dict[str, Tensor]
+    """w_t, the global model."""
+    batch_norm: dict[str, Tensor]
+    """"<layer>.mean" and "<layer>.var"; empty for a network without static batch-norm, and until they are measured."""
+    own_statistics: dict[str, Tensor]
+    """What the coordinator's own images gave, with counts, float64; empty where it measures nothing."""
+    c_sum: dict[str, Tensor] | None
+    """sum n_k s_k c_k over the members, float64; None while there is none."""
+    mass: int
+    """sum n_k over the members."""
+    members: dict[str, dict[str, int]]
+    """By silo in the sum: {"examples": n_k, "steps": tau_k, "round": of its c_k}."""
+    sizes: dict[str, int]
+    """n_k of every silo that was ever accepted, as it said last."""
+    correction_epoch: int
+    """Rises when the sum is begun anew."""
+    tau_bar: float
+    """sum p_k tau_k of the last round that accepted somebody; 0 before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSHVRTally:
+    """A phase being folded."""
+
+    round: int = 0
+    factors: dict[str, float] = field(default_factory=dict)
+    """What each silo's difference is multiplied by; empty when no update was accepted."""
+    tau_bar: float = 0.0
+    delta: dict[str, Tensor] | None = None
+    """w_{t+1} - w_t so far."""
+    c_sum: dict[str, Tensor] | None = None
+    mass: int = 0
+    members: dict[str, dict[str, int]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """n_k of the accepted silos."""
+    renew: str = ""
+    """Why the sum of control variates must be begun anew; empty when it need not."""
+    statistics: dict[str, Tensor] | None = None
+    """Batch-norm statistics merged so far; None in the training phase."""
+
+
+class FedSHVRStrategy:
+    """The coordinator half of Fed-SHVR, Fed-SH and Fed-SVR."""
+
+    State = FedSHVRState
+    Tally = FedSHVRTally
+    SiloState = FedSHVRSiloState
+
+    def __init__(self, settings: FedSHVRSettings, environment: Environment) -> None:
+        """Raises: BadConfiguration for another scenario, or when the coordinator has no images to measure with."""
+        if settings.scenario != "labels-at-silo":
+            raise BadConfiguration(f"Fed-SHVR is not defined for the scenario '{settings.scenario}'.",
+                                   remedy='Set [method] scenario = "labels-at-silo".')
+        self._settings = settings
+        self._environment = environment
+        self._statistics = StaticStatistics(environment, settings.sbn_source)
+        self._served: tuple[FedSHVRState, dict[str, TensorGroup]] | None = None
+
+    # Round 0 ----------------------------------------------------------------------------------------------------------
+
+    def start(self, initial: Mapping[str, Tensor]) -> FedSHVRState:
+        """The initial model as it is; its statistics where the coordinator measures them."""
+        own = self._own_statistics(initial, round=0)
+        return FedSHVRState(round=0, w=dict(initial), batch_norm=self._statistics.used(own), own_statistics=own,
+                            c_sum=None, mass=0, members={}, sizes={}, correction_epoch=1, tau_bar=0.0)
+
+    # A round ----------------------------------------------------------------------------------------------------------
+
+    def phases(self, state: FedSHVRState, round: int) -> tuple[Phase, ...]:
+        """Train; with statistics from silos, the phase `coordinator.static_statistics` describes."""
+        return self._statistics.phases(TRAIN, round=round)
+
+    def task(self, state: FedSHVRState, phase: Phase, silo: str, kept: FedSHVRSiloState | None, *, round: int) -> Task:
+        """Train: model, statistics, and C (or the silo's d_k) once there is one."""
+        groups = self._groups(state)
+        if phase.name == STATISTICS.name:
+            return self._statistics.task(groups["model"])
+        sent = {name: group for name, group in groups.items() if name != "correction"}
+        if not self._corrects:
+            return Task(groups=sent)
+        if self._settings.correction_at == "coordinator":
+            if self._is_corrected(state, silo, kept, round=round):
+                assert kept is not None
+                d = correction(groups["correction"].tensors, kept.c, share=self._share(state.members[silo]["steps"]))
+                sent["correction"] = TensorGroup(d)
+            return Task(groups=sent)
+        if "correction" in groups:
+            sent["correction"] = groups["correction"]
+        return Task(groups=sent, settings={"correction_epoch": state.correction_epoch,
+                                           "correction_round": state.members.get(silo, {}).get("round", 0)})
+
+    def expects(self, state: FedSHVRState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
+        """A difference to the model that was sent, or batch-norm statistics with counts."""
+        if phase.name == STATISTICS.name:
+            return self._statistics.expects()
+        model = self._groups(state)["model"]
+        return {"model": GroupLayout(Meaning.DIFFERENCE, model.digest, tensors.specs(state.w))}
+
+    def begin(self, state: FedSHVRState, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int
+              ) -> FedSHVRTally:
+        """Fixes p_k by size and tau_bar, and whether the sum of control variates can go on."""
+        if phase.name == STATISTICS.name:
+            return FedSHVRTally(statistics=self._statistics.begin(state.own_statistics).statistics)
+        if not headers:
+            return FedSHVRTally(round=round)
+        sizes, steps = [_examples(header) for header in headers], [_steps(header) for header in headers]
+        plain = self._settings.variant == "fed_svr"
+        factors = size_weights(sizes) if plain else normalised_factors(sizes, steps)
+        silos = [header.silo for header in headers]
+        return FedSHVRTally(
+            round=round, factors=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, steps),
+            c_sum=state.c_sum, mass=state.mass, members=state.members, sizes=dict(zip(silos, sizes, strict=True)),
+            renew=self._reason_to_renew(state, headers))
+
+    def fold(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
+             kept: FedSHVRSiloState | None) -> tuple[FedSHVRTally, FedSHVRSiloState | None]:
+        """Adds one silo's difference, and what its new control variate changes in the sum."""
+        if tally.statistics is not None:
+            so_far = StatisticsTally(statistics=tally.statistics)
+            return replace(tally, statistics=self._statistics.fold(so_far, header, groups).statistics), kept
+        delta = groups["model"].tensors
+        summed = tensors.zeros_like(state.w) if tally.delta is None else tally.delta
+        tally = replace(tally, delta=tensors.add(summed, delta, factor=tally.factors[header.silo]))
+        if not self._corrects or tally.renew:
+            return tally, kept
+        followed = mean_gradient(delta, lr=self._settings.lr, steps=_steps(header))
+        if self._settings.correction_at == "coordinator":
+            return self._fold_kept(state, tally, header, followed, kept)
+        member, examples = header.silo in state.members, _examples(header)
+        increment = control_increment(followed, self._mean_control(state) if member else None,
+                                      share=self._share(_steps(header)))
+        c_sum = tensors.add(_or_zeros(tally.c_sum, increment), increment, factor=examples)
+        return _with_member(tally, header, c_sum, mass=0 if member else examples), kept
+
+    def finish(self, state: FedSHVRState, phase: Phase, tally: FedSHVRTally, *, round: int) -> FedSHVRState:
+        """Train: the new model and sum. Statistics: the merged ones. With no update accepted nothing changes."""
+        if tally.statistics is not None:
+            merged = self._statistics.finish(StatisticsTally(statistics=tally.statistics), state.batch_norm)
+            return replace(state, batch_norm=merged)
+        if tally.delta is None:
+            return replace(state, round=round)
+        self._served = None
+        w = tensors.add(state.w, tally.delta)
+        check_finite(w, where=f"at the coordinator in round {round}")
+        c_sum, mass, members, epoch = tally.c_sum, tally.mass, tally.members, state.correction_epoch
+        if tally.renew:
+            _LOG.warning("round %d: %s; the sum of control variates is begun anew, and the next round goes without"
+                         " correction", round, tally.renew)
+            c_sum, mass, members, epoch = None, 0, {}, epoch + 1
+        own = self._own_statistics(w, round=round)
+        return FedSHVRState(
+            round=round, w=w, batch_norm=self._statistics.used(own) if own else state.batch_norm, own_statistics=own,
+            c_sum=c_sum, mass=mass, members=members, sizes={**state.sizes, **tally.sizes}, correction_epoch=epoch,
+            tau_bar=tally.tau_bar)
+
+    def model(self, state: FedSHVRState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The global model and its statistics."""
+        return state.w, state.batch_norm
+
+    def local_model(self, state: FedSHVRState, groups: Mapping[str, TensorGroup], kept: FedSHVRSiloState | None
+                    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """w_k = w_t + its difference, with the statistics that were measured with w_t."""
+        return tensors.add(state.w, groups["model"].tensors), state.batch_norm
+
+    def diagnostics(self, state: FedSHVRState) -> dict[str, float]:
+        """tau_bar and alpha_0 of the round; of the correction its epoch, how many silos and which share of all known
+        images are in the sum, and the norm of C, which tends to 0 as the model becomes stationary."""
+        settings = self._settings
+        first_epoch = max(state.round - 1, 0) * settings.local_epochs + 1
+        share = ramp(settings.alpha0_ramp, epoch=first_epoch, ramp_epochs=settings.ramp_epochs)
+        found = {"tau_bar": state.tau_bar, "alpha0": settings.alpha0 * share}
+        if self._corrects:
+            everybody = sum(state.sizes.values())
+            found |= {"correction_epoch": float(state.correction_epoch), "correction_silos": float(len(state.members)),
+                      "correction_mass": state.mass / everybody if everybody else 0.0,
+                      "correction_norm": tensors.norm(self._mean_control(state)) if state.mass else 0.0}
+        return found
+
+    # Corrections ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _corrects(self) -> bool:
+        return self._settings.variant != "fed_sh"
+
+    def _share(self, steps: int) -> int:
+        """s_k of `common.normalised_averaging`."""
+        return steps if self._settings.variant == "fed_svr" else 1
+
+    def _mean_control(self, state: FedSHVRState) -> Mapping[str, Tensor]:
+        """C, in the type in which it is sent: everything goes on from what the silos got."""
+        return self._groups(state)["correction"].tensors
+
+    def _reason_to_renew(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...]) -> str:
+        """What keeps the old c_k of an accepted silo from being taken out of the sum; empty when nothing does."""
+        if not self._corrects or self._settings.correction_at == "coordinator":
+            return ""
+        for header in headers:
+            before = state.members.get(header.silo)
+            if before is None:
+                continue
+            if header.metrics.get("correction_lost", 0.0) > 0:
+                return f"silo {header.silo} has lost its control variate"
+            if before["examples"] != _examples(header):
+                return f"silo {header.silo} has {_examples(header)} images, no longer {before['examples']}"
+            if self._share(before["steps"]) != self._share(_steps(header)):
+                return f"silo {header.silo} took {_steps(header)} steps, no longer {before['steps']}"
+        return ""
+
+    def _is_held(self, state: FedSHVRState, silo: str, kept: FedSHVRSiloState | None) -> bool:
+        """Whether what is kept for a silo is what is in the sum."""
+        before = state.members.get(silo)
+        return (before is not None and kept is not None and kept.epoch == state.correction_epoch
+                and kept.round == before["round"])
+
+    def _is_corrected(self, state: FedSHVRState, silo: str, kept: FedSHVRSiloState | None, *, round: int) -> bool:
+        limit = self._settings.correction_max_age_rounds
+        return (kept is not None and self._is_held(state, silo, kept)
+                and not (limit and round - kept.round > limit))
+
+    def _fold_kept(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,
+                   followed: Mapping[str, Tensor], kept: FedSHVRSiloState | None
+                   ) -> tuple[FedSHVRTally, FedSHVRSiloState | None]:
+        """Takes the silo's old control variate out of the sum, whatever its weight was, and puts the new one in."""
+        silo, before = header.silo, state.members.get(header.silo)
+        if before is not None and not self._is_held(state, silo, kept):
+            return replace(tally, renew=f"what was kept for silo {silo} is lost"), kept
+        mean = old = None
+        if self._is_corrected(state, silo, kept, round=tally.round):
+            assert kept is not None
+            mean, old = self._mean_control(state), kept.c
+        new = next_control(followed, mean, old, share=1 if before is None else self._share(before["steps"]))
+        c = {name: tensor.to(state.w[name].dtype) for name, tensor in new.items()}
+        examples, share = _examples(header), self._share(_steps(header))
+        c_sum, mass = _or_zeros(tally.c_sum, new), examples
+        if before is not None and kept is not None:
+            c_sum = _add(c_sum, kept.c, factor=-before["examples"] * self._share(before["steps"]))
+            mass -= before["examples"]
+        c_sum = _add(c_sum, c, factor=examples * share)
+        return (_with_member(tally, header, c_sum, mass=mass),
+                FedSHVRSiloState(c=c, epoch=state.correction_epoch, round=tally.round))
+
+    # What is sent -----------------------------------------------------------------------------------------------------
+
+    def _groups(self, state: FedSHVRState) -> dict[str, TensorGroup]:
+        """The same objects for every silo of a phase, so that they are encoded once; the last state's are kept."""
+        if self._served is None or self._served[0] is not state:
+            groups = {"model": TensorGroup(state.w, digest=tensors.digest(state.w))}
+            if state.batch_norm:
+                groups["batch_norm"] = TensorGroup(state.batch_norm)
+            if state.c_sum is not None and state.mass:
+                groups["correction"] = TensorGroup({name: (tensor / state.mass).to(state.w[name].dtype)
+                                                    for name, tensor in state.c_sum.items()})
+            self._served = state, groups
+        return self._served[1]
+
+    def _own_statistics(self, w: Mapping[str, Tensor], *, round: int) -> dict[str, Tensor]:
+        environment = self._environment
+        if not self._statistics.needed:
+            return {}
+        with named_randomness(environment.seed, "unused_weights", round=round):
+            model: nn.Module = environment.build_model()
+        tensors.load_into(model, w)
+        return self._statistics.own(
+            model.to(environment.device), round=round,
+            progress=lambda share: environment.report(share, "measuring batch-norm statistics"))
+
+
+def _examples(header: UpdateHeader) -> int:
+    """n_k; a silo that trained has at least one image."""
+    return max(header.num_examples, 1)
+
+
+def _steps(header: UpdateHeader) -> int:
+    """tau_k, a whole number from 1: `MethodSpec.counts`."""
+    return int(header.metrics["steps"])
+
+
+def _add(total: Mapping[str, Tensor], part: Mapping[str, Tensor], *, factor: int) -> dict[str, Tensor]:
+    return tensors.add(total, {name: tensor.double() for name, tensor in part.items()}, factor=factor)
+
+
+def _or_zeros(c_sum: Mapping[str, Tensor] | None, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return tensors.zeros_like(like) if c_sum is None else dict(c_sum)
+
+
+def _with_member(tally: FedSHVRTally, header: UpdateHeader, c_sum: dict[str, Tensor], *, mass: int) -> FedSHVRTally:
+    entry = {"examples": _examples(header), "steps": _steps(header), "round": tally.round}
+    return replace(tally, c_sum=c_sum, mass=tally.mass + mass, members={**tally.members, header.silo: entry})

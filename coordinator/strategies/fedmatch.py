@@ -1,0 +1,432 @@
+"""FedMatch at the coordinator: shadows of the silos, scores or embeddings, helpers, and the mean of psi (and sigma).
+
+Source: FedMatch, Jeong et al., arXiv 2006.12097 (v1) and ICLR 2021 (v3) with official code.
+
+| when       | what happens                                                                                          |
+|------------|-------------------------------------------------------------------------------------------------------|
+| round 0    | psi = 0.2 sigma; labels-at-coordinator: sigma of round 1 is trained on the labels                     |
+| a task     | sigma and psi, to be written over the silo's shadow; in helper rounds also psi of H other silos       |
+| an update  | (sigma_k, psi_k) as decoded is the silo's new shadow; theta_k = sigma_k + psi_k is scored or embedded |
+| train ends | psi, with labels at silos sigma as well, becomes the mean; with labels at the coordinator sigma is    |
+|            | trained for the next round (not after the last one); then batch-norm statistics                       |
+| round ends | validation loss of the new model, plateau rule of the learning rate                                   |
+
+Memory: sigma, psi, sigma's momentum, one shadow at a time, and the thresholded psi of those who may become helpers:
+by reliability the H + 1 best silos of the last round (whoever asks, the H best others are among them); by similarity
+all silos of the last round; with helper_pool = "all" every silo so far, since any may become anybody's best.
+A silo that does not permit the group `helper_psi/*` refuses FedMatch altogether, so its psi helps nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from torch import Tensor
+
+from common import tensors
+from common.decomposition import initial_psi, theta
+from common.errors import BadConfiguration, BadData
+from common.exchange import FROM_TASK, Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
+from common.methods.fedmatch import FedMatchSettings
+from common.sparse_transfer import comm_cost, density, nonzero_count, num_elements, sparse_delta, threshold
+from common.training import check_finite
+from coordinator.helper_choice import (
+    helpers_by_embedding,
+    helpers_by_reliability,
+    pool_keeping,
+    pool_psi,
+    pool_silos,
+    pool_with,
+)
+from coordinator.measured_models import MeasuredModels
+from coordinator.plateau import Plateau, plateau_lr
+from coordinator.sigma_training import train_sigma
+from coordinator.static_statistics import STATISTICS, StaticStatistics, StatisticsTally
+from coordinator.weighted_mean import WeightedMean
+from coordinator.weights import counted, weights_of
+
+__all__ = ["TRAIN", "FedMatchShadow", "FedMatchState", "FedMatchStrategy", "FedMatchTally"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+
+TRAIN = Phase("train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMatchState:
+    """Everything that survives a round, besides the shadows."""
+
+    round: int
+    """The round that gave this state."""
+    sigma: dict[str, Tensor]
+    """With labels at the coordinator as trained for the next round."""
+    psi: dict[str, Tensor]
+    """The mean as it is; it is thresholded where it is sent or evaluated."""
+    sigma_buf: dict[str, Tensor] | None = None
+    """SGD momentum of sigma at the coordinator, which goes on over the rounds."""
+    batch_norm: dict[str, Tensor] = field(default_factory=dict)
+    """Static batch-norm statistics in use; empty for a network without such layers."""
+    own_statistics: dict[str, Tensor] = field(default_factory=dict)
+    """The coordinator's part of them, with counts."""
+    pool: dict[str, Tensor] = field(default_factory=dict)
+    """Thresholded psi of those who may be helpers, "<silo>/<tensor>"."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Accuracy on the validation images by silo, of its last accepted update; empty where nobody is scored."""
+    embeddings: dict[str, list[float]] = field(default_factory=dict)
+    """Class probabilities on the noise image by silo, likewise."""
+    last_round: dict[str, int] = field(default_factory=dict)
+    """Round of the last accepted update by silo."""
+    participation: dict[str, int] = field(default_factory=dict)
+    """Accepted updates so far by silo."""
+    lr: float
+    """Learning rate of the next round."""
+    best_loss: float | None = None
+    """Lowest validation loss so far."""
+    patience_left: int
+    unjudged: bool = False
+    """Whether this model's validation loss has still to be taken."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Diagnostics of the round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMatchShadow:
+    """What a silo holds since its last accepted update, to the bit."""
+
+    sigma: dict[str, Tensor]
+    psi: dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMatchTally:
+    """The phase "train" being folded. Sums are of differences to the state's psi and sigma; see `WeightedMean`."""
+
+    round: int
+    weights: dict[str, float]
+    """p_k by silo; empty where the weight is the score, which is known only when the silo is folded."""
+    participation: dict[str, int]
+    psi_total: dict[str, Tensor] | None = None
+    psi_weight: float = 0.0
+    psi_count: int = 0
+    sigma_total: dict[str, Tensor] | None = None
+    sigma_weight: float = 0.0
+    sigma_count: int = 0
+    scores: dict[str, float] = field(default_factory=dict)
+    embeddings: dict[str, list[float]] = field(default_factory=dict)
+    pool: dict[str, Tensor] = field(default_factory=dict)
+    folded: list[str] = field(default_factory=list)
+    c2s_percent: float = 0.0
+    """Sum over the silos folded so far."""
+    s2c_percent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """What a silo starts its task from."""
+
+    sigma: Mapping[str, Tensor]
+    psi: Mapping[str, Tensor]
+    values_sent: int
+    """Of both, without helpers; all of them where there is no shadow."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """Tensor groups made from one state: the same objects in all tasks, so that each is encoded once."""
+
+    state: FedMatchState
+    sigma: TensorGroup
+    psi: TensorGroup
+    batch_norm: TensorGroup | None
+    others: dict[str, TensorGroup] = field(default_factory=dict)
+    """Made when first asked for: "model", and "helper/<silo>"."""
+
+
+class FedMatchStrategy:
+    """The coordinator half of FedMatch."""
+
+    State = FedMatchState
+    Tally = FedMatchTally
+    SiloState = FedMatchShadow
+
+    def __init__(self, settings: FedMatchSettings, environment: Environment) -> None:
+        """Raises: BadData without the labelled images that the scenario needs; BadConfiguration when silos are to be
+        scored and there is no validation set."""
+        data = environment.data
+        if settings.scenario == "labels-at-coordinator" and (
+                data.labelled is None or len(data.labelled) == 0 or data.labelled.labels_N is None):
+            raise BadData("FedMatch with labels at the coordinator needs labelled images there; there are none.",
+                          remedy='Name them in [data] labelled of the study, or set scenario = "labels-at-silo".')
+        helped = settings.num_helpers > 0
+        self._scores = settings.aggregation == "reliability" or (helped and settings.helpers == "reliability")
+        self._embeds = helped and settings.helpers == "similarity"
+        self._models = MeasuredModels(environment)
+        if self._scores and self._models.validation is None:
+            key = "aggregation" if settings.aggregation == "reliability" else "helpers"
+            raise BadConfiguration(
+                f'[method] {key} = "reliability" needs validation images at the coordinator; there are none.',
+                remedy='Name them in [data] validation of the study, or set aggregation = "uniform" and'
+                       ' helpers = "similarity".')
+        self._settings = settings
+        self._environment = environment
+        self._statistics = StaticStatistics(environment, settings.sbn_source)
+        self._at_silo = settings.scenario == "labels-at-silo"
+        self._served: _Served | None = None
+
+    # Round 0 ----------------------------------------------------------------------------------------------------------
+
+    def start(self, initial: Mapping[str, Tensor]) -> FedMatchState:
+        """sigma_0 as initialised, psi_0 from it; with labels at the coordinator sigma is trained for round 1."""
+        settings = self._settings
+        state = FedMatchState(round=0, sigma=dict(initial), psi=initial_psi(initial), lr=settings.lr,
+                              patience_left=settings.plateau_patience, numbers={"lr": settings.lr})
+        return self._prepared(state, round=0)
+
+    # A round ----------------------------------------------------------------------------------------------------------
+
+    def phases(self, state: FedMatchState, round: int) -> tuple[Phase, ...]:
+        """Training, and the statistics phase where silos measure."""
+        return self._statistics.phases(TRAIN, round=round)
+
+    def task(self, state: FedMatchState, phase: Phase, silo: str, kept: FedMatchShadow | None, *, round: int) -> Task:
+        """sigma and psi over the silo's shadow, batch-norm statistics, helpers, and the learning rate."""
+        if phase.name == STATISTICS.name:
+            return self._statistics.task(self._group_of("model", lambda: self.model(state)[0], state))
+        served = self._groups(state)
+        groups = {"sigma": served.sigma, "psi": served.psi}
+        if kept is not None:
+            received = self._received(state, kept)
+            for name, result, shadow in (("sigma", received.sigma, kept.sigma), ("psi", received.psi, kept.psi)):
+                groups[name] = TensorGroup(result, Meaning.OVERWRITE, base=tensors.digest(shadow), base_tensors=shadow)
+        if served.batch_norm is not None:
+            groups["batch_norm"] = served.batch_norm
+        for place, helper in enumerate(self._helpers_of(state, silo, round=round)):
+            groups[f"helper_psi/{place}"] = self._group_of(f"helper/{helper}", partial(pool_psi, state.pool, helper),
+                                                           state)
+        return Task(groups=groups, settings={"round_lr": state.lr})
+
+    def expects(self, state: FedMatchState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
+        """psi, with labels at silos sigma as well, written over what the silo was sent; or batch-norm statistics."""
+        if phase.name == STATISTICS.name:
+            return self._statistics.expects()
+        names = ("sigma", "psi") if self._at_silo else ("psi",)
+        return {name: GroupLayout(Meaning.OVERWRITE, FROM_TASK, tensors.specs(state.psi)) for name in names}
+
+    def begin(self, state: FedMatchState, phase: Phase, headers: tuple[UpdateHeader, ...], *,
+              round: int) -> FedMatchTally | StatisticsTally:
+        """Weights, where they do not depend on scores; statistics start with the coordinator's own."""
+        if phase.name == STATISTICS.name:
+            return self._statistics.begin(state.own_statistics)
+        silos = [header.silo for header in headers]
+        participation = counted(state.participation, silos)
+        rule, weights = self._settings.aggregation, {}
+        if rule != "reliability":
+            weights = weights_of(rule, silos, [header.num_examples for header in headers], participation)
+        return FedMatchTally(round=round, weights=weights, participation=participation)
+
+    def fold(self, state: FedMatchState, tally: FedMatchTally | StatisticsTally, header: UpdateHeader,
+             groups: Mapping[str, TensorGroup], kept: FedMatchShadow | None
+             ) -> tuple[FedMatchTally | StatisticsTally, FedMatchShadow | None]:
+        """Scores or embeds one silo, adds its differences to the sums, and keeps what it holds as its shadow."""
+        if isinstance(tally, StatisticsTally):
+            return self._statistics.fold(tally, header, groups), kept
+        received, silo, at_silo = self._received(state, kept), header.silo, self._at_silo
+        psi = dict(groups["psi"].tensors)
+        sigma = dict(groups["sigma"].tensors if at_silo else received.sigma)
+        tally = self._compared(state, tally, silo, theta(sigma if at_silo else state.sigma, psi))
+        weight = tally.scores[silo] if self._settings.aggregation == "reliability" else tally.weights[silo]
+        if not at_silo or header.metrics.get("num_unlabelled", 0) >= 1:
+            mean = WeightedMean(tally.psi_total, tally.psi_weight, tally.psi_count).plus(
+                tensors.subtract(psi, state.psi), weight)
+            tally = replace(tally, psi_total=mean.total, psi_weight=mean.weight, psi_count=mean.count)
+        if at_silo and header.metrics.get("num_labelled", 0) >= 1:
+            mean = WeightedMean(tally.sigma_total, tally.sigma_weight, tally.sigma_count).plus(
+                tensors.subtract(sigma, state.sigma), weight)
+            tally = replace(tally, sigma_total=mean.total, sigma_weight=mean.weight, sigma_count=mean.count)
+        size = num_elements(state.psi)
+        helpers = self._helpers_of(state, silo, round=tally.round)
+        up = _changed(psi, received.psi) + (_changed(sigma, received.sigma) if at_silo else 0)
+        tally = replace(
+            tally, folded=[*tally.folded, silo], pool=self._pool_with(tally, silo, psi),
+            c2s_percent=tally.c2s_percent + comm_cost(size, up),
+            s2c_percent=tally.s2c_percent + comm_cost(size, received.values_sent, *(
+                nonzero_count(pool_psi(state.pool, helper)) for helper in helpers)))
+        return tally, FedMatchShadow(sigma=sigma, psi=psi)
+
+    def finish(self, state: FedMatchState, phase: Phase, tally: FedMatchTally | StatisticsTally, *,
+               round: int) -> FedMatchState:
+        """Train: the means, then sigma for the next round. The last phase: validation loss and learning rate.
+
+        Without an accepted update nothing changes but the number of the round.
+        """
+        if isinstance(tally, StatisticsTally):
+            return self._judged(replace(state, batch_norm=self._statistics.finish(tally, state.batch_norm)))
+        if not tally.folded:
+            return replace(state, round=round, numbers={"lr": state.lr})
+        after = self._prepared(self._averaged(state, tally), round=round)
+        asks_silos = STATISTICS in self._statistics.phases(TRAIN, round=round)
+        return after if asks_silos else self._judged(after)
+
+    def model(self, state: FedMatchState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """sigma + threshold(psi) and its statistics."""
+        return theta(state.sigma, threshold(state.psi, self._settings.l1_thres)), state.batch_norm
+
+    def local_model(self, state: FedMatchState, groups: Mapping[str, TensorGroup],
+                    kept: FedMatchShadow | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """sigma_k + psi_k, with statistics of its own where the coordinator can measure them."""
+        sigma = groups["sigma"].tensors if self._at_silo else self._received(state, kept).sigma
+        model_k = theta(sigma, groups["psi"].tensors)
+        return model_k, self._statistics_of(model_k, state)
+
+    def diagnostics(self, state: FedMatchState) -> dict[str, float]:
+        """"c2s_percent" and "s2c_percent", values sent per silo in percent of theta, by the paper's measure (a silo
+        that has lost what it held is sent more); "mean_score", "psi_density", "sigma_loss", "validation_loss", and the
+        "lr" of the next round."""
+        return state.numbers
+
+    # What crosses -----------------------------------------------------------------------------------------------------
+
+    def _received(self, state: FedMatchState, kept: FedMatchShadow | None) -> _Received:
+        settings = self._settings
+        if kept is None:
+            served = self._groups(state)
+            return _Received(served.sigma.tensors, served.psi.tensors, 2 * num_elements(state.psi))
+        sigma = sparse_delta(state.sigma, kept.sigma, l1_thres=0.0, delta_thres=settings.delta_thres)
+        psi = sparse_delta(state.psi, kept.psi, l1_thres=settings.l1_thres, delta_thres=settings.delta_thres)
+        return _Received(sigma.receiver_after, psi.receiver_after, sigma.nnz + psi.nnz)
+
+    def _groups(self, state: FedMatchState) -> _Served:
+        if self._served is None or self._served.state is not state:
+            psi = threshold(state.psi, self._settings.l1_thres)
+            self._served = _Served(
+                state, TensorGroup(state.sigma, digest=tensors.digest(state.sigma)),
+                TensorGroup(psi, digest=tensors.digest(psi)),
+                TensorGroup(state.batch_norm) if state.batch_norm else None)
+        return self._served
+
+    def _group_of(self, name: str, make: Callable[[], dict[str, Tensor]], state: FedMatchState) -> TensorGroup:
+        others = self._groups(state).others
+        if name not in others:
+            values = make()
+            others[name] = TensorGroup(values, digest=tensors.digest(values))
+        return others[name]
+
+    # Helpers ----------------------------------------------------------------------------------------------------------
+
+    def _helpers_of(self, state: FedMatchState, silo: str, *, round: int) -> tuple[str, ...]:
+        """Best or nearest first; nobody in a round without helpers."""
+        settings, limit = self._settings, self._settings.helper_max_age_rounds
+        if not settings.num_helpers or round % settings.helper_interval:
+            return ()
+        may = [each for each in pool_silos(state.pool) if not limit or round - state.last_round[each] <= limit]
+        if settings.helpers == "reliability":
+            return helpers_by_reliability({each: state.scores[each] for each in may}, silo, settings.num_helpers)
+        embeddings = {each: state.embeddings[each] for each in {*may, silo} if each in state.embeddings}
+        return helpers_by_embedding(embeddings, silo, settings.num_helpers).helpers
+
+    def _pool_with(self, tally: FedMatchTally, silo: str, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This round's candidates; by reliability out of the last round the H + 1 best so far."""
+        settings = self._settings
+        if not settings.num_helpers:
+            return {}
+        pool = pool_with(tally.pool, silo, threshold(psi, settings.l1_thres))
+        if settings.helpers == "reliability" and settings.helper_pool == "last_round":
+            best = helpers_by_reliability({each: tally.scores[each] for each in pool_silos(pool)}, "",
+                                          settings.num_helpers + 1)
+            pool = pool_keeping(pool, sorted(best, key=str.encode))
+        return pool
+
+    def _compared(self, state: FedMatchState, tally: FedMatchTally, silo: str,
+                  model_k: Mapping[str, Tensor]) -> FedMatchTally:
+        """The tally with the silo's score and embedding, as far as the settings need them."""
+        if not (self._scores or self._embeds):
+            return tally
+        statistics = self._statistics_of(model_k, state)
+        if self._scores:
+            score = self._models.on_validation(model_k, statistics).accuracy
+            tally = replace(tally, scores={**tally.scores, silo: score})
+        if self._embeds:
+            embedding = self._models.embedding(model_k, statistics)
+            if all(map(math.isfinite, embedding)):
+                tally = replace(tally, embeddings={**tally.embeddings, silo: embedding})
+            else:
+                _LOG.warning("the model of silo %s gives no finite answer; it neither helps nor is helped", silo)
+        return tally
+
+    def _statistics_of(self, model_k: Mapping[str, Tensor], state: FedMatchState) -> dict[str, Tensor]:
+        """Batch-norm statistics measured with a silo's weights on the coordinator's images: those of the global model
+        do not fit a model that has moved. Where only silos measure, what the silo was sent."""
+        if not self._statistics.needed:
+            return {}
+        own = self._statistics.own(self._models.loaded(model_k, {}), round=state.round)
+        return self._statistics.used(own) if own else state.batch_norm
+
+    # The end of a round -----------------------------------------------------------------------------------------------
+
+    def _averaged(self, state: FedMatchState, tally: FedMatchTally) -> FedMatchState:
+        """psi and sigma plus the mean differences, and what is known of the silos."""
+        psi_mean = WeightedMean(tally.psi_total, tally.psi_weight, tally.psi_count).mean()
+        sigma_mean = WeightedMean(tally.sigma_total, tally.sigma_weight, tally.sigma_count).mean()
+        psi = state.psi if psi_mean is None else tensors.add(state.psi, psi_mean)
+        sigma = state.sigma if sigma_mean is None else tensors.add(state.sigma, sigma_mean)
+        check_finite({**psi, **{f"sigma/{name}": tensor for name, tensor in sigma.items()}},
+                     where=f"in the mean over silos of round {tally.round}")
+        last_round = {**state.last_round, **dict.fromkeys(tally.folded, tally.round)}
+        embeddings = {silo: vector for silo, vector in state.embeddings.items() if silo not in tally.folded}
+        count, limit = len(tally.folded), self._settings.helper_max_age_rounds
+        numbers = {"c2s_percent": tally.c2s_percent / count, "s2c_percent": tally.s2c_percent / count}
+        if tally.scores:
+            numbers["mean_score"] = sum(tally.scores.values()) / count
+        pool = tally.pool
+        if self._settings.helper_pool == "all":
+            for silo in pool_silos(state.pool):
+                # One that is too old now is chosen never again, unless it answers and comes anew.
+                if silo not in tally.folded and not (limit and tally.round + 1 - last_round[silo] > limit):
+                    pool = pool_with(pool, silo, pool_psi(state.pool, silo))
+        return replace(
+            state, round=tally.round, sigma=sigma, psi=psi, pool=pool, scores={**state.scores, **tally.scores},
+            embeddings={**embeddings, **tally.embeddings}, last_round=last_round, participation=tally.participation,
+            unjudged=True, numbers=numbers)
+
+    def _prepared(self, state: FedMatchState, *, round: int) -> FedMatchState:
+        """Trains sigma for the next round where the coordinator does, and measures batch-norm statistics."""
+        settings, environment, self._served = self._settings, self._environment, None
+        numbers = dict(state.numbers)
+        if settings.coordinator_epochs and round < environment.rounds:
+            assert environment.data.labelled is not None
+            found = train_sigma(environment, settings, environment.data.labelled, sigma=state.sigma, psi=state.psi,
+                                momentum=state.sigma_buf, lr=state.lr, round=round)
+            state = replace(state, sigma=found.sigma, sigma_buf=found.momentum)
+            numbers["sigma_loss"] = found.loss
+        numbers["psi_density"] = density(threshold(state.psi, settings.l1_thres))
+        own: dict[str, Tensor] = {}
+        if self._statistics.needed:
+            own = self._statistics.own(
+                self._models.loaded(self.model(state)[0], {}), round=round,
+                progress=lambda share: environment.report(0.9 + 0.1 * share, "measuring batch-norm statistics"))
+        return replace(state, own_statistics=own, numbers=numbers,
+                       batch_norm=self._statistics.used(own) if own else state.batch_norm)
+
+    def _judged(self, state: FedMatchState) -> FedMatchState:
+        """The plateau rule, once for every new model."""
+        if not state.unjudged:
+            return state
+        settings = self._settings
+        plateau = Plateau(lr=state.lr, best=state.best_loss, left=state.patience_left)
+        numbers = dict(state.numbers)
+        if self._models.validation is not None:
+            loss = self._models.on_validation(*self.model(state)).loss
+            plateau = plateau_lr(plateau, loss, factor=settings.plateau_factor, patience=settings.plateau_patience)
+            if math.isfinite(loss):
+                numbers["validation_loss"] = loss
+        return replace(state, lr=plateau.lr, best_loss=plateau.best, patience_left=plateau.left, unjudged=False,
+                       numbers={**numbers, "lr": plateau.lr})
+
+
+def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> int:
+    """Elements that were sent: those that differ from what the silo had received."""
+    return sum(int((after[name] != before[name]).sum()) for name in after)

@@ -1,0 +1,181 @@
+"""Deals a set of images to the coordinator and the silos of a study: for a simulation, or as files for real silos.
+
+Both ways every participant has the same images in the same order. Pictures are brought to the study's size and channels
+before they are dealt, so that who reads them from a file has the same pixels.
+
+Shapes: N images, C channels, S side of the square.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.image_set import ImageSet, joined
+from common.data.named_splits import deal
+from common.data.readers import read_images
+from common.data.splits import Indices, Split, class_distributions, non_iidness
+from common.errors import BadConfiguration, UsageError
+from coordinator.study import StudyConfig, config_from_dict
+from semisilo.simulation.settings import SimulatedStudy
+
+if TYPE_CHECKING:
+    from silo.images import SiloImages
+
+__all__ = ["Dealt", "deal_study", "silo_names"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Dealt:
+    """A set of images and who holds which of them."""
+
+    study: SimulatedStudy
+    classes: tuple[str, ...]
+    images: ImageSet
+    """Everything that is dealt, with labels."""
+    split: Split
+    test: ImageSet | None
+    """The coordinator's test images."""
+    tables: Mapping[str, Any]
+    """The study of real silos with these parts."""
+    config: StudyConfig
+    """Its settings."""
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """Names of the silos, in order."""
+        return silo_names(len(self.split.silos))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def labels(self) -> NDArray[np.int64]:
+        """Of everything that is dealt, int64 (N,)."""
+        assert self.images.labels_N is not None
+        labels_N: NDArray[np.int64] = self.images.labels_N.numpy()
+        return labels_N
+
+    def coordinator_set(self, name: str) -> ImageSet | None:
+        """The coordinator's "labelled", "validation" or "test" images; None where it has none."""
+        if name == "test":
+            return self.test
+        indices = self.split.coordinator if name == "labelled" else self.split.validation
+        return self.images.subset(indices) if len(indices) else None
+
+    def labelled_of(self, silo: int) -> Indices:
+        """The labelled images of a silo, by its place; sorted."""
+        return self.split.labelled[silo] if self.split.labelled else np.empty(0, dtype=np.int64)
+
+    @property
+    def rounds_per_step(self) -> int:
+        """Rounds that a step lasts; 1 without steps."""
+        return (self.study.simulation.split.rounds_per_step or _ROUNDS_PER_STEP) if self.split.steps else 1
+
+    def silo_images(self, silo: int) -> SiloImages:
+        """What a silo trains on. Unlabelled images keep their labels, for diagnostics alone."""
+        from silo.images import SiloImages
+
+        labelled, unlabelled = self.labelled_of(silo), self.split.silos[silo]
+        return SiloImages(labelled=self.images.subset(labelled) if len(labelled) else None,
+                          unlabelled=self.images.subset(unlabelled) if len(unlabelled) else None,
+                          steps_N=self.split.steps_of(silo), rounds_per_step=self.rounds_per_step,
+                          test=self.test if self.study.simulation.silos_test else None)
+
+    def non_iidness(self) -> float:
+        """FedRGD's R: 0 for equal silos, 1 where no two have a class in common. Source: data.md section 3.8."""
+        return non_iidness(class_distributions(self.labels(), self.split, num_classes=self.num_classes))
+
+    def digest(self) -> str:
+        """SHA-256, hex, of all that participants get: a simulation goes on only with the same images."""
+        total = hashlib.sha256("\0".join(self.classes).encode())
+        sets = [self.images] + ([] if self.test is None else [self.test])
+        for images in sets:
+            assert images.labels_N is not None
+            total.update(str(tuple(images.images_NCHW.shape)).encode())
+            total.update(np.ascontiguousarray(images.images_NCHW.numpy()).data)
+            total.update(images.labels_N.numpy().astype("<i8").tobytes())
+        parts = [*self.split.silos, *self.split.labelled, self.split.coordinator, self.split.validation,
+                 *(step for steps in self.split.steps for step in steps)]
+        for part in parts:
+            total.update(len(part).to_bytes(8, "little"))
+            total.update(part.astype("<i8").tobytes())
+        return total.hexdigest()
+
+
+def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] | None = None) -> Dealt:
+    """Reads the images of a simulated study and deals them: the same file and seed give the same parts everywhere.
+
+    Raises: BadData, naming the source; BadConfiguration when the split does not fit the images or the scenario.
+    """
+    settings, form = study.simulation, study.draft.data.image
+    source, test_source = _sources(study)
+
+    def read(name: str, classes: tuple[str, ...]) -> tuple[ImageSet, tuple[str, ...]]:
+        found = read_images(name, size=form.size, channels=form.channels, resize=form.resize, classes=classes or None,
+                            labelled=True, on_error="stop", progress=progress)
+        return found.images, classes or found.classes
+
+    images, classes = read(source, study.draft.data.classes)
+    test = read(test_source, classes)[0] if test_source else None
+    if settings.pool_test:
+        if test is None:
+            raise BadConfiguration(f"[simulation] pool_test: {settings.data} has no test images to pool.",
+                                   remedy="Remove pool_test, or name them: test = \"file.npz#test\".")
+        images, test = joined(images, test), None
+    assert images.labels_N is not None
+    try:
+        split = deal(images.labels_N.numpy(), settings.split, num_classes=len(classes), seed=study.draft.study.seed,
+                     scenario=study.scenario)
+    except UsageError as error:
+        raise type(error)(f"[simulation.split] {error.text}", remedy=error.remedy) from None
+    if len(split.test):
+        test = images.subset(split.test)
+    has = {"labelled": len(split.coordinator), "validation": len(split.validation),
+           "test": 0 if test is None else len(test)}
+    tables = study.deployable(classes=classes, sets=tuple(name for name, number in has.items() if number))
+    return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables,
+                 config=config_from_dict(tables, where=f"study {study.name}"))
+
+
+def silo_names(number: int) -> tuple[str, ...]:
+    """"silo-000", ... with as many digits as the last one needs: byte order is the order of the split."""
+    digits = max(3, len(str(number - 1)))
+    return tuple(f"silo-{place:0{digits}d}" for place in range(number))
+
+
+_ROUNDS_PER_STEP = 10
+"""Source: FedMatch v1, data.md section 3.4."""
+
+
+def _sources(study: SimulatedStudy) -> tuple[str, str]:
+    """Where the images that are dealt and the test images are; the second is empty where there are none."""
+    settings = study.simulation
+    held_out = bool(settings.split.num_test) and not settings.pool_test
+    name, mark, part = settings.data.rpartition("#") if "#" in settings.data else (settings.data, "", "")
+    if name == "digits":
+        return f"digits#{part or 'train'}", settings.test or ("" if held_out else "digits#test")
+    source = str(study.folder / Path(name).expanduser())
+    parts = _parts_of(Path(source)) if source.lower().endswith(".npz") else ()
+    test = _located(settings.test, study.folder) if settings.test else f"{source}#test" if "test" in parts else ""
+    return f"{source}{mark}{part}", "" if held_out else test
+
+
+def _located(source: str, folder: Path) -> str:
+    return source if source.partition("#")[0] == "digits" else str(folder / Path(source).expanduser())
+
+
+def _parts_of(path: Path) -> tuple[str, ...]:
+    """Which of train, val and test an .npz file has; what is wrong with it is said by who reads it."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return tuple(name for name in ("train", "val", "test") if f"{name}_images" in archive.files)
+    except (OSError, ValueError):
+        return ()

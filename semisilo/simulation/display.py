@@ -1,0 +1,129 @@
+"""What `semisilo simulate` shows: a bar with rounds, accuracy, bytes and time left on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from common.describe import describe_bytes, describe_seconds, describe_share
+from coordinator.ledger import Ledger
+from coordinator.states import RoundState, TaskState
+from coordinator.summary import accuracy_in, planned_rounds, seconds_left
+from semisilo.simulation.result import SimulationResult
+from semisilo.simulation.simulate import SimulationWatcher
+
+__all__ = ["ConsoleWatcher", "show_result"]
+
+_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
+_REFRESH_SECONDS = 0.25
+
+
+class ConsoleWatcher(SimulationWatcher):
+    """Rounds as a bar on a terminal, as a line each elsewhere; says nothing more than the result when `quiet`."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._told: int | None = None
+        self._shown = 0.0
+
+    def step(self, text: str) -> None:
+        """See `SimulationWatcher`."""
+        if not self._quiet:
+            self._console.print(Text(text), soft_wrap=True)
+
+    def progress(self, ledger: Ledger, study: str, text: str, fraction: float) -> None:
+        """See `SimulationWatcher`."""
+        now = time.monotonic()
+        if self._quiet or now - self._shown < _REFRESH_SECONDS:
+            return
+        self._shown = now
+        self._show(ledger, study, text, fraction)
+
+    def finished(self, ledger: Ledger, study: str) -> None:
+        """See `SimulationWatcher`."""
+        if not self._quiet:
+            self._show(ledger, study, "", 1.0)
+
+    def done(self) -> None:
+        """See `SimulationWatcher`."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _show(self, ledger: Ledger, study: str, text: str, fraction: float) -> None:
+        rounds = ledger.rounds(study)
+        planned = planned_rounds(ledger.study(study))
+        if self._told is None:  # what an earlier call has done is not told again
+            self._told = max((row.number for row in rounds if row.state in _OVER), default=-1)
+            if self._told > 0:
+                self.step(f"going on after round {self._told}")
+        left = seconds_left(rounds, planned=planned, now_unix=time.time())
+        spent = int(ledger.query("SELECT coalesce(sum(bytes), 0) AS n FROM cost WHERE study = ? AND kind = 'payload'",
+                                 study)[0]["n"])
+        accuracies = [accuracy_in(row.metrics) for row in rounds if row.state is RoundState.COMPLETED]
+        accuracy = accuracies[-1] if accuracies else None
+        time_left = "" if left is None else f"{describe_seconds(left)} left"
+        if not self._console.is_terminal:
+            for row in rounds:
+                if row.number > self._told and row.state in _OVER:
+                    self._told = row.number
+                    found = accuracy_in(row.metrics)
+                    facts = [str(row.state) if found is None else f"accuracy {found:.4f}",
+                             f"payload {describe_bytes(spent)} so far", time_left]
+                    self.step(f"round {row.number}/{planned}: {', '.join(fact for fact in facts if fact)}")
+            return
+        self._move_bar(ledger, study, rounds[-1].number if rounds else 0, planned=planned, text=text,
+                       fraction=fraction,
+                       facts="  ".join(fact for fact in (
+                           "" if accuracy is None else f"accuracy {accuracy:.4f}", describe_bytes(spent),
+                           time_left) if fact))
+
+    def _move_bar(self, ledger: Ledger, study: str, number: int, *, planned: int, text: str, fraction: float,
+                  facts: str) -> None:
+        if self._bar is None:
+            self._bar = Progress(SpinnerColumn(), TextColumn("{task.description}"),
+                                 BarColumn(bar_width=24, complete_style="cyan", finished_style="green"),
+                                 TextColumn("{task.fields[facts]}"), TextColumn("{task.fields[now]}", style="dim"),
+                                 console=self._console, transient=True, auto_refresh=False)
+            self._bar.add_task("", total=float(planned), facts="", now="")
+            self._bar.start()
+        row = ledger.last_round(study)
+        answered, asked = 0, 0
+        if row is not None and row.state not in _OVER:
+            states = ledger.task_states(study, row.number, row.phase)
+            answered, asked = sum(state is not TaskState.OPEN for state in states.values()), len(states)
+        part = (answered + (fraction if answered < asked else 0)) / asked if asked else 0.0
+        done = float(number) if row is not None and row.state in _OVER else max(0, number - 1) + min(1.0, part)
+        silos = f", {answered} of {asked} silos" if asked else ""
+        self._bar.update(self._bar.task_ids[0], description=f"round {number}/{planned}{silos}", completed=done,
+                         facts=facts, now=text[:60], refresh=True)
+
+
+def show_result(console: Console, result: SimulationResult) -> None:
+    """The outcome as a small table, and where its files are."""
+    down = sum(each.payload_down for each in result.rounds)
+    up = sum(each.payload_up for each in result.rounds)
+    dense = sum(each.dense_bytes for each in result.rounds)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    rows = [("rounds", str(result.rounds[-1].round if result.rounds else 0)),
+            ("payload down, up", f"{describe_bytes(down)}, {describe_bytes(up)}"),
+            ("of dense", describe_share((down + up) / dense if dense else None)),
+            ("time", describe_seconds(result.seconds)), ("state (SHA-256)", result.digest[:16])]
+    if result.accuracy is not None:
+        rows.insert(0, (f"federated ({result.method})", f"{100 * result.accuracy:.2f} %"))
+    if result.labelled_only_accuracy is not None:
+        rows.insert(0, ("labels alone", f"{100 * result.labelled_only_accuracy:.2f} %"))
+    for name, value in rows:
+        table.add_row(name, Text(value, "bold" if name.startswith("federated") else ""))
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(Text(f"Folder: {result.folder}"), soft_wrap=True)

@@ -1,0 +1,52 @@
+"""The files beside a simulation's ledger, and the command that writes the parts of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.durable import write_durably
+from common.errors import UsageError
+from coordinator.ledger import Ledger
+from coordinator.report import write_pages
+from semisilo.simulation.dealing import deal_study
+from semisilo.simulation.parts import write_parts
+from semisilo.simulation.result import SimulationResult
+from semisilo.simulation.settings import load_simulated_study
+
+__all__ = ["split_study", "write_output"]
+
+
+def write_output(result: SimulationResult) -> Path:
+    """Writes `metrics.csv`, `metrics.json` and the report into a simulation's folder; returns the report's page."""
+    write_durably(result.folder / "metrics.csv", result.to_csv().encode())
+    write_durably(result.folder / "metrics.json", result.to_json().encode())
+    ledger = Ledger(result.folder / "ledger.sqlite")
+    try:
+        return write_pages(ledger, result.study, result.folder / "report")
+    finally:
+        ledger.close()
+
+
+def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
+    """Deals the images of a simulated study and writes the parts; returns lines that say what is where.
+
+    Raises: UsageError when `out` is not empty; what `deal_study` raises.
+    """
+    study = load_simulated_study(path, seed=seed)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not an empty folder.", remedy="Choose another --out.")
+    dealt = deal_study(study)
+    manifest = write_parts(dealt, out)
+    sets = [f"{len(images)} {name}" for name in ("labelled", "validation", "test")
+            if (images := dealt.coordinator_set(name)) is not None]
+    unlabelled = [len(part) for part in dealt.split.silos]
+    labelled = [len(dealt.labelled_of(place)) for place in range(len(dealt.silos))]
+    return [f"coordinator: {', '.join(sets) or 'no images'} -> {out / 'coordinator'}",
+            f"{len(dealt.silos)} silos: {_range(unlabelled)} unlabelled, {_range(labelled)} labelled each"
+            f" -> {out / 'silos'}",
+            f"non-iidness R = {dealt.non_iidness():.3f} (0: the same classes everywhere, 1: none in common)",
+            f"manifest: {manifest}"]
+
+
+def _range(numbers: list[int]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"

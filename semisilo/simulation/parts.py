@@ -1,0 +1,116 @@
+"""The parts of a dealt study as files: what `semisilo split` writes, and what a simulated coordinator reads.
+
+    coordinator/study.toml, coordinator/data/*.npz   to be copied to `studies/NAME` of a federation
+    silos/<name>.npz                                 what each silo joins with
+    manifest.json                                    seed, settings, counts per class, SHA-256 of every part
+
+Shapes: N images, C channels, S side of the square.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common import __version__
+from common.config import canonical_json, to_dict
+from common.data.image_set import ImageSet
+from common.data.manifest import split_manifest
+from common.durable import write_durably
+from semisilo.simulation.dealing import Dealt
+from semisilo.simulation.settings import SETS, set_file
+from semisilo.simulation.toml_text import toml_text
+
+__all__ = ["manifest", "write_coordinator", "write_parts"]
+
+
+def write_parts(dealt: Dealt, folder: Path) -> Path:
+    """Writes every part and, last, manifest.json; returns the latter's path. Each file is whole or not there."""
+    silos = folder / "silos"
+    silos.mkdir(parents=True, exist_ok=True)
+    write_coordinator(dealt, folder / "coordinator")
+    for place, name in enumerate(dealt.silos):
+        _write_npz(silos / f"{name}.npz", _silo_arrays(dealt, place))
+    path = folder / "manifest.json"
+    write_durably(path, canonical_json(manifest(dealt)).encode() + b"\n")
+    return path
+
+
+def write_coordinator(dealt: Dealt, folder: Path) -> None:
+    """Writes the coordinator's sets and the study file of real silos into the folder of a study."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for name in SETS:
+        images = dealt.coordinator_set(name)
+        if images is not None:
+            _write_npz(folder / set_file(name), _labelled_arrays(images, dealt.classes))
+    write_durably(folder / "study.toml", toml_text(dealt.tables).encode())
+
+
+def manifest(dealt: Dealt) -> dict[str, Any]:
+    """Plain JSON types that name the split and let anyone check a part: `common.data.manifest.split_manifest`, with
+    the SHA-256 of every array that a file holds, and what the parts come from."""
+    study = dealt.study
+    entries = split_manifest(
+        dealt.split, dealt.labels(), classes=dealt.classes, source=study.simulation.data,
+        settings=to_dict(study.simulation.split), silo_names=dealt.silos, rounds_per_step=dealt.rounds_per_step)
+    shared = {name: entries.pop(key, {}) for name, key in (
+        ("labelled", "coordinator"), ("validation", "validation"), ("test", "test"))}
+    coordinator = {}
+    for name in SETS:
+        images = dealt.coordinator_set(name)
+        if images is not None:
+            coordinator[name] = {**shared[name], "num_images": len(images), "file": f"coordinator/{set_file(name)}",
+                                 "sha256_arrays": _digests(_labelled_arrays(images, dealt.classes))}
+    silos = {name: {**entries["silos"][name], "file": f"silos/{name}.npz",
+                    "sha256_arrays": _digests(_silo_arrays(dealt, place))} for place, name in enumerate(dealt.silos)}
+    return {**entries, "semisilo": __version__, "study": study.name, "seed": study.draft.study.seed,
+            "scenario": study.scenario, "digest": dealt.digest(), "coordinator": coordinator, "silos": silos}
+
+
+def _labelled_arrays(images: ImageSet, classes: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    assert images.labels_N is not None
+    return {"images": _pictures(images), "labels": images.labels_N.numpy(), "classes": np.array(classes)}
+
+
+def _silo_arrays(dealt: Dealt, place: int) -> dict[str, NDArray[Any]]:
+    """What a silo's file holds; the classes of unlabelled images are not among it."""
+    arrays: dict[str, NDArray[Any]] = {}
+    labelled, unlabelled = dealt.labelled_of(place), dealt.split.silos[place]
+    steps_N = dealt.split.steps_of(place)
+    if len(labelled):
+        arrays["labelled_images"] = _pictures(dealt.images.subset(labelled))
+        arrays["labelled_labels"] = dealt.labels()[labelled]
+        arrays["classes"] = np.array(dealt.classes)
+    arrays["unlabelled_images"] = _pictures(dealt.images.subset(unlabelled))
+    if steps_N is not None:
+        arrays["unlabelled_steps"] = steps_N
+        arrays["rounds_per_step"] = np.array(dealt.rounds_per_step)
+    return arrays
+
+
+def _pictures(images: ImageSet) -> NDArray[np.uint8]:
+    """(N, S, S) for grey, (N, S, S, 3) for colour: the layout of MedMNIST."""
+    pixels_NCHW: NDArray[np.uint8] = images.images_NCHW.numpy()
+    return pixels_NCHW[:, 0] if pixels_NCHW.shape[1] == 1 else np.ascontiguousarray(np.moveaxis(pixels_NCHW, 1, 3))
+
+
+def _digests(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """SHA-256, hex, of type, shape and elements (little endian) of each array."""
+    found = {}
+    for key, array in arrays.items():
+        plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+        found[key] = hashlib.sha256(f"{plain.dtype.str} {plain.shape} ".encode() + plain.tobytes()).hexdigest()
+    return found
+
+
+def _write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """The same arrays give the same bytes: numpy writes no time of its own into the archive."""
+    stream = io.BytesIO()
+    np.savez(stream, **dict(arrays))  # type: ignore[arg-type]
+    write_durably(path, stream.getvalue())

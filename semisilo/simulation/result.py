@@ -1,0 +1,140 @@
+"""What came out of a simulation, read from its ledger: accuracy and bytes by round, what each silo reported."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import to_dict
+from coordinator.ledger import Ledger
+from coordinator.states import RoundState
+from coordinator.summary import RoundSummary, summarise
+
+__all__ = ["RoundResult", "SiloResult", "SimulationResult", "read_result"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundResult:
+    """One round."""
+
+    round: int
+    """0 is the preparation."""
+    state: str
+    accuracy: float | None
+    """On the test images after the round; None without any."""
+    metrics: Mapping[str, float]
+    """All numbers of the round."""
+    answers: Mapping[str, int]
+    """How many silos gave which answer: "updated", "abstained", "refused", "expired", ..."""
+    payload_down: int
+    """Bytes of all payloads that silos were sent in the round."""
+    payload_up: int
+    dense_bytes: int
+    """What the same transfers would have been as dense tensors."""
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloResult:
+    """One silo's answer to one task."""
+
+    round: int
+    phase: str
+    silo: str
+    state: str
+    num_examples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationResult:
+    """A simulation that is over."""
+
+    study: str
+    method: str
+    seed: int
+    folder: Path
+    rounds: tuple[RoundResult, ...]
+    """In order, round 0 included."""
+    silos: tuple[SiloResult, ...]
+    """All answers, by round, phase and silo."""
+    labelled_only_accuracy: float | None
+    """Of the same network trained on the coordinator's labels alone; None where that was not trained."""
+    digest: str
+    """SHA-256 of the final state's file: equal to that of a run with real silos."""
+    dense_bytes: int
+    """Of one dense model: 4 x its parameters."""
+    seconds: float
+    """From the start to the end, pauses included."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """On the test images after the last completed round; None without any."""
+        done = [each.accuracy for each in self.rounds if each.state == RoundState.COMPLETED]
+        return done[-1] if done else None
+
+    @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """(round, accuracy) of every completed round, round 0 included."""
+        return tuple((each.round, each.accuracy) for each in self.rounds
+                     if each.accuracy is not None and each.state == RoundState.COMPLETED)
+
+    @property
+    def model(self) -> Path:
+        """The final model, a safetensors file."""
+        return self.folder / "studies" / self.study / "model.safetensors"
+
+    def to_json(self) -> str:
+        """All facts as one JSON object."""
+        facts: dict[str, Any] = to_dict(self)
+        return json.dumps({**facts, "accuracy": self.accuracy}, indent=2) + "\n"
+
+    def to_csv(self) -> str:
+        """One line per round: its state, accuracy, bytes, answers and all metrics that any round has."""
+        answers = sorted({name for each in self.rounds for name in each.answers})
+        names = sorted({name for each in self.rounds for name in each.metrics} - {"accuracy"})
+        stream = io.StringIO()
+        lines = csv.writer(stream, lineterminator="\n")
+        lines.writerow(["round", "state", "accuracy", "payload_down", "payload_up", "dense_bytes", "seconds",
+                        *answers, *names])
+        for each in self.rounds:
+            lines.writerow([each.round, each.state, each.accuracy, each.payload_down, each.payload_up,
+                            each.dense_bytes, each.seconds, *(each.answers.get(name, 0) for name in answers),
+                            *(each.metrics.get(name, "") for name in names)])
+        return stream.getvalue()
+
+
+def read_result(ledger: Ledger, study: str, folder: Path) -> SimulationResult:
+    """The result of a study in the ledger of a simulation."""
+    summary = summarise(ledger, study)
+    row = summary.row
+    return SimulationResult(
+        study=study, method=row.config["method"]["name"], seed=row.config["study"]["seed"], folder=folder,
+        rounds=tuple(_round(each) for each in summary.rounds), silos=_silos(ledger, study),
+        labelled_only_accuracy=summary.labelled_only, digest=ledger.committed_digest(study),
+        dense_bytes=int((row.frozen or {}).get("dense_bytes", 0)), seconds=summary.seconds or 0.0)
+
+
+def _round(entry: RoundSummary) -> RoundResult:
+    counts: dict[str, int] = {}
+    for state in entry.outcomes.values():
+        counts[str(state)] = counts.get(str(state), 0) + 1
+    return RoundResult(round=entry.number, state=str(entry.state), accuracy=entry.accuracy, metrics=entry.metrics,
+                       answers=counts, payload_down=entry.traffic.payload_down, payload_up=entry.traffic.payload_up,
+                       dense_bytes=entry.traffic.dense_total, seconds=entry.seconds)
+
+
+def _silos(ledger: Ledger, study: str) -> tuple[SiloResult, ...]:
+    rows = ledger.query(
+        "SELECT task.round, phase.name, task.silo, task.state, task.metrics_json, declared_update.example_count"
+        " FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
+        " LEFT JOIN declared_update ON declared_update.update_id = task.update_id WHERE task.study = ?"
+        " ORDER BY task.round, task.phase, task.silo", study)
+    return tuple(SiloResult(round=row["round"], phase=row["name"], silo=row["silo"], state=row["state"],
+                            num_examples=row["example_count"] or 0, metrics=json.loads(row["metrics_json"]))
+                 for row in rows)

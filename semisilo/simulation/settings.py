@@ -1,0 +1,119 @@
+"""A study file with a table [simulation], and the study of real silos that follows once the images are dealt."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import from_dict, load_toml
+from common.errors import BadConfiguration
+from common.methods import Scenario, find_method
+from coordinator.simulated import SimulationSettings
+from coordinator.study import StudyConfig, config_from_dict
+
+__all__ = ["SETS", "SimulatedStudy", "load_simulated_study", "name_of", "set_file"]
+
+SETS = ("labelled", "validation", "test")
+"""The coordinator's sets of images, as table [data] calls them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedStudy:
+    """A checked study file of simulated silos."""
+
+    name: str
+    folder: Path
+    """Where relative paths of table [simulation] start."""
+    tables: Mapping[str, Any]
+    """All tables but [simulation], as they were written."""
+    simulation: SimulationSettings
+    draft: StudyConfig
+    """The settings before it is known which sets the coordinator gets."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """Who holds labels."""
+        scenario: Scenario = self.draft.method.settings.scenario
+        return scenario
+
+    def deployable(self, *, classes: tuple[str, ...], sets: tuple[str, ...]) -> dict[str, Any]:
+        """The tables of the same study with real silos.
+
+        Args:
+            classes: in label order.
+            sets: which of `SETS` the coordinator has; each is a file of the study's folder (`set_file`).
+        """
+        tables = copy.deepcopy(dict(self.tables))
+        study, data = tables.setdefault("study", {}), tables["data"]
+        study.setdefault("start_with", self.simulation.split.silos)
+        tables["data"] = {**{name: set_file(name) for name in SETS if name in sets}, "classes": list(classes),
+                          **{key: value for key, value in data.items() if key != "classes"}}
+        return tables
+
+
+def set_file(name: str) -> str:
+    """Where one of the coordinator's sets lies in the folder of a study."""
+    return f"data/{name}.npz"
+
+
+def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", seed: int | None = None,
+                         threads: int | None = None) -> SimulatedStudy:
+    """Reads and checks a study of simulated silos.
+
+    Args:
+        study: a study file or its folder, or the tables of one; relative paths of tables start at the current folder.
+        name: what the study is called; empty: after its file or folder.
+        seed, threads: take the place of [study] seed and [numerics] threads.
+    Raises: BadConfiguration or UnknownName, naming table and key.
+    """
+    if isinstance(study, Path):
+        path = study / "study.toml" if study.is_dir() else study
+        tables, where, folder = load_toml(path), str(path), path.absolute().parent
+        name = name or name_of(path.absolute())
+    else:
+        where, folder, name = "study", Path.cwd(), name or "study"
+        tables = copy.deepcopy(dict(study))
+    if "simulation" not in tables:
+        raise BadConfiguration(f"{where}: table [simulation] is missing: nothing says which images the silos get.",
+                               remedy='Add [simulation] data = "digits" and'
+                                      ' split = { name = "iid", silos = 10, num_labelled = 50 }.')
+    simulation = from_dict(SimulationSettings, tables.pop("simulation"), where=f"{where}: [simulation]")
+    if seed is not None:
+        tables.setdefault("study", {})["seed"] = seed
+    if threads is not None:
+        tables.setdefault("numerics", {})["threads"] = threads
+    draft = _draft(tables, where)
+    start_with = tables.get("study", {}).get("start_with", 1)
+    if start_with > simulation.split.silos:
+        raise BadConfiguration(f"{where}: [study]: start_with = {start_with}: there are only {simulation.split.silos}"
+                               " silos.", remedy="Leave it out.")
+    return SimulatedStudy(name=name, folder=folder, tables=tables, simulation=simulation,
+                          draft=draft)
+
+
+def name_of(path: Path) -> str:
+    """What a study is called after its file, or after the folder of a file `study.toml`, which may be given itself."""
+    text = path.name if path.is_dir() else path.parent.name if path.name == "study.toml" else path.stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:63] or "study"
+
+
+def _draft(tables: dict[str, Any], where: str) -> StudyConfig:
+    """The settings, with all sets of the coordinator as if they were there."""
+    data = tables.get("data")
+    if not isinstance(data, dict) or "image" not in data:
+        raise BadConfiguration(f"{where}: table [data] with image is missing.",
+                               remedy="Add [data] image = { size = 28, channels = 1 }.")
+    for name in SETS:
+        if name in data:
+            raise BadConfiguration(f"{where}: [data]: '{name}' has no effect: table [simulation] deals the images.",
+                                   remedy="Remove it.")
+    config = config_from_dict({**tables, "data": {**data, **{name: set_file(name) for name in SETS}}}, where=where)
+    for key in find_method(config.method.name).set_by_strategy:
+        if key in tables["method"]:
+            raise BadConfiguration(f"{where}: [method]: '{key}' is set by the method itself in every task.",
+                                   remedy="Remove that line.")
+    return config

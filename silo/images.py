@@ -1,0 +1,167 @@
+"""A silo's images as a study's scenario sees them: which are labelled, which arrive in which round.
+
+| scenario              | labelled                     | unlabelled                                            |
+|-----------------------|------------------------------|-------------------------------------------------------|
+| labels-at-coordinator | none                         | all images; labels that they have are dropped         |
+| labels-at-silo        | what `silo join` was told is | the rest; where they come in steps, those of one step |
+
+What a source holds with and without a class is told by `common.data.partly_labelled`. Nothing here makes tensors, so
+that a light process may import it.
+
+Shapes: N unlabelled images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.form import ImageForm
+from common.data.image_set import ImageSet, Skipped, joined
+from common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
+from common.data.readers import ReadResult, read_images, survey
+from common.errors import BadData
+from common.exchange import SiloData
+from common.methods import Scenario
+from silo.home import JoinChoice, check_apart
+
+__all__ = ["ReadSilo", "SiloImages", "SiloSurvey", "read_silo_images", "survey_silo_images"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SiloImages:
+    """All images of a silo, in the form of a study. Sets that it does not have are None."""
+
+    labelled: ImageSet | None = None
+    unlabelled: ImageSet | None = None
+    """In a simulation they may keep their labels (`SiloData.unlabelled`); a deployed silo drops them as it reads."""
+    steps_N: NDArray[np.int64] | None = None
+    """The step in which each unlabelled image is there, from 0; -1 for an image that is there in every step. None where
+    nothing comes in steps."""
+    rounds_per_step: int = 1
+    """Rounds that a step lasts. The last step lasts until the end."""
+    test: ImageSet | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds_per_step < 1:
+            raise ValueError(f"rounds_per_step = {self.rounds_per_step}: must be at least 1.")
+        number = 0 if self.unlabelled is None else len(self.unlabelled)
+        if self.steps_N is not None and self.steps_N.shape != (number,):
+            raise ValueError(f"{number} unlabelled images but steps of the shape {self.steps_N.shape}.")
+
+    def data(self, *, round: int, scenario: Scenario) -> SiloData:
+        """What a trainer is given in a round, counted from 1. Sets without an image are None.
+
+        In labels-at-coordinator labelled images count as unlabelled ones that are there in every step.
+        Source of the steps: FedMatch's streaming split, data.md section 3.4.
+        """
+        labelled, unlabelled = _some(self.labelled), self._of_round(round)
+        if scenario == "labels-at-coordinator" and labelled is not None:
+            hidden = labelled.without_labels()
+            labelled, unlabelled = None, hidden if unlabelled is None else joined(hidden, unlabelled)
+        return SiloData(labelled=labelled, unlabelled=unlabelled, test=_some(self.test))
+
+    def _of_round(self, round: int) -> ImageSet | None:
+        if self.unlabelled is None or self.steps_N is None or len(self.steps_N) == 0:
+            return _some(self.unlabelled)
+        step = min((round - 1) // self.rounds_per_step, int(self.steps_N.max()))
+        return _some(self.unlabelled.subset(np.flatnonzero((self.steps_N == step) | (self.steps_N < 0))))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSilo:
+    """What was read, and what was left out of it."""
+
+    images: SiloImages
+    skipped: tuple[Skipped, ...]
+    """Never leaves the site."""
+
+
+def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str, ...], scenario: Scenario,
+                     progress: Callable[[float, str], None] | None = None) -> ReadSilo:
+    """Reads all images that a `silo join` has named.
+
+    Args:
+        form: the study's geometry; mean and deviation are applied to batches, not here.
+        classes: the study's class names in label order.
+        progress: told the share that is done, 0 to 1, and a line of text that names no file.
+    Raises: BadData, naming the file, for images that cannot be used and for a class that the study does not have.
+    """
+    check_apart(choice)
+    number = 1 + bool(choice.labelled) + bool(choice.test)
+    labels_count = scenario == "labels-at-silo"
+
+    def part(place: int) -> Callable[[float, str], None]:
+        def tell(share: float, text: str) -> None:
+            if progress is not None:
+                progress((place + share) / number, text)
+
+        return tell
+
+    def read(source: str, place: int, *, with_labels: bool) -> ReadResult:
+        return read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
+                           labelled=with_labels, on_error=choice.on_error, progress=part(place))
+
+    found = read_partly_labelled(choice.source, form, classes=classes, use_labels=labels_count and not choice.labelled,
+                                 on_error=choice.on_error, progress=part(0))
+    images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
+                        rounds_per_step=found.rounds_per_step)
+    skipped = found.skipped
+    if choice.labelled:
+        more = read(choice.labelled, 1, with_labels=labels_count)
+        images = replace(images, labelled=more.images) if labels_count else _with_hidden(images, more.images)
+        skipped += more.skipped
+    if choice.test:
+        test = read(choice.test, number - 1, with_labels=True)
+        images = replace(images, test=test.images)
+        skipped += test.skipped
+    return ReadSilo(images, skipped)
+
+
+def _with_hidden(images: SiloImages, more: ImageSet) -> SiloImages:
+    """Unlabelled images more, there in every step."""
+    if images.unlabelled is None:
+        return replace(images, unlabelled=more)
+    steps_N = None if images.steps_N is None else np.concatenate([np.full(len(more), -1), images.steps_N])
+    return replace(images, unlabelled=joined(more, images.unlabelled), steps_N=steps_N)
+
+
+def _some(images: ImageSet | None) -> ImageSet | None:
+    return images if images is not None and len(images) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloSurvey:
+    """How many images a silo has, counted without decoding them."""
+
+    labelled: int
+    """With a class: what a study with labels at silos would train on as labelled."""
+    unlabelled: int
+    test: int
+    steps: int
+    """Steps in which the unlabelled images come; 0 when all are there from the start."""
+
+
+def survey_silo_images(choice: JoinChoice) -> SiloSurvey:
+    """Counts what a `silo join` has named, before any study is known.
+
+    Raises: BadData, naming the file, when a source cannot be used, or has no labels where it must have them.
+    """
+    check_apart(choice)
+    found = survey_partly_labelled(choice.source)
+    labelled, unlabelled = found.labelled, found.unlabelled
+    if choice.labelled:
+        labelled, unlabelled = _count_labelled(choice.labelled, "labelled"), labelled + unlabelled
+    return SiloSurvey(labelled=labelled, unlabelled=unlabelled, steps=found.steps,
+                      test=_count_labelled(choice.test, "test") if choice.test else 0)
+
+
+def _count_labelled(source: str, what: str) -> int:
+    found = sum(survey(source).class_counts.values())
+    if not found:
+        raise BadData(f"{source}: has no labels, but was named as {what} images.",
+                      remedy="Give class folders, or an .npz file that holds labels as well.")
+    return found

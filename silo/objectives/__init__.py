@@ -1,0 +1,83 @@
+"""The local objectives by name, and the training of one round with any of them.
+
+A trainer that has a model to start from calls `make_objective` and `train_locally`; what it sends and keeps is its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from common import tensors
+from common.consistency import tsa_threshold
+from common.data.image_set import ImageSet
+from common.errors import LayoutMismatch
+from common.exchange import SiloTask
+from common.methods.objectives import ObjectiveSettings
+from common.soft_labels import ramp
+from common.training import named_randomness
+from silo.objectives.fixmatch import FixMatch
+from silo.objectives.mean_teacher import MeanTeacher
+from silo.objectives.pseudo_label import PseudoLabel, label_all
+from silo.objectives.step import Objective, Step, Unlabelled
+from silo.objectives.supervised import Supervised
+from silo.objectives.training import LocalTraining, train_locally, usable_data
+from silo.objectives.uda import UDA
+from silo.objectives.views import View
+
+__all__ = ["UDA", "FixMatch", "LocalTraining", "MeanTeacher", "Objective", "PseudoLabel", "Step", "Supervised",
+           "Unlabelled", "make_objective", "train_locally", "usable_data"]
+
+_LOG = logging.getLogger("semisilo.silo")
+
+
+def make_objective(task: SiloTask, model: nn.Module, unlabelled: ImageSet | None, *,
+                   teacher: Mapping[str, Tensor] | None = None) -> Objective:
+    """The objective that the task's settings (`ObjectiveSettings`) name, ready for one round.
+
+    Args:
+        model: with the weights that training starts from and the statistics to label with; on the task's device.
+        unlabelled: what is labelled once where the settings ask for it.
+        teacher: where the silo's own teacher ended last; used with teacher = "local" if it fits the model.
+    """
+    settings: ObjectiveSettings = task.settings
+    weak: View = "original" if settings.weak_view == "none" else "weak"
+
+    def alpha0(epoch: int) -> float:
+        return settings.alpha0 * ramp(settings.alpha0_ramp, epoch=epoch, ramp_epochs=settings.ramp_epochs)
+
+    def tsa(num_classes: int) -> float:
+        if settings.tsa == "none":
+            return 1.0
+        return tsa_threshold(settings.tsa, t=task.round, total=task.rounds, num_classes=num_classes)
+
+    if settings.objective == "fixmatch":
+        return FixMatch(task.image, confidence_threshold=settings.threshold, lambda_s=settings.lambda_s,
+                        lambda_u=settings.lambda_u, mask_mean=settings.mask_mean, weak_view=weak)
+    if settings.objective == "uda":
+        return UDA(task.image, temperature=settings.temperature, confidence_threshold=settings.threshold, tsa=tsa,
+                   lambda_s=settings.lambda_s, lambda_u=settings.lambda_u, mask_mean=settings.mask_mean)
+    if settings.objective == "pseudo_label":
+        labels = None
+        if settings.label_refresh == "round" and unlabelled is not None:
+            labels = label_all(model, unlabelled.images_NCHW, task.image, device=task.device,
+                               progress=lambda share: task.report(0.0, f"labelling, {share:.0%}"))
+        return PseudoLabel(task.image, alpha0=alpha0, labels=labels, weak_view=weak)
+    if settings.objective == "mean_teacher":
+        return MeanTeacher(task.image, teacher=_teacher(task, model, teacher), alpha0=alpha0, decay=settings.ema_decay,
+                           keeps=settings.teacher == "local", weak_view=weak)
+    return Supervised(task.image, lambda_s=settings.lambda_s)
+
+
+def _teacher(task: SiloTask, model: nn.Module, kept: Mapping[str, Tensor] | None) -> nn.Module:
+    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
+        network = task.build_model()
+    tensors.load_into(network, tensors.parameters_of(model))
+    if kept is not None and task.settings.teacher == "local":
+        try:
+            tensors.load_into(network, kept)
+        except LayoutMismatch as error:
+            _LOG.warning("the teacher starts anew, what was kept does not fit the model: %s", error.text)
+    return network.to(task.device)

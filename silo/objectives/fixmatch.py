@@ -1,0 +1,41 @@
+"""FixMatch: the strong view shall have the class that the weak one shows with confidence."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from common.consistency import MaskMean, fixmatch_unsup
+from common.data.form import ImageForm
+from silo.objectives.step import Step, Unlabelled
+from silo.objectives.supervised import Supervised
+from silo.objectives.views import View
+
+__all__ = ["FixMatch"]
+
+
+class FixMatch(Supervised):
+    """lambda_s * CE(y, f(x)) + lambda_u * mean_u[1(max q >= threshold) * CE(argmax q, f(strong(u)))], q = softmax
+    f(weak(u)) of the model under training, without gradient.
+
+    Args:
+        weak_view: "weak", or "original" for FedMatch v3, where weak augmentation hurt.
+        mask_mean: with "kept" a batch in which nothing is kept has no unlabelled term, as in SemiFL's code.
+    Source: FixMatch, Sohn et al. (NeurIPS 2020) Eq. 3 and 4; weights as FedMatch (Jeong et al.).
+    """
+
+    def __init__(self, form: ImageForm, *, confidence_threshold: float, lambda_s: float = 1.0, lambda_u: float = 1.0,
+                 mask_mean: MaskMean = "batch", weak_view: View = "weak") -> None:
+        super().__init__(form, lambda_s=lambda_s)
+        self.views = (weak_view, "strong")
+        self._threshold, self._lambda_u, self._mask_mean = confidence_threshold, lambda_u, mask_mean
+
+    def unlabelled_weight(self, step: Step) -> float:
+        return self._lambda_u
+
+    def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
+        weak_BCHW, strong_BCHW = step.views
+        weak_logits_BK = self.logits_of_batch(model, weak_BCHW)
+        found = fixmatch_unsup(weak_logits_BK, self.logits(model, strong_BCHW), self._threshold,
+                               mask_mean=self._mask_mean)
+        nothing = self._mask_mean == "kept" and not bool(found.labels.keep_B.any())
+        return Unlabelled(None if nothing else found.loss, found.labels)

@@ -1,0 +1,72 @@
+"""Pseudo-labels: the class that the model finds likeliest counts as the image's own (Fed-Pseudo)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from common.consistency import pseudo_label_loss
+from common.data import augment
+from common.data.form import ImageForm
+from common.evaluation import inference_batches
+from common.losses import PseudoLabels, pseudo_labels
+from silo.objectives.step import Objective, Step, Unlabelled
+from silo.objectives.views import View
+
+__all__ = ["PseudoLabel", "label_all"]
+
+_LABEL_BATCH = 250
+
+
+class PseudoLabel(Objective):
+    """CE(y, f(x)) + alpha0(t) * CE(hard label, f(u)); every unlabelled image enters.
+
+    Args:
+        alpha0: weight in a local epoch, counted from 1 over all rounds.
+        labels: of all unlabelled images, made with the received model (`label_all`): Fed-SHVR with alpha1 = alpha2 = 0.
+            None labels every batch with the model under training.
+        weak_view: the view that is trained on; without `labels` it is labelled as well.
+    Source: Lee (ICML workshop 2013); Fed-SHVR (Wang et al.), whose rival Fed-Pseudo it is.
+    """
+
+    def __init__(self, form: ImageForm, *, alpha0: Callable[[int], float], labels: PseudoLabels | None = None,
+                 weak_view: View = "weak") -> None:
+        super().__init__(form)
+        self.views = (weak_view,)
+        self._alpha0, self._labels = alpha0, labels
+
+    @property
+    def labels(self) -> PseudoLabels | None:
+        return self._labels
+
+    def unlabelled_weight(self, step: Step) -> float:
+        return self._alpha0(step.epoch)
+
+    def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
+        images_BCHW, = step.views
+        hard_label_B = None
+        if self._labels is not None:
+            hard_label_B = self._labels.hard_label_B[step.index_B].to(images_BCHW.device)
+        found = pseudo_label_loss(self.logits(model, images_BCHW), hard_label_B)
+        return Unlabelled(found.loss, found.labels)
+
+
+def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *, device: str,
+              progress: Callable[[float], None] | None = None) -> PseudoLabels:
+    """Hard labels of all images as they are, in evaluation mode, with the statistics that the model has; on the CPU.
+
+    All are kept. The model is left in evaluation mode.
+    Source: Fed-SHVR (Wang et al.) algorithm 1, with alpha1 = 0.
+    """
+    model.eval()
+    parts: list[PseudoLabels] = []
+    with torch.no_grad():
+        for cut in inference_batches(len(images_NCHW), _LABEL_BATCH):
+            found = pseudo_labels(model(augment.to_input(images_NCHW[cut].to(device), form)), 0.0)
+            parts.append(PseudoLabels(found.max_prob_B.cpu(), found.hard_label_B.cpu(), found.keep_B.cpu()))
+            if progress is not None:
+                progress(cut.stop / len(images_NCHW))
+    return PseudoLabels(*(torch.cat([getattr(part, name) for part in parts])
+                          for name in ("max_prob_B", "hard_label_B", "keep_B")))

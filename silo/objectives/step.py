@@ -1,0 +1,101 @@
+"""What one step of local training sees and what an objective makes of it: the interface of the local objectives.
+
+Shapes: B images of a step, K classes. A step's loss is
+
+    labelled_weight * labelled + unlabelled_weight * unlabelled
+
+with one forward pass for each term, so that batch-norm uses the statistics of each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.data import augment
+from common.data.form import ImageForm
+from common.losses import PseudoLabels, cross_entropy
+from silo.objectives.views import View
+
+__all__ = ["Objective", "Step", "Unlabelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The images of one step, uint8 on the task's device. A silo without labelled or unlabelled images has None."""
+
+    epoch: int
+    """Local epochs so far, this one included: counted from 1, over all rounds of the study."""
+    labelled_BCHW: Tensor | None
+    """The view of the labelled images that the settings ask for."""
+    labels_B: Tensor | None
+    """int64."""
+    index_B: Tensor
+    """Which of the silo's unlabelled images these are; int64, on the CPU."""
+    views: tuple[Tensor, ...]
+    """Of the unlabelled images: one (B, C, H, W) for each of the objective's `views`; empty where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unlabelled:
+    """The unlabelled term of a step, without its weight."""
+
+    loss: Tensor | None
+    """Scalar (); None when the step has nothing to learn from its unlabelled images."""
+    labels: PseudoLabels
+    soft_BK: Tensor | None = None
+    """Soft pseudo-labels, where the objective has such."""
+
+
+class Objective:
+    """A local objective of one task: plain cross-entropy on labels, and what a subclass adds. Used for one round."""
+
+    views: tuple[View, ...] = ()
+    """Of unlabelled images, what a step needs; empty for an objective that does not look at them."""
+
+    def __init__(self, form: ImageForm) -> None:
+        self._form = form
+
+    def labelled_weight(self, step: Step) -> float:
+        """Of the labelled term in this step."""
+        return 1.0
+
+    def unlabelled_weight(self, step: Step) -> float:
+        """Of the unlabelled term in this step."""
+        return 1.0
+
+    def labelled(self, model: nn.Module, step: Step) -> Tensor:
+        """The labelled term, a scalar (), for a step that has labelled images."""
+        assert step.labelled_BCHW is not None
+        assert step.labels_B is not None
+        return cross_entropy(self.logits(model, step.labelled_BCHW), step.labels_B)
+
+    def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
+        """The unlabelled term, for a step that has unlabelled images. The model is in training mode."""
+        raise NotImplementedError
+
+    def after_step(self, model: nn.Module) -> None:
+        """Told after every change of the model."""
+
+    def kept(self) -> Mapping[str, Tensor] | None:
+        """Tensors on the CPU that the silo keeps for its next round; None for nothing."""
+        return None
+
+    @property
+    def labels(self) -> PseudoLabels | None:
+        """The pseudo-labels of the round, for all unlabelled images; None where they are made in every step."""
+        return None
+
+    def logits(self, model: nn.Module, images_BCHW: Tensor) -> Tensor:
+        """A forward pass over uint8 images; float (B, K)."""
+        logits_BK: Tensor = model(augment.to_input(images_BCHW, self._form))
+        return logits_BK
+
+    def logits_of_batch(self, model: nn.Module, images_BCHW: Tensor) -> Tensor:
+        """As `logits` without gradient: what labels a batch, with that batch's own statistics in batch-norm, as the
+        official code of SemiFL has it (its Table 2, per-batch labels)."""
+        with torch.no_grad():
+            return self.logits(model, images_BCHW)

@@ -1,0 +1,88 @@
+"""How many steps a silo takes in a round, and which images enter each of them.
+
+Shapes: N_k labelled and M_k unlabelled images at a silo, B images of one of them in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from common.normalised_averaging import local_steps
+
+__all__ = ["StepPlan", "StepsRule", "image_batches", "plan_steps"]
+
+StepsRule = Literal["fedmatch", "fed_shvr"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The steps of one round at one silo."""
+
+    steps: int
+    """In all epochs together."""
+    steps_per_epoch: int
+    """After as many steps all images are drawn in a new order; 0: every set is cycled by itself."""
+    labelled_batch: int
+    """Labelled images in a step; 0 where there are none."""
+    unlabelled_batch: int
+    """Unlabelled images in a step; 0 where there are none."""
+
+    def last_pass(self, batch: int, count: int) -> int:
+        """The first step, from 0, of the last pass over `count` images in batches of `batch`."""
+        passing = self.steps_per_epoch or -(-count // max(batch, 1))
+        return max(0, self.steps - passing)
+
+
+def plan_steps(rule: StepsRule, *, num_labelled: int, num_unlabelled: int, epochs: int, labelled_batch: int,
+               unlabelled_batch: int) -> StepPlan:
+    """The steps of a silo with N_k = num_labelled and M_k = num_unlabelled images, not both 0.
+
+        fedmatch: n = max(1, round(N_k / B_l)) per epoch, B_u = ceil(M_k / n); N_k = 0: n = max(1, round(M_k / B_u))
+        fed_shvr: tau_k = max(1, floor(E M_k / B_u), floor(E N_k / B_l))
+
+    `round` is Python's, half to even. Images beyond n batches are not used in that epoch.
+    Source: FedMatch's official code; Fed-SHVR (Wang et al.) section V, the floor and the maximum with 1 as
+        fedshvr.md reconstructs them.
+    """
+    if num_labelled + num_unlabelled < 1:
+        raise ValueError("a silo without images takes no steps.")
+    if rule == "fed_shvr":
+        steps = local_steps(num_labelled, num_unlabelled, epochs=epochs, labelled_batch=labelled_batch,
+                            unlabelled_batch=unlabelled_batch)
+        return StepPlan(steps, 0, min(labelled_batch, num_labelled), min(unlabelled_batch, num_unlabelled))
+    if num_labelled:
+        per_epoch = max(1, round(num_labelled / labelled_batch))
+        return StepPlan(epochs * per_epoch, per_epoch, labelled_batch, -(-num_unlabelled // per_epoch))
+    per_epoch = max(1, round(num_unlabelled / unlabelled_batch))
+    return StepPlan(epochs * per_epoch, per_epoch, 0, unlabelled_batch)
+
+
+def image_batches(plan: StepPlan, count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Which of `count` images enter each of `plan.steps` steps: int64 (B,), on the CPU.
+
+    By epochs every image enters at most once in an epoch, in an order drawn anew, and the last steps of an epoch may
+    have fewer images or none. Cycled, orders drawn anew follow each other without a gap, so that every step has exactly
+    `batch` images.
+    Args:
+        batch: `plan.labelled_batch` or `plan.unlabelled_batch`; with 0 all steps are empty.
+        generator: advanced; on the CPU.
+    """
+    rest = torch.empty(0, dtype=torch.int64)
+    for number in range(plan.steps):
+        if not (count and batch):
+            yield rest
+        elif plan.steps_per_epoch:
+            place = number % plan.steps_per_epoch
+            if place == 0:
+                rest = torch.randperm(count, generator=generator)
+            yield rest[place * batch:(place + 1) * batch]
+        else:
+            while len(rest) < batch:
+                rest = torch.cat([rest, torch.randperm(count, generator=generator)])
+            yield rest[:batch]
+            rest = rest[batch:]

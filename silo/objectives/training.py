@@ -1,0 +1,162 @@
+"""The steps of one round at a silo, with any local objective.
+
+Shapes: B images of a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.batch_norm import OneValuePerChannel
+from common.data.image_set import ImageSet
+from common.exchange import SiloData, SiloTask
+from common.methods.objectives import ObjectiveSettings
+from common.seeds import torch_generator
+from common.sgd import SGD, step
+from common.training import named_randomness
+from silo.objectives.step import Objective, Step
+from silo.objectives.steps import StepPlan, image_batches, plan_steps
+from silo.objectives.views import View, viewed
+from silo.pseudo_label_report import PseudoLabelReport
+
+__all__ = ["LocalTraining", "Penalty", "train_locally", "usable_data"]
+
+_LOG = logging.getLogger("semisilo.silo")
+
+Penalty = Callable[[nn.Module], Tensor]
+"""A term of the loss that looks at the weights alone, a scalar ()."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalTraining:
+    """What training leaves behind, besides the model."""
+
+    steps: int
+    """Changes of the model."""
+    skipped: int
+    """Steps left out because a batch-norm layer saw one value per channel."""
+    metrics: Mapping[str, float]
+    """`common.methods.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
+
+
+class _Mean:
+    """A mean over steps whose sum stays on the device: nothing waits for it before the end."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+
+    def add(self, value: Tensor) -> None:
+        value = value.detach().double()
+        self._sum = value if self._sum is None else self._sum + value
+        self._count += 1
+
+    def named(self, name: str) -> dict[str, float]:
+        """{name: mean}, or nothing when nothing was added."""
+        return {} if self._sum is None else {name: float(self._sum) / self._count}
+
+
+def usable_data(settings: ObjectiveSettings, data: SiloData) -> tuple[ImageSet | None, ImageSet | None, str]:
+    """What of a silo's images its objective may train on: (labelled, unlabelled, reason to abstain or "").
+
+    With labels-at-coordinator no labels of the silo are looked at, with "sl" no unlabelled image.
+    """
+    labelled = data.labelled if settings.scenario == "labels-at-silo" else None
+    if labelled is not None and (len(labelled) == 0 or labelled.labels_N is None):
+        labelled = None
+    unlabelled = data.unlabelled if settings.objective != "sl" else None
+    if unlabelled is not None and len(unlabelled) == 0:
+        unlabelled = None
+    if labelled is None and unlabelled is None:
+        return None, None, "no_labelled_data" if data.unlabelled is not None and len(data.unlabelled) else "no_data"
+    return labelled, unlabelled, ""
+
+
+def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: Objective, labelled: ImageSet | None,
+                  unlabelled: ImageSet | None, *, penalty: Penalty | None = None) -> LocalTraining:
+    """Trains `model` in place for one round; `labelled` and `unlabelled` as `usable_data` gives them.
+
+    Args:
+        optimiser: over the model's parameters, at the round's learning rate.
+        penalty: added to the loss of every step; not in the losses that are reported.
+    Raises: what `task.report` raises to abort.
+    """
+    settings: ObjectiveSettings = task.settings
+    plan = plan_steps(settings.steps_rule, num_labelled=0 if labelled is None else len(labelled),
+                      num_unlabelled=0 if unlabelled is None else len(unlabelled), epochs=settings.local_epochs,
+                      labelled_batch=settings.labelled_batch, unlabelled_batch=settings.unlabelled_batch)
+    report = PseudoLabelReport()
+    truth_N = None if unlabelled is None else unlabelled.labels_N
+    if objective.labels is not None:
+        report.add(objective.labels.hard_label_B, objective.labels.keep_B, truth_N)
+    first_reported = plan.last_pass(plan.unlabelled_batch, 0 if unlabelled is None else len(unlabelled))
+    total, labelled_mean, unlabelled_mean = _Mean(), _Mean(), _Mean()
+    steps = skipped = 0
+    text = f"training on {sum(len(each) for each in (labelled, unlabelled) if each is not None)} images"
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        for number, now in enumerate(_steps(task, plan, objective.views, labelled, unlabelled)):
+            task.report(number / plan.steps, text)
+            try:
+                on_labels = objective.labelled(model, now) if now.labelled_BCHW is not None else None
+                found = objective.unlabelled(model, now) if now.views else None
+            except OneValuePerChannel:
+                skipped += 1
+                continue
+            terms: list[Tensor] = []
+            if on_labels is not None:
+                labelled_mean.add(on_labels)
+                terms.append(objective.labelled_weight(now) * on_labels)
+            if found is not None:
+                if objective.labels is None and number >= first_reported:
+                    truth_B = None if truth_N is None else truth_N[now.index_B]
+                    report.add(found.labels.hard_label_B, found.labels.keep_B, truth_B, soft_BK=found.soft_BK)
+                if found.loss is not None:
+                    unlabelled_mean.add(found.loss)
+                    terms.append(objective.unlabelled_weight(now) * found.loss)
+            if terms:
+                loss = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+                total.add(loss)
+                step(optimiser, loss if penalty is None else loss + penalty(model))
+                objective.after_step(model)
+                steps += 1
+    if skipped:
+        _LOG.warning("%d of %d steps were skipped: one value per channel at a batch-norm layer", skipped, plan.steps)
+    metrics = {**report.metrics(), **total.named("loss"), **labelled_mean.named("labelled_loss"),
+               **unlabelled_mean.named("unlabelled_loss"), "steps": float(steps)}
+    return LocalTraining(steps=steps, skipped=skipped, metrics=metrics)
+
+
+def _steps(task: SiloTask, plan: StepPlan, views: tuple[View, ...], labelled: ImageSet | None,
+           unlabelled: ImageSet | None) -> Iterator[Step]:
+    """The steps with their images. Labelled and unlabelled ones have random streams of their own, so that a silo
+    without the one draws the other as it would with it."""
+    settings: ObjectiveSettings = task.settings
+
+    def stream(kind: str, images: ImageSet, batch: int,
+               views: tuple[View, ...]) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        order, draws = (torch_generator(task.seed, f"{kind}_{what}", round=task.round, silo=task.silo)
+                        for what in ("order", "views"))
+        return viewed(images.images_NCHW, image_batches(plan, len(images), batch, order), views, batch=batch,
+                      augmentation=task.augmentation, generator=draws, device=task.device)
+
+    nothing = torch.empty(0, dtype=torch.int64)
+    weak: tuple[View, ...] = ("original",) if settings.weak_view == "none" else ("weak",)
+    with_labels = None if labelled is None else stream("labelled", labelled, plan.labelled_batch, weak)
+    without = None if unlabelled is None else stream("unlabelled", unlabelled, plan.unlabelled_batch, views)
+    for number in range(plan.steps):
+        labelled_BCHW = labels_B = None
+        if with_labels is not None:
+            index_B, (labelled_BCHW,) = next(with_labels)
+            assert labelled is not None
+            assert labelled.labels_N is not None
+            labels_B = labelled.labels_N[index_B].to(task.device)
+        index_B, seen = next(without) if without is not None else (nothing, ())
+        yield Step(epoch=(task.round - 1) * settings.local_epochs + 1 + number * settings.local_epochs // plan.steps,
+                   labelled_BCHW=labelled_BCHW, labels_B=labels_B, index_B=index_B,
+                   views=seen if len(index_B) else ())

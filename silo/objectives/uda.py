@@ -1,0 +1,51 @@
+"""UDA: the strong view shall give the sharpened probabilities of the original; labels are fed in slowly (TSA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from common.consistency import MaskMean, tsa_loss, uda_unsup
+from common.data.form import ImageForm
+from silo.objectives.step import Step, Unlabelled
+from silo.objectives.supervised import Supervised
+
+__all__ = ["UDA"]
+
+
+class UDA(Supervised):
+    """lambda_s * CE over the labelled x with p(y | x) <= tsa + lambda_u * mean_u[1(max q >= threshold) * CE(softmax(z /
+    T), f(strong(u)))], z the logits of the original u, without gradient, q = softmax(z).
+
+    Args:
+        tsa: from the number of classes, the largest probability of its class at which a labelled image enters
+            (`common.consistency.tsa_threshold`); 1 lets all enter.
+        mask_mean: as in FixMatch.
+    Source: UDA, Xie et al. (NeurIPS 2020) sections 2.2, 3.1 and 3.2; weights as FedMatch (Jeong et al.).
+    """
+
+    views = ("original", "strong")
+
+    def __init__(self, form: ImageForm, *, temperature: float, confidence_threshold: float, tsa: Callable[[int], float],
+                 lambda_s: float = 1.0, lambda_u: float = 1.0, mask_mean: MaskMean = "batch") -> None:
+        super().__init__(form, lambda_s=lambda_s)
+        self._temperature, self._threshold, self._tsa = temperature, confidence_threshold, tsa
+        self._lambda_u, self._mask_mean = lambda_u, mask_mean
+
+    def unlabelled_weight(self, step: Step) -> float:
+        return self._lambda_u
+
+    def labelled(self, model: nn.Module, step: Step) -> Tensor:
+        assert step.labelled_BCHW is not None
+        assert step.labels_B is not None
+        logits_BK = self.logits(model, step.labelled_BCHW)
+        return tsa_loss(logits_BK, step.labels_B, self._tsa(logits_BK.shape[1])).loss
+
+    def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
+        original_BCHW, strong_BCHW = step.views
+        original_logits_BK = self.logits_of_batch(model, original_BCHW)
+        found = uda_unsup(original_logits_BK, self.logits(model, strong_BCHW), temperature=self._temperature,
+                          confidence_threshold=self._threshold, mask_mean=self._mask_mean)
+        nothing = self._mask_mean == "kept" and not bool(found.labels.keep_B.any())
+        return Unlabelled(None if nothing else found.loss, found.labels)

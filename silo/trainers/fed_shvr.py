@@ -1,0 +1,329 @@
+"""Fed-SHVR at a silo: soft pseudo-labels once per round, then plain SGD on corrected gradients.
+
+Source: Wang et al., "Fed-SHVR", 2021, Algorithm 1; symbols and rules of the correction are in
+`common.normalised_averaging`, the objective is in `common.soft_labels`.
+
+**The control variate.** With `correction_at = "silo"` the silo keeps c_k, the mean raw gradient of its last accepted
+round, and receives C. It is kept together with the difference that was sent, so that it counts only when the
+coordinator has folded that difference. The task says which round of this silo is in the coordinator's sum
+(`correction_round`). A silo that does not have exactly that c_k, or whose images have changed since, trains without
+correction and says so (metric correction_lost); the coordinator then begins its sum anew. With `correction_at =
+"coordinator"` the silo receives d_k and keeps nothing. c_k is made of the exact difference: a lossy uplink, which this
+module does not see, lets it differ from what the coordinator computes (`coordinator.strategies.fed_shvr`).
+
+Fed-SVR's rule delta_k += (w_{t+1} - w_k) / (lr tau_k) is used in the form of control variates, too, which equals it as
+long as every silo takes part, and also holds for a silo that was away: it needs no model of a round that it missed.
+
+Shapes: N labelled, M unlabelled images, S steps, B images in a batch, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from common import batch_norm, tensors
+from common.batch_norm import OneValuePerChannel
+from common.data import augment
+from common.data.image_set import ImageSet
+from common.errors import BadPayload
+from common.evaluation import inference_batches
+from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
+from common.losses import first_argmax
+from common.normalised_averaging import correction, local_steps, mean_gradient, next_control
+from common.seeds import torch_generator
+from common.soft_labels import objective, ramp, soft_labels
+from common.training import check_finite, named_randomness, view_block_images
+from silo.pseudo_label_report import PseudoLabelReport
+from silo.statistics import STATISTICS, measured_statistics
+
+if TYPE_CHECKING:
+    from common.methods.fed_shvr import FedSHVRSettings
+
+__all__ = ["Correction", "FedSHVRMemory", "FedSHVRTrainer", "control_to_keep", "received_correction"]
+
+_LOG = logging.getLogger("semisilo.silo")
+_LABEL_BATCH = 250
+_LABELLING_SHARE = 0.1
+"""Of the reported progress; labelling is one forward pass, training 3 * local_epochs and more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSHVRMemory:
+    """What a silo keeps between rounds with `correction_at = "silo"`."""
+
+    c: dict[str, Tensor]
+    """c_k: mean raw gradient of the silo's last accepted round, float64."""
+    epoch: int
+    """`correction_epoch` of the coordinator's sum that it is in."""
+    round: int
+    """That round."""
+    num_examples: int
+    """N_k + M_k then: its weight in the sum."""
+    steps: int
+    """tau_k then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What is added to every gradient of a round."""
+
+    d: Mapping[str, Tensor] | None = None
+    """d_k, in the type of the model; None where it is 0."""
+    mean_control: Mapping[str, Tensor] | None = None
+    """C that it was made of, where the silo made it."""
+    lost: bool = False
+    """Whether there should have been one: the coordinator's sum holds a c_k that this silo no longer has."""
+
+
+class FedSHVRTrainer:
+    """The silo half of Fed-SHVR, Fed-SH and Fed-SVR."""
+
+    Memory = FedSHVRMemory
+
+    def train(self, task: SiloTask, data: SiloData, memory: FedSHVRMemory | None
+              ) -> tuple[Update, FedSHVRMemory | None]:
+        """Phase "train": label, descend, return the difference. Phase "statistics": measure batch-norm statistics.
+
+        Abstains with "no_data"; with "no_statistics" when images must be labelled and nobody has measured batch-norm
+        statistics yet; with "no_usable_batch" when batch-norm could use no batch. Memory then stays as it is.
+        Raises: BadPayload for another phase; LayoutMismatch when model or correction are not the task's; ComputeFailed
+            when training diverges.
+        """
+        if task.phase == STATISTICS:
+            return measured_statistics(task, data), memory
+        if task.phase != "train":
+            raise BadPayload(f"Fed-SHVR has no phase '{task.phase}'.")
+        settings: FedSHVRSettings = task.settings
+        labelled, unlabelled = (each if each is not None and len(each) else None
+                                for each in (data.labelled, data.unlabelled))
+        num_labelled, num_unlabelled = (0 if each is None else len(each) for each in (labelled, unlabelled))
+        num_examples = num_labelled + num_unlabelled
+        if num_examples == 0:
+            return Update(abstention="no_data"), memory
+        sent = task.groups["model"]
+        received = sent.tensors
+        model = _loaded(task, received)
+        if unlabelled is not None and batch_norm.layers_of(model) and "batch_norm" not in task.groups:
+            return Update(abstention="no_statistics", num_examples=num_examples), memory
+        steps = local_steps(num_labelled, num_unlabelled, epochs=settings.local_epochs,
+                            labelled_batch=settings.labelled_batch, unlabelled_batch=settings.unlabelled_batch)
+        corrected = received_correction(task, memory, num_examples=num_examples, steps=steps)
+        v_MK, said = (None, {}) if unlabelled is None else _label(task, model, unlabelled)
+        done = _descend(task, model, labelled, unlabelled, v_MK, corrected.d, steps=steps)
+        metrics = {**said, "correction_lost": float(corrected.lost)}
+        if done.steps == 0:
+            return Update(abstention="no_usable_batch", num_examples=num_examples, metrics=metrics), memory
+        trained = tensors.parameters_of(model)
+        check_finite(trained, where=f"at this silo in round {task.round}")
+        difference = tensors.subtract(trained, received)
+        group = TensorGroup(difference, Meaning.DIFFERENCE, tensors.group_digest(sent))
+        return (Update(groups={"model": group}, num_examples=num_examples,
+                       metrics={**metrics, **done.losses, "steps": float(done.steps)}),
+                control_to_keep(task, memory, corrected, difference, num_examples=num_examples, steps=done.steps))
+
+
+# The correction -------------------------------------------------------------------------------------------------------
+
+def received_correction(task: SiloTask, memory: FedSHVRMemory | None, *, num_examples: int, steps: int) -> Correction:
+    """d_k of a round: made of C and what the silo keeps, or as the coordinator sent it.
+
+    Args:
+        num_examples, steps: the silo's n_k and tau_k of this round.
+    Raises: LayoutMismatch when what was sent does not fit the model.
+    """
+    settings: FedSHVRSettings = task.settings
+    group = task.groups.get("correction")
+    if settings.variant == "fed_sh":
+        return Correction()
+    if group is not None:
+        tensors.check_same_layout(task.groups["model"].tensors, group.tensors)
+    if settings.correction_at == "coordinator":
+        return Correction(d=None if group is None else group.tensors)
+    if settings.correction_round == 0:
+        return Correction()
+    if (group is None or memory is None or memory.epoch != settings.correction_epoch
+            or memory.round != settings.correction_round or memory.num_examples != num_examples
+            or _share(settings, memory.steps) != _share(settings, steps)
+            or {name: each.shape for name, each in memory.c.items()}
+            != {name: each.shape for name, each in group.tensors.items()}):
+        _LOG.warning("round %d goes without correction: what was kept of round %d is lost, or the images have changed",
+                     task.round, settings.correction_round)
+        return Correction(lost=True)
+    return Correction(correction(group.tensors, memory.c, share=_share(settings, steps)), group.tensors)
+
+
+def control_to_keep(task: SiloTask, memory: FedSHVRMemory | None, corrected: Correction,
+                    difference: Mapping[str, Tensor], *, num_examples: int, steps: int) -> FedSHVRMemory | None:
+    """The silo's control variate after a round, to be kept with the difference; None where the silo keeps none.
+
+    Args:
+        difference: w_k - w_t as it is sent.
+        steps: those that were done.
+    """
+    settings: FedSHVRSettings = task.settings
+    if settings.variant == "fed_sh" or settings.correction_at == "coordinator":
+        return None
+    before = memory.c if memory is not None and corrected.mean_control is not None else None
+    c = next_control(mean_gradient(difference, lr=settings.lr, steps=steps), corrected.mean_control, before,
+                     share=_share(settings, steps))
+    return FedSHVRMemory(c=c, epoch=settings.correction_epoch, round=task.round, num_examples=num_examples, steps=steps)
+
+
+def _share(settings: FedSHVRSettings, steps: int) -> int:
+    """s_k of `common.normalised_averaging`."""
+    return steps if settings.variant == "fed_svr" else 1
+
+
+# Labels ---------------------------------------------------------------------------------------------------------------
+
+def _loaded(task: SiloTask, received: Mapping[str, Tensor]) -> nn.Module:
+    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
+        model = task.build_model()
+    tensors.load_into(model, received)
+    return model.to(task.device)
+
+
+def _label(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Tensor, Mapping[str, float]]:
+    """Step 2.1: soft labels of all images, as they are, from the received model with the received statistics.
+
+    All labels of a round are made with the alpha_0 of its first local epoch. Returns: v float32 (M, K) on the CPU, and
+    what the silo says about its labels.
+    """
+    group = task.groups.get("batch_norm")
+    batch_norm.load(model, group.tensors if group is not None else {})
+    model.eval()
+    alpha0, alpha1 = _alpha0(task, epoch_of_round=1), task.settings.alpha1
+    parts: list[Tensor] = []
+    report = PseudoLabelReport()
+    with torch.no_grad():
+        for cut in inference_batches(len(unlabelled), _LABEL_BATCH):
+            images_BCHW = unlabelled.images_NCHW[cut].to(task.device)
+            log_probs_BK = torch.log_softmax(model(augment.to_input(images_BCHW, task.image)), dim=-1)
+            v_BK = soft_labels(log_probs_BK, alpha0=alpha0, alpha1=alpha1).cpu()
+            truth_B = None if unlabelled.labels_N is None else unlabelled.labels_N[cut]
+            report.add(first_argmax(log_probs_BK), torch.ones(len(v_BK), dtype=torch.bool), truth_B, soft_BK=v_BK)
+            parts.append(v_BK)
+            task.report(_LABELLING_SHARE * cut.stop / len(unlabelled), "labelling")
+    v_MK = torch.cat(parts)
+    check_finite({"v": v_MK}, where=f"at this silo in round {task.round}, before it began")
+    return v_MK, report.metrics()
+
+
+def _alpha0(task: SiloTask, *, epoch_of_round: int) -> float:
+    """alpha_0 in a local epoch, counted from 1 over all rounds of the study, those that the silo missed included."""
+    settings: FedSHVRSettings = task.settings
+    epoch = (task.round - 1) * settings.local_epochs + epoch_of_round
+    return settings.alpha0 * ramp(settings.alpha0_ramp, epoch=epoch, ramp_epochs=settings.ramp_epochs)
+
+
+# Descent --------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A round's descent."""
+
+    steps: int
+    losses: dict[str, float]
+    """Means over the steps: the objective and its terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Images of a batch as the network sees them but for normalisation, and what it should say of them."""
+
+    views_BCHW: Tensor
+    """uint8, on the task's device."""
+    target: Tensor
+    """Classes int64 (B,) of labelled images, soft labels float32 (B, K) of unlabelled ones; on the task's device."""
+
+
+def _descend(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabelled: ImageSet | None,
+             v_MK: Tensor | None, d: Mapping[str, Tensor] | None, *, steps: int) -> _Done:
+    """Step 2.3: w_k -= lr (g + d_k), with the gradient of CE(xi) + alpha0 CE(zeta, v) + alpha2 r2(zeta).
+
+    xi and zeta go forward one after the other: batch-norm uses the statistics of each. Cross-entropy and penalty of
+    zeta share a forward pass. A batch that batch-norm cannot use is left out; with none left there is no step.
+    """
+    settings: FedSHVRSettings = task.settings
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    weights: list[Tensor] = list(parameters.values())
+    added = None if d is None else [d[name].to(task.device) for name in parameters]
+    labels_N = None if labelled is None else labelled.labels_N
+    batches = zip(_batches(task, "labelled", labelled, labels_N, settings.labelled_batch, steps),
+                  _batches(task, "unlabelled", unlabelled, v_MK, settings.unlabelled_batch, steps), strict=True)
+    sums = torch.zeros(5, device=task.device)
+    taken = left_out = 0
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        for number, (xi, zeta) in enumerate(batches):
+            alpha0 = _alpha0(task, epoch_of_round=number * settings.local_epochs // steps + 1)
+            used = [xi, zeta if alpha0 or settings.alpha2 else None]  # terms of weight 0 cost nothing
+            logs = [_log_probs(model, batch, task) for batch in used]
+            unusable = sum(batch is not None and log is None for batch, log in zip(used, logs, strict=True))
+            left_out += unusable
+            if unusable and all(log is None for log in logs):
+                continue
+            terms = objective(logs[0], xi.target if xi else None, logs[1], zeta.target if zeta else None,
+                              alpha0=alpha0, alpha1=settings.alpha1, alpha2=settings.alpha2)
+            _step(weights, terms.total, added, lr=settings.lr)
+            taken += 1
+            sums += torch.stack([term.detach().to(sums) for term in (
+                terms.total, terms.ce_labelled, terms.ce_unlabelled, terms.r1, terms.r2)])
+            task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * (number + 1) / steps,
+                        f"training, step {number + 1} of {steps}")
+    if left_out:
+        _LOG.warning("%d batches were left out: one value per channel at a batch-norm layer", left_out)
+    means = (sums / max(taken, 1)).tolist()
+    return _Done(taken, dict(zip(("loss", "labelled_loss", "unlabelled_loss", "r1", "r2"), means, strict=True)))
+
+
+def _log_probs(model: nn.Module, batch: _Batch | None, task: SiloTask) -> Tensor | None:
+    """log f of a batch (B, K); None where there is no batch, or batch-norm cannot use it."""
+    if batch is None:
+        return None
+    try:
+        return torch.log_softmax(model(augment.to_input(batch.views_BCHW, task.image)), dim=-1)
+    except OneValuePerChannel:
+        return None
+
+
+def _step(weights: list[Tensor], loss: Tensor, added: list[Tensor] | None, *, lr: float) -> None:
+    """One step of plain SGD, in place: w -= lr (gradient + added). A parameter that the loss does not reach has
+    gradient 0; what is added moves it all the same, as the algebra of the correction asks."""
+    for weight in weights:
+        weight.grad = None
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        if added is not None:
+            torch._foreach_add_(gradients, added)
+        torch._foreach_add_(weights, gradients, alpha=-lr)
+
+
+def _batches(task: SiloTask, kind: str, images: ImageSet | None, target: Tensor | None, batch_size: int, steps: int
+             ) -> Iterator[_Batch | None]:
+    """One batch for every step; None in every step where there are no images.
+
+    The images are shuffled, gone through, shuffled again, and so on, without regard to the other set. Every batch has
+    the full size, or all images of a set that is smaller.
+    """
+    if images is None or target is None:
+        yield from [None] * steps
+        return
+    order, views = (torch_generator(task.seed, f"{kind}_{purpose}", round=task.round, silo=task.silo)
+                    for purpose in ("order", "views"))
+    size = min(batch_size, len(images))
+    passes = math.ceil(steps * size / len(images))
+    places = torch.cat([torch.randperm(len(images), generator=order) for _ in range(passes)])[:steps * size]
+    for block in torch.split(places, view_block_images(images.images_NCHW, size)):
+        weak = augment.weak(images.images_NCHW[block].to(task.device), task.augmentation, views)
+        for index, views_BCHW in zip(torch.split(block, size), torch.split(weak, size), strict=True):
+            yield _Batch(views_BCHW, target[index].to(task.device))

@@ -1,0 +1,180 @@
+"""FedMix at a silo: every batch is labelled by several views of it, then learnt beside a pull towards sigma.
+
+Source: Zhang et al., FedMix (arXiv 2110.13388), Eq. 7 and 8 as `common.mixing` has them.
+
+Shapes: N unlabelled images, A views of an image, B images in a batch, C channels, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from common import batch_norm, tensors
+from common.batch_norm import OneValuePerChannel
+from common.data import augment
+from common.data.image_set import ImageSet
+from common.errors import BadPayload
+from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
+from common.losses import PseudoLabels
+from common.mixing import fedmix_client_loss, fedmix_pseudo
+from common.seeds import torch_generator
+from common.sgd import SGDSettings, make_optimiser, step
+from common.sparse_transfer import threshold
+from common.training import check_finite, named_randomness, view_block_images
+from silo.pseudo_label_report import PseudoLabelReport
+from silo.statistics import STATISTICS, measured_statistics
+
+if TYPE_CHECKING:
+    from common.methods.fedmix import FedMixSettings
+
+__all__ = ["FedMixTrainer"]
+
+_LOG = logging.getLogger("semisilo.silo")
+
+
+class FedMixTrainer:
+    """The silo half of FedMix. It keeps nothing between rounds."""
+
+    Memory = type(None)
+
+    def train(self, task: SiloTask, data: SiloData, memory: None) -> tuple[Update, None]:
+        """Phase "train": label and train, return psi_k - w_t. Phase "statistics": measure batch-norm statistics.
+
+        An update is returned even if no image reached the threshold: psi is then pulled to sigma alone. Abstains with
+        "no_data", or "no_usable_batch" when batch-norm could use no batch.
+        Raises: BadPayload for another phase; LayoutMismatch when a model is not the task's; ComputeFailed when training
+            diverges.
+        """
+        if task.phase == STATISTICS:
+            return measured_statistics(task, data), None
+        if task.phase != "train":
+            raise BadPayload(f"FedMix has no phase '{task.phase}'.")
+        unlabelled = data.unlabelled
+        if unlabelled is None or len(unlabelled) == 0:
+            return Update(abstention="no_data"), None
+        settings: FedMixSettings = task.settings
+        sent = task.groups["model"]
+        model = _loaded(task)
+        sums = _train(task, model, unlabelled)
+        metrics = dict(sums.labels)
+        if sums.steps == 0:
+            return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), None
+        psi = tensors.parameters_of(model)
+        check_finite(psi, where=f"at this silo in round {task.round}")
+        difference = tensors.subtract(threshold(psi, settings.l1_thres), sent.tensors)
+        metrics |= {"loss": sums.loss / sums.steps, "unlabelled_loss": sums.ce / sums.steps,
+                    "sigma_distance": sums.l2 / sums.steps, "steps": float(sums.steps)}
+        group = TensorGroup(threshold(difference, settings.delta_thres), Meaning.DIFFERENCE, tensors.group_digest(sent))
+        return Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Losses summed over the batches that were trained, and the report on the labels of the last epoch."""
+
+    loss: float
+    ce: float
+    l2: float
+    steps: int
+    labels: dict[str, float]
+
+
+def _loaded(task: SiloTask) -> nn.Module:
+    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
+        model = task.build_model()
+    tensors.load_into(model, task.groups["model"].tensors)
+    group = task.groups.get("batch_norm")
+    batch_norm.load(model, group.tensors if group is not None else {})
+    return model.to(task.device)
+
+
+def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor) -> PseudoLabels:
+    """Labels a batch with the model as it is now, in evaluation mode: with the statistics that were received."""
+    num_views, batch = views_ABCHW.shape[:2]
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits_K = model(augment.to_input(views_ABCHW.flatten(0, 1), task.image))
+    model.train(was_training)
+    prob_views_ABK = torch.softmax(logits_K, dim=-1).reshape(num_views, batch, -1)
+    return fedmix_pseudo(prob_views_ABK, task.settings.confidence_threshold, rule=task.settings.label_rule)
+
+
+def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> _Sums:
+    """Step 3 of a round."""
+    settings: FedMixSettings = task.settings
+    optimiser = make_optimiser(model, SGDSettings(lr=settings.round_lr, momentum=settings.momentum, nesterov=False,
+                                                  weight_decay=settings.weight_decay, clip_norm=settings.clip_norm))
+    psi: dict[str, Tensor] = dict(optimiser.parameters)
+    sigma = {name: tensor.to(task.device) for name, tensor in task.groups["sigma"].tensors.items()}
+    truth_N = unlabelled.labels_N
+    total, done = settings.local_epochs * len(unlabelled), 0
+    loss_sum = ce_sum = l2_sum = 0.0
+    steps = skipped = 0
+    report = PseudoLabelReport()
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        for batch in _batches(task, unlabelled.images_NCHW):
+            if batch.starts_epoch:
+                report = PseudoLabelReport()
+            labels = _label(task, model, batch.views_ABCHW)
+            report.add(labels.hard_label_B, labels.keep_B, None if truth_N is None else truth_N[batch.index_B])
+            done += len(batch.index_B)
+            learnt = settings.lambda_1 > 0 and bool(labels.keep_B.any())
+            try:
+                # The whole batch goes forward, not only what is kept, so that batch-norm sees as much as it can.
+                logits_BK = model(augment.to_input(batch.train_BCHW, task.image)) if learnt else None
+                found = fedmix_client_loss(logits_BK, labels.hard_label_B, labels.keep_B, psi=psi, sigma=sigma,
+                                           lambda_1=settings.lambda_1, lambda_2=settings.lambda_2,
+                                           lambda_l1=settings.lambda_l1)
+                if found.loss.requires_grad:
+                    step(optimiser, found.loss)
+                steps += 1
+                loss_sum += float(found.loss.detach())
+                ce_sum += float(found.ce.detach())
+                l2_sum += float(found.l2.detach())
+            except OneValuePerChannel:
+                skipped += 1
+            task.report(done / total, f"training on {len(unlabelled)} images")
+    if skipped:
+        _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
+                     skipped, skipped + steps)
+    return _Sums(loss_sum, ce_sum, l2_sum, steps, dict(report.metrics()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Indices of a batch and its views, uint8 on the task's device."""
+
+    index_B: Tensor
+    views_ABCHW: Tensor
+    """For the labels."""
+    train_BCHW: Tensor
+    """One more view, to be learnt."""
+    starts_epoch: bool
+
+
+def _batches(task: SiloTask, images_NCHW: Tensor) -> Iterator[_Batch]:
+    """Every epoch all images in a new order; the last batch may be smaller."""
+    settings: FedMixSettings = task.settings
+    order, label_views, train_views = (torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
+                                       for purpose in ("local_order", "label_views", "local_views"))
+    size = settings.unlabelled_batch
+    block = view_block_images(images_NCHW, size)
+    for _ in range(settings.local_epochs):
+        starts = True
+        for chosen in torch.split(torch.randperm(len(images_NCHW), generator=order), block):
+            images_BCHW = images_NCHW[chosen].to(task.device)
+            views_ABCHW = torch.stack([augment.weak(images_BCHW, task.augmentation, label_views)
+                                       for _ in range(settings.num_views)])
+            train_BCHW = augment.weak(images_BCHW, task.augmentation, train_views)
+            for index_B, some_ABCHW, one_BCHW in zip(torch.split(chosen, size), torch.split(views_ABCHW, size, dim=1),
+                                                     torch.split(train_BCHW, size), strict=True):
+                yield _Batch(index_B, some_ABCHW, one_BCHW, starts)
+                starts = False

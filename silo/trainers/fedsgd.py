@@ -1,0 +1,118 @@
+"""FedSGD at a silo: the gradient of its objective on one batch of labelled and unlabelled images.
+
+Source: McMahan et al., AISTATS 2017; with FixMatch as SemiFL (Diao et al., NeurIPS 2022) compares it.
+
+Shapes: N images of a set, B images of the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.batch_norm import OneValuePerChannel
+from common.data.image_set import ImageSet
+from common.errors import BadPayload
+from common.exchange import SiloData, SiloTask, TensorGroup, Update
+from common.methods.fedsgd import FedSGDSettings
+from common.seeds import torch_generator
+from common.training import check_finite, named_randomness
+from silo.objectives import Objective, Step, make_objective, usable_data
+from silo.objectives.views import View, view_of
+from silo.pseudo_label_report import PseudoLabelReport
+from silo.statistics import STATISTICS, measured_statistics
+from silo.trainers.fedavg import loaded_model
+
+__all__ = ["FedSGDTrainer"]
+
+
+class FedSGDTrainer:
+    """The silo half of FedSGD. It keeps nothing between rounds."""
+
+    Memory = type(None)
+
+    def train(self, task: SiloTask, data: SiloData, memory: None) -> tuple[Update, None]:
+        """Phase "train": the gradient with the received weights. Phase "statistics": batch-norm statistics.
+
+        Where no image of the batch gets a pseudo-label the gradient has nothing of it, and is sent all the same: zeros
+        belong to the mean over all images, and cost no bytes.
+        Abstains with "no_data", "no_labelled_data" where the objective has no use for unlabelled images alone, or
+        "no_usable_batch" when batch-norm could not use the batch.
+        Raises: BadPayload for another phase; LayoutMismatch when the model is not the task's; ComputeFailed when the
+            gradient is not finite.
+        """
+        if task.phase == STATISTICS:
+            return measured_statistics(task, data), None
+        if task.phase != "train":
+            raise BadPayload(f"FedSGD has no phase '{task.phase}'.")
+        labelled, unlabelled, missing = usable_data(task.settings, data)
+        if missing:
+            return Update(abstention=missing), None
+        size = sum(len(each) for each in (data.labelled, data.unlabelled) if each is not None)
+        model = loaded_model(task, task.groups["model"].tensors)
+        objective = make_objective(task, model, unlabelled)
+        now = _step(task, objective, labelled, unlabelled)
+        truth_N = None if unlabelled is None else unlabelled.labels_N
+        try:
+            metrics = _backward(task, model, objective, now, truth_N)
+        except OneValuePerChannel:
+            return Update(abstention="no_usable_batch", num_examples=size), None
+        task.report(1.0, f"gradient of {size} images")
+        gradient = {name: torch.zeros_like(parameter, device="cpu") if parameter.grad is None else parameter.grad.cpu()
+                    for name, parameter in model.named_parameters() if parameter.requires_grad}
+        check_finite(gradient, where=f"at this silo in round {task.round}")
+        return Update(groups={"gradient": TensorGroup(gradient)}, num_examples=size, metrics=metrics), None
+
+
+def _backward(task: SiloTask, model: nn.Module, objective: Objective, now: Step,
+              truth_N: Tensor | None) -> dict[str, float]:
+    """Leaves the gradient of the objective in the parameters; returns losses, and the report on pseudo-labels.
+
+    Raises: OneValuePerChannel.
+    """
+    metrics: dict[str, float] = {}
+    terms: list[Tensor] = []
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        if now.labelled_BCHW is not None:
+            on_labels = objective.labelled(model, now)
+            metrics["labelled_loss"] = float(on_labels.detach())
+            terms.append(objective.labelled_weight(now) * on_labels)
+        if now.views:
+            found = objective.unlabelled(model, now)
+            report = PseudoLabelReport()
+            truth_B = None if truth_N is None else truth_N[now.index_B]
+            report.add(found.labels.hard_label_B, found.labels.keep_B, truth_B, soft_BK=found.soft_BK)
+            metrics |= report.metrics()
+            if found.loss is not None:
+                metrics["unlabelled_loss"] = float(found.loss.detach())
+                terms.append(objective.unlabelled_weight(now) * found.loss)
+        if terms:
+            loss = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+            loss.backward()  # type: ignore[no-untyped-call]
+            metrics["loss"] = float(loss.detach())
+    return metrics
+
+
+def _step(task: SiloTask, objective: Objective, labelled: ImageSet | None, unlabelled: ImageSet | None) -> Step:
+    """The one batch of the round. Labelled and unlabelled images have random streams of their own, so that a silo
+    without the one draws the other as it would with it."""
+    settings: FedSGDSettings = task.settings
+
+    def drawn(kind: str, images: ImageSet, batch: int, views: tuple[View, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        order, draws = (torch_generator(task.seed, f"{kind}_{what}", round=task.round, silo=task.silo)
+                        for what in ("order", "views"))
+        index_B = torch.randperm(len(images), generator=order)[:batch]
+        images_BCHW = images.images_NCHW[index_B].to(task.device)
+        return index_B, tuple(view_of(view, images_BCHW, task.augmentation, draws) for view in views)
+
+    labelled_BCHW = labels_B = None
+    if labelled is not None and labelled.labels_N is not None:
+        weak: View = "original" if settings.weak_view == "none" else "weak"
+        index_B, (labelled_BCHW,) = drawn("labelled", labelled, settings.labelled_batch, (weak,))
+        labels_B = labelled.labels_N[index_B].to(task.device)
+    index_B = torch.empty(0, dtype=torch.int64)
+    views: tuple[Tensor, ...] = ()
+    if unlabelled is not None:
+        index_B, views = drawn("unlabelled", unlabelled, settings.unlabelled_batch, objective.views)
+    return Step(epoch=task.round, labelled_BCHW=labelled_BCHW, labels_B=labels_B, index_B=index_B, views=views)

@@ -1,0 +1,97 @@
+"""Local-only training at a silo: its own model goes on from round to round and never leaves.
+
+The model, its momentum and its teacher are the silo's memory. Memory is kept only with an update that is folded, so a
+round brings one, which holds nothing but the number of steps; how good the model is stands in the metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common import batch_norm, tensors
+from common.errors import BadPayload, LayoutMismatch
+from common.evaluation import evaluate
+from common.exchange import SiloData, SiloTask, TensorGroup, Update
+from common.methods.local import LocalSettings
+from common.sgd import SGDSettings, make_optimiser, momentum_of
+from common.training import check_finite
+from silo.objectives import make_objective, train_locally, usable_data
+from silo.trainers.fedavg import loaded_model, own_statistics
+
+__all__ = ["LocalMemory", "LocalTrainer"]
+
+_LOG = logging.getLogger("semisilo.silo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalMemory:
+    """What a silo keeps between rounds."""
+
+    round: int
+    """The silo's last accepted participation."""
+    model: dict[str, Tensor]
+    """Its parameters."""
+    momentum: dict[str, Tensor]
+    """SGD momentum, which goes on as if there were no rounds."""
+    teacher: dict[str, Tensor] | None = None
+    """With objective = "mean_teacher", teacher = "local"."""
+
+
+class LocalTrainer:
+    """The silo half of local-only training."""
+
+    Memory = LocalMemory
+
+    def train(self, task: SiloTask, data: SiloData, memory: LocalMemory | None) -> tuple[Update, LocalMemory | None]:
+        """Trains the silo's own model and measures it; the first time, or when memory is lost, from the group `model`.
+
+        "local_accuracy" is measured on the silo's test set where it has one, "local_labelled_accuracy" on its labelled
+        images. Static batch-norm statistics, which both need, are measured on the silo's own images.
+        Abstains and raises as `FedAvgTrainer`.
+        """
+        if task.phase != "train":
+            raise BadPayload(f"There is no phase '{task.phase}' in local-only training.")
+        settings: LocalSettings = task.settings
+        labelled, unlabelled, missing = usable_data(settings, data)
+        if missing:
+            return Update(abstention=missing), memory
+        size = sum(len(each) for each in (data.labelled, data.unlabelled) if each is not None)
+        before = _fitting(memory, task.groups["model"].tensors)
+        model = loaded_model(task, task.groups["model"].tensors if before is None else before.model)
+        batch_norm.load(model, own_statistics(task, model, data))
+        objective = make_objective(task, model, unlabelled, teacher=None if before is None else before.teacher)
+        sgd = SGDSettings(lr=settings.round_lr, momentum=settings.momentum, nesterov=settings.nesterov,
+                          weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+        optimiser = make_optimiser(model, sgd, None if before is None else before.momentum)
+        found = train_locally(task, model, optimiser, objective, labelled, unlabelled)
+        if found.steps == 0 and found.skipped:
+            return Update(abstention="no_usable_batch", num_examples=size), memory
+        trained = tensors.parameters_of(model)
+        check_finite(trained, where=f"at this silo in round {task.round}")
+        batch_norm.load(model, own_statistics(task, model, data))
+        metrics = dict(found.metrics)
+        for name, images in (("local_accuracy", data.test), ("local_labelled_accuracy", labelled)):
+            if images is not None and len(images) and images.labels_N is not None:
+                metrics[name] = evaluate(model, images, form=task.image).accuracy
+        teacher = objective.kept()
+        keep = LocalMemory(round=task.round, model=trained, momentum=momentum_of(optimiser),
+                           teacher=None if teacher is None else dict(teacher))
+        done = TensorGroup({"steps": torch.tensor([found.steps], dtype=torch.int64)})
+        return Update(groups={"steps": done}, num_examples=size, metrics=metrics), keep
+
+
+def _fitting(memory: LocalMemory | None, initial: Mapping[str, Tensor]) -> LocalMemory | None:
+    """The memory, unless it is another model's."""
+    if memory is None:
+        return None
+    try:
+        tensors.check_same_layout(initial, memory.model)
+    except LayoutMismatch as error:
+        _LOG.warning("training starts anew, what was kept does not fit the model: %s", error.text)
+        return None
+    return memory

@@ -1,0 +1,413 @@
+"""Both sides of a federation in one process, without a network: the real engine, desk, ledger, spool, operations,
+memory of silos and caches. Payload files are copied where they would be sent.
+
+A test says who answers in which order, what is lost when, and whether every operation is done by a new process's worth
+of objects, and looks at what was sent and at what came out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import zlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+
+from common.config import from_dict, to_dict
+from common.errors import TensorsMissing
+from common.exchange import Meaning, PayloadRef, TaskSpec
+from common.manifest import GroupManifest
+from common.payload_reader import read_manifest
+from common.state_files import STATE_ENDING
+from common.store import PayloadStore
+from common.tensor_cache import TensorCache
+from coordinator.bulletin import Bulletin
+from coordinator.desk import Announcement, BeginAnswer, Desk, Hello, Standby
+from coordinator.engine import Engine, EngineFolders
+from coordinator.ledger import Ledger
+from coordinator.roster import LedgerRoster
+from coordinator.rows import TaskRow
+from coordinator.study import config_from_dict
+from coordinator.work import Operations as CoordinatorOperations
+from silo.memory import SiloMemory, update_id_of
+from silo.policy import Permit, Policy, check_task, check_update
+from silo.stores import collect_tensors, open_cache
+from silo.work import Operations as SiloOperations
+from tests.coordinator.federation_in_memory import Killed, NoAccounts
+
+__all__ = ["CLASSES", "NETWORKS", "Federation", "Images", "Killed", "Sent", "Silo", "deliver", "study_tables",
+           "without_waiting_for_the_disk", "write_images"]
+
+STUDY = "s"
+CLASSES = ("0", "1", "2")
+NETWORKS = {"plain": "tests.both_sides:plain_network", "batch norm": "tests.both_sides:network_with_batch_norm",
+            "wide": "tests.both_sides:wide_network"}
+
+
+def without_waiting_for_the_disk(patch: pytest.MonkeyPatch) -> None:
+    """Objects are killed in these tests and the machine is not: what was written is there. One thread for torch."""
+    patch.setattr(os, "fsync", lambda handle: None)
+    torch.set_num_threads(1)
+
+
+def plain_network(*, num_classes: int, channels: int, size: int) -> torch.nn.Module:
+    """Weights and biases only; 68 parameters for each class."""
+    nn = torch.nn
+    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(channels * (size // 2) ** 2, 8), nn.ReLU(),
+                         nn.Linear(8, num_classes))
+
+
+def network_with_batch_norm(*, num_classes: int, channels: int, size: int) -> torch.nn.Module:
+    """A convolution with static batch-norm behind it."""
+    from common.batch_norm import StaticBatchNorm
+
+    nn = torch.nn
+    return nn.Sequential(nn.Conv2d(channels, 4, 3, bias=False), StaticBatchNorm(4), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Flatten(), nn.Linear(4 * ((size - 2) // 2) ** 2, num_classes))
+
+
+def wide_network(*, num_classes: int, channels: int, size: int) -> torch.nn.Module:
+    """About 27 000 weights, so that a hundredth of them is small."""
+    nn = torch.nn
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 400), nn.ReLU(), nn.Linear(400, num_classes))
+
+
+@dataclass(frozen=True)
+class Images:
+    """Sources of images, as the study file and `silo join` name them."""
+
+    folder: Path
+
+    def labelled(self, owner: str) -> str:
+        return str(self.folder / f"{owner}-labelled.npz")
+
+    def unlabelled(self, owner: str) -> str:
+        return str(self.folder / f"{owner}-unlabelled.npz")
+
+
+def write_images(folder: Path, silos: Sequence[str], *, labelled: int = 4, unlabelled: int = 9) -> Images:
+    """Digits of three classes for everyone: different ones, of each class as many."""
+    digits = load_digits(n_class=len(CLASSES))
+    pixels = (digits.images * 15).astype(np.uint8)
+    by_class = [np.flatnonzero(digits.target == label) for label in range(len(CLASSES))]
+    taken = 0
+
+    def take(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        nonlocal taken
+        chosen = np.sort(np.concatenate([places[taken:taken + count] for places in by_class]))
+        taken += count
+        return pixels[chosen], digits.target[chosen]
+
+    for owner in ("validation", "test", "coordinator", *silos):
+        images, labels = take(labelled)
+        np.savez(folder / f"{owner}-labelled.npz", train_images=images, train_labels=labels)
+        if owner in silos:
+            np.savez(folder / f"{owner}-unlabelled.npz", train_images=take(unlabelled)[0])
+    return Images(folder)
+
+
+def study_tables(images: Images, *, method: Mapping[str, Any], network: str = "plain", silos: int = 3, rounds: int = 2,
+                 **tables: Mapping[str, Any]) -> dict[str, Any]:
+    """A study file; `method` has its name and scenario, `tables` are laid over the others."""
+    data: dict[str, Any] = {"image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.35]}, "classes": list(CLASSES),
+                            "test": images.labelled("test"), "validation": images.labelled("validation")}
+    if method["scenario"] == "labels-at-coordinator":
+        data["labelled"] = images.labelled("coordinator")
+    study = {"seed": 5, "rounds": rounds, "start_with": silos, "labelled_only_baseline": False}
+    found: dict[str, Any] = {
+        "study": study, "model": {"name": NETWORKS[network]}, "data": data, "method": dict(method),
+        "augmentation": {"policy": "none"}, "participation": {"quorum": 1, "round_timeout": "60s"}}
+    for name, table in tables.items():
+        found[name] = {**found.get(name, {}), **table}
+    return found
+
+
+class Direct:
+    """`Compute` in this thread. Arguments and results go through JSON, as between two processes."""
+
+    def __init__(self, build: Callable[[Callable[[float, str], None]], Any], *, fresh: bool = False) -> None:
+        """`fresh`: every operation is done by new objects, under another state of torch's global generator."""
+        self._build = build
+        self._fresh = fresh
+        self._operations: Any = None
+        self._opening: dict[str, Any] | None = None
+        self.before: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
+        """May raise Killed."""
+        self.after: Callable[[str, dict[str, Any]], None] = lambda operation, answer: None
+
+    async def call(self, operation: str, arguments: dict[str, Any], *, on_progress: Any = None) -> dict[str, Any]:
+        self.before(operation, arguments)
+        if self._operations is None or self._fresh:
+            if self._fresh:
+                torch.manual_seed(random.SystemRandom().randrange(2**60))
+            self._operations = self._build(lambda fraction, text: None)
+            if self._opening is not None and operation != "open_study":
+                self._operations.open_study(**self._opening)
+        given = json.loads(json.dumps(arguments, allow_nan=False))
+        answer: dict[str, Any] = json.loads(json.dumps(getattr(self._operations, operation)(**given), allow_nan=False))
+        if operation == "open_study":
+            self._opening = {**given, "frozen": answer["frozen"]}
+        self.after(operation, answer)
+        await asyncio.sleep(0)
+        return answer
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One tensor group that crossed."""
+
+    task_id: str
+    silo: str
+    phase: str
+    name: str
+    meaning: Meaning | None
+    """None where the silo held the group, so that nothing was sent."""
+    reference: str
+    bytes: int
+    """Of the group's blocks."""
+    dense_bytes: int
+    tensors: str
+    """Digest of the tensors, where it is known."""
+
+
+@dataclass
+class Silo:
+    """One silo, with its folders."""
+
+    name: str
+    folder: Path
+    choice: dict[str, str]
+    fresh: bool
+    down: list[Sent] = field(default_factory=list)
+    up: list[Sent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache = open_cache(self.folder / "cache")
+        self.tensors = TensorCache(self.cache)
+        self.memory = SiloMemory(self.folder / "memory")
+        self.compute = Direct(SiloOperations, fresh=self.fresh)
+        self.policy = Policy(permit=Permit(factories=tuple(NETWORKS.values())))
+        self.before_announcing: Callable[[TaskSpec, Announcement], Coroutine[Any, Any, None]] = _nothing
+
+    def lose_tensors(self) -> None:
+        """As when somebody has emptied the cache."""
+        self.tensors.collect((), spare=0)
+
+    def held(self) -> frozenset[str]:
+        return frozenset(self.tensors.digests())
+
+    async def answer(self, task: TaskSpec, desk: Desk) -> None:
+        """A task from the policy's check to the acknowledgement, as `silo.assignment` does it."""
+        spec = check_task(self.policy, task)
+        self.memory.resolve(task.study, task.last_folded_round, round=task.round, task_id=task.task_id)
+        pending = self.memory.pending_for(task.task_id)
+        if pending is None:
+            paths = self._fetch(task, desk)
+            memory = self.memory.committed(task.study)
+            residuals, pending_residuals = self.memory.residuals(task.study, round=task.round)
+            result = await self.compute.call("train", {
+                "task": to_dict(task), "payloads": {digest: str(path) for digest, path in paths.items()},
+                "cache_folder": str(self.cache.folder), **self.choice, "on_error": "stop",
+                "factories": list(self.policy.permit.factories), "memory": _text(memory),
+                "residuals": _text(residuals), "pending_residuals": _text(pending_residuals),
+                "outgoing_folder": str(self.memory.outgoing.folder), "memory_folder": str(self.memory.folder)})
+            payload = from_dict(PayloadRef, result["payload"]) if result["payload"] else None
+            check_update(self.policy, spec, groups=payload.groups if payload else (), metrics=result["metrics"],
+                         size_bytes=payload.size_bytes if payload else 0)
+            pending = self.memory.record_pending(
+                task.study, round=task.round, task_id=task.task_id,
+                update_id=update_id_of(task.task_id, payload.digest if payload else result["abstention"]),
+                memory=_path(result["memory"]), residuals=_path(result["residuals"]), payload=payload,
+                abstention=result["abstention"], num_examples=result["num_examples"], metrics=result["metrics"],
+                seconds=0.1)
+        if pending.payload is None:
+            desk.abstain(self.name, task.task_id, pending.abstention, pending.metrics)
+            return
+        path = self.memory.outgoing.path(pending.payload.digest)
+        groups = read_manifest(path)
+        self.up += [_sent(task, group) for group in groups]
+        announcement = Announcement(
+            digest=pending.payload.digest, size_bytes=pending.payload.size_bytes, groups=groups,
+            example_count=pending.num_examples, metrics=pending.metrics, training_seconds=pending.seconds)
+        await self.before_announcing(task, announcement)
+        await deliver(desk, task, path.read_bytes(), announcement, pending.update_id)
+
+    def _fetch(self, task: TaskSpec, desk: Desk) -> dict[str, Path]:
+        paths = {}
+        for payload in task.payloads:
+            if payload.tensors and self.tensors.find(payload.tensors):
+                self.down.append(Sent(task.task_id, self.name, task.phase, payload.groups[0], None, "", 0, 0,
+                                      payload.tensors))
+                continue
+            if not payload.digest or (payload.reference and not self.tensors.find(payload.reference)):
+                raise TensorsMissing("A tensor group that the task builds on is not here any more.")
+            file = self.cache.temporary()
+            file.write_bytes(desk.payload_for(self.name, task.task_id, payload.digest).read_bytes())
+            paths[payload.digest] = self.cache.path(self.cache.add_file(file, digest=payload.digest))
+            desk.downloaded(self.name, task.task_id, payload.digest, payload.size_bytes)
+            self.down += [_sent(task, group) for group in read_manifest(paths[payload.digest])]
+        self.cache.collect(paths)
+        collect_tensors(self.tensors, task.payloads)
+        return paths
+
+
+async def _nothing(task: TaskSpec, announcement: Announcement) -> None:
+    pass
+
+
+def _sent(task: TaskSpec, group: GroupManifest) -> Sent:
+    return Sent(task.task_id, task.silo, task.phase, group.name, group.meaning, group.reference, group.encoded_bytes,
+                group.dense_bytes, group.tensors_digest)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+async def deliver(desk: Desk, task: TaskSpec, content: bytes, announcement: Announcement,
+                  update_id: str) -> BeginAnswer:
+    """BeginUpdate, the bytes, the check."""
+    answer = await desk.begin_update(task.silo, task.task_id, update_id, announcement)
+    if answer.state == "send":
+        partial, update = await desk.upload(task.silo, update_id)
+        with partial:
+            if rest := content[answer.resume_offset:]:
+                partial.append(rest, offset=answer.resume_offset, crc32=zlib.crc32(rest))
+            await desk.accept(task.silo, update, partial)
+    return answer
+
+
+class Federation:
+    """A coordinator and its silos in one folder. Made again over the same folder, it is a restart of both."""
+
+    def __init__(self, folder: Path, tables: Mapping[str, Any], images: Images, silos: Sequence[str], *,
+                 fresh: bool = False) -> None:
+        """
+        Args:
+            tables: of the study file.
+            fresh: whether every operation of either side is done by new objects.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.ledger = Ledger(folder / "ledger.sqlite")
+        self.ledger.query("PRAGMA synchronous = OFF")
+        self.roster = LedgerRoster(self.ledger)
+        self.bulletin = Bulletin()
+        self.payloads = PayloadStore(folder / "payloads", durable=False)
+        self.spool = PayloadStore(folder / "spool", durable=False)
+        self.compute = Direct(CoordinatorOperations, fresh=fresh)
+        self.desk = Desk(ledger=self.ledger, roster=self.roster, bulletin=self.bulletin, payloads=self.payloads,
+                         spool=self.spool, compute=self.compute)
+        self.engine = Engine(ledger=self.ledger, roster=self.roster, bulletin=self.bulletin, compute=self.compute,
+                             payloads=self.payloads, spool=self.spool, accountant=NoAccounts(),
+                             folders=EngineFolders(studies=folder / "studies", payloads=folder / "payloads"))
+        config = config_from_dict(dict(tables), where="test")
+        at_silo = config.method.settings.scenario == "labels-at-silo"
+        self.silos = {name: Silo(name, folder / name, {
+            "source": images.unlabelled(name), "labelled": images.labelled(name) if at_silo else "",
+            "test": images.labelled("test")}, fresh) for name in silos}
+        self.abstains: Callable[[TaskSpec], bool] = lambda task: False
+        """Asked for every task: whether the silo answers that it has nothing to send."""
+        self.absent: Callable[[str], bool] = lambda silo: False
+        """Asked before every poll: whether the silo is not there."""
+        self.before_answer: Callable[[Silo, TaskSpec], None] = lambda silo, task: None
+        if not self.ledger.studies():
+            self._enroll(silos)
+            (folder / "studies" / STUDY).mkdir(parents=True)
+            self.ledger.queue_study(STUDY, to_dict(config))
+
+    def _enroll(self, silos: Sequence[str]) -> None:
+        for number, silo in enumerate(silos, start=1):
+            token = bytes([number]) * 32
+            self.roster.add_invitation(silo=silo, token_hash=token, expires_unix=4e9)
+            self.roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number,
+                                       not_after_unix=4e9)
+
+    def run(self, *, order: Callable[[list[str]], list[str]] = sorted) -> str:
+        """Runs the study to its end, silos asking one after another in that order; the digest of the last state."""
+        asyncio.run(self._run(order))
+        study = self.ledger.study(STUDY)
+        assert study.state == "completed", study.reason
+        return self.ledger.committed_digest(STUDY)
+
+    async def _run(self, order: Callable[[list[str]], list[str]]) -> None:
+        engine = asyncio.ensure_future(self.engine.run_next())
+        try:
+            while not engine.done():
+                for name in order(list(self.silos)):
+                    if not engine.done() and not self.absent(name):
+                        await self.poll(name)
+                await asyncio.sleep(0.001)
+            await engine
+        finally:
+            engine.cancel()
+            await asyncio.gather(engine, return_exceptions=True)
+
+    async def poll(self, name: str) -> None:
+        """One AwaitTask of a silo, and its answer."""
+        silo = self.silos[name]
+        hello = Hello(version="0", methods=(), labelled_count=0, unlabelled_count=1, held=silo.held())
+        task = await self.desk.await_task(name, hello, timeout_seconds=0)
+        if isinstance(task, Standby):
+            return
+        if self.abstains(task):
+            self.desk.abstain(name, task.task_id, "no_data", {})
+            return
+        self.before_answer(silo, task)
+        try:
+            await silo.answer(task, self.desk)
+        except TensorsMissing:
+            return  # it is put off, and asks again
+
+    # What came out ----------------------------------------------------------------------------------------------------
+
+    def tasks(self) -> list[TaskRow]:
+        """All tasks of the study in order."""
+        return [task for row in self.ledger.rounds(STUDY) for number in range(len(row.phases))
+                for task in self.ledger.tasks(STUDY, row.number, number)]
+
+    def model(self, number: int) -> dict[str, torch.Tensor]:
+        """Parameters and batch-norm statistics of the model after a round; only after a run, of the last three."""
+        path = self.folder / f"model-{number}.safetensors"
+        asyncio.run(self.compute.call("export", {"state": self.ledger.round(STUDY, number).state_digest,
+                                                 "path": str(path)}))
+        return load_file(path)
+
+    def metrics(self, number: int) -> dict[str, float]:
+        """Of a round."""
+        return self.ledger.round(STUDY, number).metrics
+
+    def remembered(self) -> dict[str, tuple[str, str]]:
+        """By silo: digests of what the strategy keeps for it, and of the files of its memory."""
+        return {name: (self.ledger.silo_state(STUDY, name)[1] or "",
+                       " ".join(sorted(path.name.removesuffix(STATE_ENDING)
+                                       for path in silo.memory.folder.glob(f"*{STATE_ENDING}"))))
+                for name, silo in self.silos.items()}
+
+    def down(self) -> list[Sent]:
+        """Every group that silos were given, in order by silo."""
+        return [sent for silo in self.silos.values() for sent in silo.down]
+
+    def up(self) -> list[Sent]:
+        """Every group of updates, in order by silo."""
+        return [sent for silo in self.silos.values() for sent in silo.up]
+
+    def close(self) -> None:
+        self.ledger.close()

@@ -1,0 +1,115 @@
+"""What is measured of a model, of silos' own models, and what a strategy says besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.batch_norm import StaticBatchNorm
+from common.data.form import AugmentationSettings, ImageForm
+from common.data.image_set import ImageSet
+from common.errors import BadPayload
+from common.exchange import CoordinatorData, Environment, TensorGroup
+from coordinator import evaluation
+from coordinator.evaluation import LocalModels, diagnostics_of, measure_model
+
+FORM = ImageForm(size=2, channels=1, mean=(0.0,), std=(1.0,))
+CLASSES = ("x", "y", "z")
+
+
+def images(*labels: int) -> ImageSet:
+    pixels = torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8)
+    return ImageSet(pixels, torch.tensor(labels), tuple(map(str, range(len(labels)))))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+def saying(label: int) -> dict[str, Tensor]:
+    """Parameters with which the network says the same of every image."""
+    return {"1.weight": torch.zeros(3, 4), "1.bias": torch.eye(3)[label]}
+
+
+def environment(build: Any = network, **data: ImageSet) -> Environment:
+    return Environment(seed=1, rounds=1, num_silos=1, data=CoordinatorData(**data), build_model=build, image=FORM,
+                       augmentation=AugmentationSettings())
+
+
+def test_each_set_that_is_there_is_measured() -> None:
+    """A network that always says y is right where the label is y."""
+    sets = {"test": images(1, 1, 1, 0), "validation": images(1, 0), "labelled": images(1, 0, 2, 2, 2)}
+    found = measure_model(environment(**sets), CLASSES, saying(1), {})
+    assert (found["accuracy"], found["validation_accuracy"], found["labelled_accuracy"]) == (0.75, 0.5, 0.2)
+    for name, key in (("test", "accuracy"), ("validation", "validation_accuracy"), ("labelled", "labelled_accuracy")):
+        rest = {other: each for other, each in sets.items() if other != name}
+        assert key not in measure_model(environment(**rest), CLASSES, saying(1), {})
+    assert measure_model(environment(), CLASSES, saying(1), {}) == {}
+    assert measure_model(environment(labelled=images()), CLASSES, saying(1), {}) == {}
+
+
+def test_a_large_labelled_set_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert evaluation.MOST_LABELLED == 10_000
+    monkeypatch.setattr(evaluation, "MOST_LABELLED", 5)
+    for count, measured in ((5, True), (6, False)):
+        found = measure_model(environment(test=images(1), labelled=images(*[1] * count)), CLASSES, saying(1), {})
+        assert ("labelled_accuracy" in found) is measured
+        assert found["accuracy"] == 1.0
+
+
+class Own:
+    """A strategy of which only the diagnostics are asked for."""
+
+    def diagnostics(self, state: Any) -> Mapping[str, float]:
+        return {"loss": state, "steps": 3, "broken": float("inf"), "worse": float("nan")}
+
+    def local_model(self, state: Any, groups: Mapping[str, TensorGroup],
+                    kept: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        if kept == "nothing":
+            raise BadPayload("This update holds no model.")
+        return groups["model"].tensors, {}
+
+
+def test_diagnostics_are_finite_numbers_and_may_be_missing() -> None:
+    assert diagnostics_of(Own(), 0.25) == {"loss": 0.25, "steps": 3.0}  # type: ignore[arg-type]
+    assert diagnostics_of(object(), 0.25) == {}  # type: ignore[arg-type]
+
+
+def measured(strategy: Any, where: Environment, **updates: tuple[dict[str, Tensor], Any]) -> dict[str, float]:
+    own = LocalModels(strategy, where)
+    for silo, (parameters, kept) in updates.items():
+        own.measure(silo, None, {"model": TensorGroup(parameters)} if parameters else {}, kept)
+    return own.metrics()
+
+
+def test_own_models_are_measured_on_the_test_set_and_averaged_over_silos() -> None:
+    where = environment(test=images(1, 1, 1, 0), labelled=images(2))
+    found = measured(Own(), where, a=(saying(1), None), b=(saying(0), None), c=(saying(2), None))
+    assert found == {"local_accuracy": pytest.approx(1 / 3), "local_accuracy/a": 0.75, "local_accuracy/b": 0.25,
+                     "local_accuracy/c": 0.0}
+
+
+def test_an_update_without_a_model_a_study_without_a_test_set_and_a_strategy_without_the_method_give_nothing() -> None:
+    where = environment(test=images(1))
+    assert measured(Own(), where, a=(saying(1), "nothing"), b=({}, None), c=(saying(1), None)) == {
+        "local_accuracy": 1.0, "local_accuracy/c": 1.0}
+    assert measured(Own(), where, a=(saying(1), "nothing")) == {}
+    assert measured(Own(), environment(labelled=images(1)), a=(saying(1), None)) == {}
+    assert measured(object(), where, a=(saying(1), None)) == {}
+
+
+def test_a_model_whose_batch_norm_nobody_has_measured_is_left_out() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), StaticBatchNorm(3))
+
+    where = replace(environment(test=images(1)), build_model=build)
+    parameters = {**saying(1), "2.weight": torch.ones(3), "2.bias": torch.zeros(3)}
+    assert measured(Own(), where, a=(parameters, None)) == {}
+    assert measure_model(where, CLASSES, parameters, {}) == {}
+    statistics = {"2.mean": torch.zeros(3), "2.var": torch.ones(3)}
+    assert measure_model(where, CLASSES, parameters, statistics)["accuracy"] == 1.0

@@ -1,0 +1,137 @@
+"""Both halves of FedMix, FedRGD and FedSGD in one process on the embedded digits: they learn, and they resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from common import checkpoint, tensors
+from common.batch_norm import StaticBatchNorm
+from common.config import from_dict, to_dict
+from common.data.form import AugmentationSettings, ImageForm
+from common.data.readers import read_images
+from common.exchange import FROM_TASK, CoordinatorData, Environment, Phase, SiloData, SiloTask, Update, UpdateHeader
+from common.methods import METHODS, check_metrics
+from common.models import initial_model
+from coordinator.evaluation import measure_model
+from coordinator.strategies import load_strategy
+from silo.trainers import load_trainer
+
+SEED = 1
+FORM = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,))
+SILOS = ("a", "b", "c", "d")
+CLASSES = tuple("0123456789")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 16, 3), StaticBatchNorm(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                         nn.Linear(144, 10))
+
+
+class Study:
+    """A coordinator and four silos. `reload` is put between any two steps, as a restart of either side would be."""
+
+    def __init__(self, method: str, *, rounds: int, labels: int = 100, unlabelled: int = 200,
+                 reload: Callable[[Any], Any] = lambda value: value, **settings: Any) -> None:
+        """
+        Args:
+            labels: images whose labels are known, at the coordinator or dealt over the silos.
+            unlabelled: images without labels at each silo.
+        """
+        self.spec, self.reload = METHODS[method], reload
+        self.settings = from_dict(self.spec.settings, settings)
+        train, test = (read_images(f"digits#{part}", size=8, channels=1).images for part in ("train", "test"))
+        at_silo = self.settings.scenario == "labels-at-silo"
+        labelled = train.subset(range(labels))
+        self.silos = {silo: SiloData(labelled=labelled.subset(range(place, labels, 4)) if at_silo else None,
+                                     unlabelled=train.subset(range(labels + place, labels + 4 * unlabelled, 4)))
+                      for place, silo in enumerate(SILOS)}
+        self.environment = Environment(
+            seed=SEED, rounds=rounds, num_silos=4, build_model=_net, image=FORM,
+            data=CoordinatorData(labelled=None if at_silo else labelled, test=test),
+            augmentation=AugmentationSettings(policy="small", without=("Invert", "Solarize")))
+        self.memories: dict[str, Any] = {}
+        self.kept: dict[str, Any] = {}
+        self.metrics: dict[str, Mapping[str, float]] = {}
+        self.state = self.strategy().start(initial_model(_net, SEED))
+
+    def strategy(self) -> Any:
+        return load_strategy(self.spec.name)(self.settings, self.environment)
+
+    def run(self, *, present: Callable[[int], tuple[str, ...]] = lambda number: SILOS, arrival: int = 1) -> None:
+        for number in range(1, self.environment.rounds + 1):
+            for phase in self.strategy().phases(self.state, number):
+                silos = SILOS if phase.asks == "roster" else present(number)
+                self._phase(phase, number, silos[::arrival])
+
+    def _phase(self, phase: Phase, number: int, silos: tuple[str, ...]) -> None:
+        strategy, state = self.strategy(), self.reload(self.state)
+        accepted = {}
+        for silo in silos:
+            update, self.memories[silo] = self._answer(strategy, state, phase, number, silo)
+            assert not update.abstention
+            accepted[silo] = update
+            self.metrics[silo] = update.metrics
+        headers = tuple(UpdateHeader(silo, accepted[silo].num_examples, accepted[silo].metrics)
+                        for silo in sorted(accepted))
+        tally = strategy.begin(state, phase, headers, round=number)
+        for header in headers:
+            tally, self.kept[header.silo] = strategy.fold(state, tally, header, accepted[header.silo].groups,
+                                                          self.reload(self.kept.get(header.silo)))
+        self.state = strategy.finish(state, phase, tally, round=number)
+
+    def _answer(self, strategy: Any, state: Any, phase: Phase, number: int, silo: str) -> tuple[Update, Any]:
+        """One silo's work; what crosses is held against what the method declares."""
+        task = strategy.task(state, phase, silo, self.reload(self.kept.get(silo)), round=number)
+        assert {name: group.meaning for name, group in task.groups.items()}.items() <= self.spec.down.items()
+        settings = from_dict(self.spec.settings, {**to_dict(self.settings), **to_dict(dict(task.settings))})
+        work = SiloTask(study="s", round=number, rounds=self.environment.rounds, phase=phase.name, silo=silo, seed=SEED,
+                        settings=settings, groups=task.groups, build_model=_net, image=FORM,
+                        augmentation=self.environment.augmentation)
+        update, memory = load_trainer(self.spec.name)().train(work, self.silos[silo],
+                                                              self.reload(self.memories.get(silo)))
+        check_metrics(self.spec, update.metrics, update=True)
+        expected = strategy.expects(state, phase, round=number)
+        assert set(update.groups) == set(expected)
+        for name, layout in expected.items():
+            group = update.groups[name]
+            base = tensors.digest(task.groups[name].tensors) if layout.base == FROM_TASK else layout.base
+            assert (group.meaning, group.base, tensors.specs(group.tensors)) == (layout.meaning, base, layout.tensors)
+            assert self.spec.up[name] is group.meaning
+        return update, memory
+
+    def accuracy(self) -> float:
+        parameters, statistics = self.strategy().model(self.state)
+        return measure_model(self.environment, CLASSES, parameters, statistics)["accuracy"]
+
+    def local_accuracy(self, silo: str) -> float:
+        """Of one silo's own model, trained anew from the present state."""
+        strategy, number = self.strategy(), self.environment.rounds
+        phase = next(each for each in strategy.phases(self.state, number) if each.name == "train")
+        update, _ = self._answer(strategy, self.state, phase, number, silo)
+        parameters, statistics = strategy.local_model(self.state, update.groups, self.kept.get(silo))
+        return measure_model(self.environment, CLASSES, parameters, statistics)["accuracy"]
+
+    def bits(self) -> str:
+        """Of all tensors of the state and of what is kept for silos."""
+        parts = {f"{field}/{name}": tensor for field in self.state.__dataclass_fields__
+                 for name, tensor in _tensors_in(getattr(self.state, field))}
+        return tensors.digest(parts) + str([self.kept.get(silo) for silo in SILOS])
+
+
+def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(name, tensor) for name, tensor in value.items() if isinstance(tensor, torch.Tensor)] \
+        if isinstance(value, Mapping) else []

@@ -1,0 +1,310 @@
+"""Simulations: resumable anywhere, in processes without a network library, with silos that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import BadConfiguration, StorageDamaged, UsageError
+from coordinator.ledger import Ledger
+from coordinator.study import load_study
+from semisilo.simulation import SimulationResult, run
+from semisilo.simulation.toml_text import toml_text
+from tests.processes import CRASHING
+from tests.semisilo.studies import study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def written(tables: dict[str, Any], folder: Path, name: str = "study.toml") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(toml_text(tables), encoding="utf-8")
+    return path
+
+
+# Same bits ------------------------------------------------------------------------------------------------------------
+
+RESUMED = study("semifl", rounds=3, wire={"uplink": "top-k 20%"})
+"""Silos keep momentum and what was left out, so whatever is lost or done twice shows in the bits."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
+    return run(RESUMED, out=tmp_path_factory.mktemp("undisturbed"), device="cpu")
+
+
+@pytest.mark.parametrize("crash", [
+    "coordinator.work:Operations.aggregate:2:before",
+    "coordinator.ledger:Ledger.commit_round:3:after",
+    "coordinator.desk:Desk.accept:5:before",
+    "silo.memory:SiloMemory.record_pending:4:after",
+    "silo.work:Operations.train:6:after",
+    "semisilo.simulation.parts:write_coordinator:1:before",
+])
+def test_a_simulation_that_was_killed_goes_on_with_the_same_bits_and_bytes(
+        tmp_path: Path, undisturbed: SimulationResult, crash: str) -> None:
+    path = written(RESUMED, tmp_path)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(CRASHING), str(ROOT)]), SEMISILO_TEST_CRASH=crash)
+    killed = subprocess.run([sys.executable, "-P", "-m", "semisilo.cli", "simulate", str(path), "--out",
+                             str(tmp_path / "out"), "--device", "cpu"], env=environment, capture_output=True, text=True,
+                            timeout=100)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = run(path, out=tmp_path / "out", device="cpu")
+    assert resumed.digest == undisturbed.digest
+    assert resumed.curve == undisturbed.curve
+    assert ([(each.payload_down, each.payload_up) for each in resumed.rounds]
+            == [(each.payload_down, each.payload_up) for each in undisturbed.rounds])
+
+
+def test_a_finished_simulation_is_not_run_again(tmp_path: Path, undisturbed: SimulationResult,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is to be computed")
+
+    monkeypatch.setattr("coordinator.work.Operations.open_study", refuse)
+    monkeypatch.setattr("silo.work.Operations.train", refuse)
+    again = run(RESUMED, out=undisturbed.folder, device="cpu")
+    assert again == undisturbed
+
+
+def test_another_seed_gives_another_model(tmp_path: Path, undisturbed: SimulationResult) -> None:
+    other = run(RESUMED, out=tmp_path / "out", device="cpu", seed=6)
+    assert other.digest != undisturbed.digest
+    assert (other.seed, undisturbed.seed) == (6, 5)
+
+
+def test_a_simulation_runs_where_an_event_loop_runs_already_as_in_a_notebook(
+        tmp_path: Path, undisturbed: SimulationResult) -> None:
+    async def cell() -> SimulationResult:
+        return run(RESUMED, out=tmp_path / "out", device="cpu")
+
+    assert asyncio.run(cell()).digest == undisturbed.digest
+
+
+def test_what_is_in_the_folder_already_is_never_gone_on_with_as_something_else(
+        tmp_path: Path, undisturbed: SimulationResult) -> None:
+    with pytest.raises(UsageError, match="another config"):
+        run(study("semifl", rounds=4, wire={"uplink": "top-k 20%"}), out=undisturbed.folder, device="cpu")
+    with pytest.raises(UsageError, match="another simulation and another digest"):
+        run({**RESUMED, "simulation": {**RESUMED["simulation"], "data": "digits#test"}}, out=undisturbed.folder,
+            device="cpu")
+    (tmp_path / "photo.png").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        run(RESUMED, out=tmp_path, device="cpu")
+
+
+def test_a_memory_that_is_lost_ends_the_simulation_instead_of_changing_its_bits(tmp_path: Path) -> None:
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(CRASHING), str(ROOT)]),
+                       SEMISILO_TEST_CRASH="coordinator.ledger:Ledger.commit_round:3:after")
+    path = written(RESUMED, tmp_path)
+    subprocess.run([sys.executable, "-P", "-m", "semisilo.cli", "simulate", str(path), "--out", str(tmp_path / "out"),
+                    "--device", "cpu"], env=environment, capture_output=True, check=False, timeout=100)
+    (tmp_path / "out" / "silos" / "silo-001" / "memory" / "memory.json").unlink()
+    with pytest.raises(StorageDamaged, match="silo-001"):
+        run(path, out=tmp_path / "out", device="cpu")
+
+
+def test_two_simulations_do_not_share_a_folder(tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another simulation runs here"):
+            run(RESUMED, out=tmp_path, device="cpu")
+
+
+# What it needs and leaves ---------------------------------------------------------------------------------------------
+
+
+def test_a_simulation_needs_neither_grpc_nor_cryptography(tmp_path: Path) -> None:
+    path = written(study("semifl", rounds=1), tmp_path)
+    code = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("grpc", "cryptography"):
+            raise ImportError(f"{{name}} is not to be imported")
+sys.meta_path.insert(0, Blocked())
+sys.argv = ["semisilo", "simulate", {str(path)!r}, "--out", {str(tmp_path / "out")!r}, "--quiet"]
+from semisilo.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "state (SHA-256)" in done.stdout
+
+
+def test_the_command_tells_rounds_line_by_line_and_leaves_report_and_metrics(tmp_path: Path) -> None:
+    path = written(study("semifl", rounds=2), tmp_path / "lungs")
+    done = subprocess.run([sys.executable, "-P", "-m", "semisilo.cli", "simulate", str(path), "--json", "result.json"],
+                          capture_output=True, text=True, cwd=tmp_path, timeout=100,
+                          env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stderr
+    assert "round 2/2: accuracy" in done.stdout
+    out = tmp_path / "runs" / "lungs"
+    facts = json.loads((tmp_path / "result.json").read_text())
+    assert json.loads((out / "metrics.json").read_text()) == facts
+    with (out / "metrics.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [int(line["round"]) for line in lines] == [0, 1, 2]
+    assert float(lines[-1]["accuracy"]) == facts["accuracy"]
+    assert int(lines[1]["payload_up"]) > 0
+    page = (out / "report" / "index.html").read_text()
+    assert "Simulation" in page
+    assert "nothing crossed a network" in page
+    assert (out / "studies" / "lungs" / "model.safetensors").is_file()
+
+
+def test_the_result_has_what_every_silo_reported(undisturbed: SimulationResult) -> None:
+    assert {(each.round, each.silo) for each in undisturbed.silos} == {
+        (number, f"silo-00{place}") for number in (1, 2, 3) for place in range(3)}
+    updates = [each for each in undisturbed.silos if each.state == "updated"]
+    assert updates
+    for each in updates:
+        assert each.num_examples > 0
+        assert 0 <= each.metrics["pseudo_label_accuracy"] <= 1, "known in simulations alone"
+
+
+def test_unlabelled_images_keep_their_labels_for_diagnostics_and_train_the_same(
+        tmp_path: Path, undisturbed: SimulationResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from semisilo.simulation.dealing import Dealt
+
+    original = Dealt.silo_images
+
+    def without_truth(self: Dealt, silo: int) -> Any:
+        images = original(self, silo)
+        assert images.unlabelled is not None
+        return replace(images, unlabelled=images.unlabelled.without_labels())
+
+    monkeypatch.setattr(Dealt, "silo_images", without_truth)
+    assert run(RESUMED, out=tmp_path / "out", device="cpu").digest == undisturbed.digest
+
+
+# Many silos -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_silos_of_which_ten_are_asked_in_a_round(tmp_path: Path) -> None:
+    tables = study("semifl", silos=100, rounds=2, participation={"silos_per_round": "10%"},
+                   split={"fraction": 1.0})
+    result = run(tables, out=tmp_path, device="cpu")
+    assert [sum(each.answers.values()) for each in result.rounds] == [0, 10, 10]
+
+
+# Silos that come and go -----------------------------------------------------------------------------------------------
+
+
+def test_only_silos_that_can_be_reached_are_asked(tmp_path: Path) -> None:
+    from semisilo.simulation.availability import reachable
+    from semisilo.simulation.settings import load_simulated_study
+
+    tables = study("semifl", rounds=4, simulation={"availability": "skewed", "reachable": 0.6})
+    result = run(tables, out=tmp_path, device="cpu")
+    settings = load_simulated_study(tables).simulation
+    names = [f"silo-00{place}" for place in range(3)]
+    asked = {number: [each.silo for each in result.silos if each.round == number] for number in (1, 2, 3, 4)}
+    assert asked == {number: reachable(settings, names, seed=5, round=number) for number in (1, 2, 3, 4)}
+    assert any(len(silos) < 3 for silos in asked.values()), "the seed must leave somebody out, or nothing is tested"
+
+
+def test_a_silo_that_drops_out_is_late_and_nobody_waits_for_its_deadline(tmp_path: Path) -> None:
+    tables = study("semifl", rounds=3, silos=4, simulation={"dropout": 0.4},
+                   participation={"round_timeout": "3h", "quorum": 1})
+    result = run(tables, out=tmp_path, device="cpu")
+    assert result.seconds < 60
+    late = [each for each in result.silos if each.state == "expired"]
+    assert late
+    assert all(each.state == "completed" for each in result.rounds)
+
+
+def test_a_round_without_its_quorum_fails_and_the_model_stays(tmp_path: Path) -> None:
+    tables = study("semifl", rounds=3, silos=4, simulation={"dropout": 0.4},
+                   participation={"round_timeout": "3h", "quorum": 4})
+    result = run(tables, out=tmp_path, device="cpu")
+    failed = [each.round for each in result.rounds if each.state == "failed"]
+    assert failed
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    try:
+        for row in ledger.rounds("study"):
+            if row.number in failed:
+                assert row.state_digest == row.start_digest
+    finally:
+        ledger.close()
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tables", "match"), [
+    ({**study(), "simulation": {}}, r"\[simulation\]: 'data' is missing"),
+    ({name: keys for name, keys in study().items() if name != "simulation"}, r"\[simulation\] is missing"),
+    (study(split={"name": "idd"}), "not one of the choices"),
+    (study(simulation={"dropout": 1.5}), "dropout = 1.5"),
+    (study(data={"labelled": "here.npz"}), "'labelled' has no effect"),
+    (study(study={"start_with": 4}), "start_with = 4"),
+    (study(settings={"round_lr": 0.1}), "'round_lr' is set by the method itself"),
+    (study(split={"num_labelled": 7}), r"\[simulation.split\].*num_labelled = 7"),
+    (study(simulation={"data": "nothing.npz"}), "nothing.npz"),
+    (study("local", "labels-at-silo", data={"image": {"size": 8, "channels": 1}}), "mean"),
+])
+def test_a_study_that_cannot_be_simulated_is_refused_by_name(tmp_path: Path, tables: dict[str, Any],
+                                                             match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        run(tables, out=tmp_path / "out", device="cpu")
+
+
+def test_coordinator_serve_refuses_a_simulated_study_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"simulated silos") as error:
+        load_study(written(study(), tmp_path))
+    assert "semisilo simulate" in error.value.remedy
+    assert "semisilo split" in error.value.remedy
+
+
+def test_a_mistake_in_a_method_ends_the_simulation_and_is_not_taken_for_a_silos_refusal(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from silo.trainers.semifl import SemiFLTrainer
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(SemiFLTrainer, "train", broken)
+    with pytest.raises(Exception, match="a mistake"):
+        run(study(rounds=1), out=tmp_path, device="cpu")
+
+
+def test_training_that_diverges_is_refused_by_the_silo_as_in_a_federation(tmp_path: Path) -> None:
+    result = run(study(rounds=1, settings={"lr": 1e30, "coordinator_epochs": 0, "clip_norm": 0.0}), out=tmp_path,
+                 device="cpu")
+    assert {each.state for each in result.silos} <= {"refused", "abstained"}
+
+
+def test_numpy_and_torch_generators_are_left_as_they_were(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    np.random.seed(3)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    run(study(rounds=1), out=tmp_path, device="cpu")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])

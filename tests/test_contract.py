@@ -1,0 +1,352 @@
+"""What every method promises, held against all of them by both sides of a federation in one process.
+
+Groups are what the method declares, through the real codec; whatever is kept survives the disk; neither the order of
+arrival nor new objects for every step change a bit; silos may abstain, come late or be alone; numbers that a strategy
+computes with are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import tensors
+from common.config import from_dict
+from common.errors import BadPayload
+from common.exchange import GroupLayout, Meaning, TaskSpec
+from common.manifest import is_meant
+from common.methods import METHODS, find_method, is_declared
+from coordinator import work as coordinator_work
+from coordinator.desk import Announcement
+from coordinator.states import RoundState, TaskState
+from coordinator.strategies import STRATEGIES, load_strategy
+from silo import work as silo_work
+from silo.trainers import TRAINERS, load_trainer
+from tests.both_sides import (
+    CLASSES,
+    Federation,
+    Images,
+    Sent,
+    study_tables,
+    without_waiting_for_the_disk,
+    write_images,
+)
+from tests.method_studies import STUDIES, MethodStudy
+
+SILOS = ("a", "b", "c")
+FIRST = tuple(each for number, each in enumerate(STUDIES)
+              if (each.method, each.scenario) not in {(other.method, other.scenario) for other in STUDIES[:number]})
+"""One study of each method and scenario."""
+CASES = [*((study, "batch norm") for study in STUDIES), *((study, "plain") for study in FIRST)]
+
+every_case = pytest.mark.parametrize(("study", "network"), CASES, ids=[f"{study}-{net}" for study, net in CASES])
+every_method = pytest.mark.parametrize("study", FIRST, ids=str)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        without_waiting_for_the_disk(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("contract")
+
+
+@pytest.fixture(scope="module")
+def images(folder: Path) -> Images:
+    return write_images(folder, SILOS)
+
+
+def federation(folder: Path, images: Images, study: MethodStudy, network: str = "batch norm", *, fresh: bool = False,
+               silos: tuple[str, ...] = SILOS, rounds: int = 2, start_with: int = 0, **settings: Any) -> Federation:
+    method = {"name": study.method, "scenario": study.scenario, **study.settings, **settings}
+    tables = study_tables(images, method=method, network=network, silos=start_with or len(silos), rounds=rounds,
+                          study={"local_accuracy": True})
+    return Federation(folder, tables, images, silos, fresh=fresh)
+
+
+@dataclass
+class Tensors:
+    """Digests of the tensors that each half handed over and got, by (round, phase, silo, group)."""
+
+    strategy_sent: dict[tuple[int, str, str, str], str] = field(default_factory=dict)
+    trainer_got: dict[tuple[int, str, str, str], str] = field(default_factory=dict)
+    trainer_sent: dict[tuple[int, str, str, str], str] = field(default_factory=dict)
+    strategy_got: dict[tuple[int, str, str, str], str] = field(default_factory=dict)
+    diagnostics: set[str] = field(default_factory=set)
+
+
+def recorded(patch: pytest.MonkeyPatch) -> Tensors:
+    """From now on the halves of methods tell what they hand over and get."""
+    seen = Tensors()
+
+    def strategy_of(name: str) -> type[Any]:
+        base = load_strategy(name)
+
+        class Recording(base):  # type: ignore[misc, valid-type]
+            def task(self, state: Any, phase: Any, silo: str, kept: Any, *, round: int) -> Any:
+                task = super().task(state, phase, silo, kept, round=round)
+                for group, content in task.groups.items():
+                    key, digest = (round, phase.name, silo, group), tensors.digest(content.tensors)
+                    assert seen.strategy_sent.setdefault(key, digest) == digest, "a task is a function of its arguments"
+                    assert content.digest in ("", digest)
+                    if content.meaning is Meaning.OVERWRITE and content.base_tensors is not None:
+                        assert tensors.digest(content.base_tensors) == content.base
+                return task
+
+            def begin(self, state: Any, phase: Any, headers: Any, *, round: int) -> Any:
+                self.at = (round, phase.name)
+                return super().begin(state, phase, headers, round=round)
+
+            def fold(self, state: Any, tally: Any, header: Any, groups: Any, kept: Any) -> Any:
+                for group, content in groups.items():
+                    seen.strategy_got[(*self.at, header.silo, group)] = tensors.digest(content.tensors)
+                return super().fold(state, tally, header, groups, kept)
+
+            if hasattr(base, "diagnostics"):
+                def diagnostics(self, state: Any) -> Any:
+                    found = super().diagnostics(state)
+                    seen.diagnostics |= found.keys()
+                    return found
+
+        Recording.__name__ = base.__name__
+        return Recording
+
+    def trainer_of(name: str) -> type[Any]:
+        base = load_trainer(name)
+
+        class Recording(base):  # type: ignore[misc, valid-type]
+            def train(self, task: Any, data: Any, memory: Any) -> Any:
+                at = task.round, task.phase, task.silo
+                before = {group: tensors.digest(content.tensors) for group, content in task.groups.items()}
+                seen.trainer_got.update({(*at, group): digest for group, digest in before.items()})
+                assert (data.labelled is None) is (task.settings.scenario == "labels-at-coordinator")
+                update, after = super().train(task, data, memory)
+                for group, content in task.groups.items():
+                    assert tensors.digest(content.tensors) == before[group], "what was received is left as it was"
+                seen.trainer_sent.update({(*at, group): tensors.digest(content.tensors)
+                                          for group, content in update.groups.items()})
+                return update, after
+
+        Recording.__name__ = base.__name__
+        return Recording
+
+    patch.setattr(coordinator_work, "load_strategy", strategy_of)
+    patch.setattr(silo_work, "load_trainer", trainer_of)
+    return seen
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What came out when nothing happened."""
+
+    digest: str
+    found: Federation
+    seen: Tensors
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path, images: Images) -> Any:
+    """Runs a study once, however many tests look at it."""
+    @cache
+    def run(study: MethodStudy, network: str) -> Undisturbed:
+        with pytest.MonkeyPatch.context() as patch:
+            seen = recorded(patch)
+            found = federation(folder / f"{STUDIES.index(study)}-{network}", images, study, network)
+            return Undisturbed(found.run(), found, seen)
+
+    return run
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_and_each_of_its_scenarios_has_a_study_here() -> None:
+    assert {(each.method, each.scenario) for each in STUDIES} == {
+        (spec.name, scenario) for spec in METHODS.values() for scenario in spec.scenarios}
+    assert len({str(each) for each in STUDIES}) == len(STUDIES), "names tell them apart"
+
+
+def test_every_method_has_both_halves_and_a_consistent_spec() -> None:
+    assert STRATEGIES.keys() == TRAINERS.keys() == METHODS.keys()
+    for name, spec in METHODS.items():
+        assert spec.name == name
+        assert spec.scenarios
+        assert set(spec.counts) <= set(spec.metrics)
+        assert spec.discloses.strip().endswith(".")
+        fields = spec.settings.__dataclass_fields__
+        assert set(spec.set_by_strategy) <= set(fields)
+        for scenario in spec.scenarios:
+            assert "scenario" in fields
+            study = next(each for each in STUDIES if (each.method, each.scenario) == (name, scenario))
+            from_dict(spec.settings, {"scenario": scenario, **study.settings})
+
+
+# Groups and numbers ---------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_what_crosses_is_what_the_method_declares_and_arrives_bit_for_bit(
+        undisturbed: Any, study: MethodStudy, network: str) -> None:
+    run: Undisturbed = undisturbed(study, network)
+    spec = find_method(study.method)
+    assert run.found.down()
+    for sent, declared in ((sent, spec.down) for sent in run.found.down()):
+        _check_declared(sent, declared)
+    for sent in run.found.up():
+        _check_declared(sent, spec.up)
+    assert run.seen.trainer_got == run.seen.strategy_sent
+    assert run.seen.strategy_got == run.seen.trainer_sent
+    assert run.seen.strategy_got
+    for task in run.found.tasks():
+        expects = run.found.ledger.phase(task.study, task.round, task.phase).expects
+        groups = {sent.name: sent for sent in run.found.silos[task.silo].up if sent.task_id == task.task_id}
+        assert groups.keys() == (expects.keys() if task.state is TaskState.UPDATED else set())
+        assert expects.keys() <= spec.up.keys(), "updates have no numbered groups"
+        for name, sent in groups.items():
+            layout = from_dict(GroupLayout, expects[name])
+            assert layout.meaning is spec.up[name]
+            assert sent.dense_bytes == sum(4 * each.num_elements for each in layout.tensors)
+
+
+def _check_declared(sent: Sent, declared: Any) -> None:
+    assert is_declared(sent.name, declared), sent
+    rule = sent.name if sent.name in declared else f"{sent.name.rpartition('/')[0]}/*"
+    assert sent.meaning is None or is_meant(sent.meaning, declared[rule]), sent
+
+
+@every_case
+def test_metrics_are_declared_finite_and_complete(undisturbed: Any, study: MethodStudy, network: str) -> None:
+    run: Undisturbed = undisturbed(study, network)
+    spec = find_method(study.method)
+    states = set()
+    for task in run.found.tasks():
+        states.add(task.state)
+        assert all(is_declared(name, spec.metrics) for name in task.metrics), task.metrics
+        assert all(math.isfinite(value) for value in task.metrics.values())
+        if task.state is TaskState.UPDATED:
+            assert set(spec.counts) <= task.metrics.keys()
+    assert states == {TaskState.UPDATED}, "these studies leave nobody without something to say"
+    for number in (0, 1, 2):
+        metrics = run.found.metrics(number)
+        json.dumps(metrics, allow_nan=False)
+        own = {"local_accuracy", *(f"local_accuracy/{silo}" for silo in SILOS)}
+        assert (own & metrics.keys()) in (set(), own)
+        assert number or not own & metrics.keys()
+        measured = {"accuracy", "loss", "balanced_accuracy", "validation_accuracy", "labelled_accuracy", *own,
+                    *(f"recall/{name}" for name in CLASSES)}
+        assert not measured & run.seen.diagnostics, "a number of the strategy would be taken for a measurement"
+        assert metrics.keys() <= measured | run.seen.diagnostics
+        if number:
+            assert metrics.keys() >= {"accuracy", "validation_accuracy"} | run.seen.diagnostics
+            assert ("labelled_accuracy" in metrics) is (study.scenario == "labels-at-coordinator")
+    if hasattr(load_strategy(study.method), "local_model"):
+        assert "local_accuracy" in run.found.metrics(2)
+
+
+@pytest.mark.parametrize("study", [each for each in FIRST if METHODS[each.method].counts], ids=str)
+def test_a_number_that_the_strategy_computes_with_is_refused_when_it_cannot_be(
+        tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy) -> None:
+    found = federation(tmp_path / "f", images, study)
+    refused = 0
+
+    async def try_lies(task: TaskSpec, announcement: Announcement) -> None:
+        nonlocal refused
+        for name in find_method(study.method).counts:
+            for lie in (None, 0.0, -1.0, 0.5, 1e30, math.nan, math.inf, -math.inf):
+                metrics = {key: value for key, value in announcement.metrics.items() if key != name}
+                if lie is not None:
+                    metrics[name] = lie
+                with pytest.raises(BadPayload, match=name):
+                    await found.desk.begin_update(task.silo, task.task_id, "e" * 32,
+                                                  replace(announcement, metrics=metrics))
+                refused += 1
+
+    for silo in found.silos.values():
+        silo.before_announcing = try_lies
+    assert found.run() == undisturbed(study, "batch norm").digest
+    assert refused >= 6 * 8
+
+
+# The same bits --------------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_new_objects_for_every_step_and_another_order_of_arrival_change_no_bit(
+        tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy, network: str) -> None:
+    """State, what is kept for silos and their memory go through their files before every use, under another state of
+    torch's global generator."""
+    run: Undisturbed = undisturbed(study, network)
+    again = federation(tmp_path / "f", images, study, network, fresh=True)
+    assert again.run(order=lambda names: sorted(names, reverse=True)) == run.digest
+    assert again.remembered() == run.found.remembered()
+    assert [again.metrics(number) for number in (0, 1, 2)] == [run.found.metrics(number) for number in (0, 1, 2)]
+
+
+@every_method
+def test_silos_that_lose_their_tensors_are_sent_the_same_bits_again(
+        tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy) -> None:
+    found = federation(tmp_path / "f", images, study)
+    found.absent = lambda name: found.silos[name].lose_tensors() is not None
+    run = undisturbed(study, "batch norm")
+    assert found.run() == run.digest
+    assert found.remembered() == run.found.remembered()
+
+
+# Who is there ---------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_rounds_in_which_everybody_abstains_leave_the_model_as_it_is(
+        tmp_path: Path, images: Images, study: MethodStudy) -> None:
+    found = federation(tmp_path / "f", images, study, **study.quiet)
+    found.abstains = lambda task: True
+    found.run()
+    before, after = found.model(0), found.model(2)
+    parameters = {name for name in before if not name.endswith((".mean", ".var"))}
+    assert parameters
+    assert tensors.digest({name: before[name] for name in parameters}) == tensors.digest(
+        {name: after[name] for name in parameters})
+    assert [row.state for row in found.ledger.rounds("s")] == [RoundState.COMPLETED] * 3
+    assert {found.ledger.silo_state("s", silo) for silo in SILOS} == {(0, None)}
+
+
+@every_method
+def test_one_silo_alone_is_enough(tmp_path: Path, images: Images, study: MethodStudy) -> None:
+    found = federation(tmp_path / "f", images, study, silos=("a",))
+    found.run()
+    assert {task.state for task in found.tasks()} == {TaskState.UPDATED}
+    assert found.metrics(2)["accuracy"] >= 0.0
+
+
+@every_method
+def test_a_silo_that_comes_late_and_one_that_abstains_now_and_then_take_part(
+        tmp_path: Path, images: Images, study: MethodStudy) -> None:
+    """Silo c is there from round 2 on, and b has nothing to say in round 2. Whatever order they come in, and through
+    the disk, the bits are the same."""
+    digests = set()
+    for name, fresh in (("one", False), ("other", True)):
+        found = federation(tmp_path / name, images, study, fresh=fresh, rounds=4, start_with=2)
+        found.abstains = lambda task: (task.silo, task.round) == ("b", 2)
+        found.absent = lambda silo, found=found: silo == "c" and not _has_begun(found, 2)  # type: ignore[misc]
+        digests.add(found.run(order=lambda names, fresh=fresh: sorted(names, reverse=fresh)))  # type: ignore[misc]
+        asked = {(task.silo, task.round): task.state for task in found.tasks() if task.spec["phase"] == "train"}
+        assert ("c", 1) not in asked
+        assert asked["c", 3] is asked["c", 4] is asked["b", 3] is TaskState.UPDATED
+        assert asked["b", 2] is TaskState.ABSTAINED
+    assert len(digests) == 1
+
+
+def _has_begun(found: Federation, number: int) -> bool:
+    row = found.ledger.last_round("s")
+    return row is not None and row.number >= number and row.state is not RoundState.PREPARING
