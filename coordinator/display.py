@@ -171,7 +171,7 @@ class Display:
         table.add_column("silo", no_wrap=True, overflow="ellipsis", max_width=18)
         table.add_column("state", no_wrap=True, width=11, overflow="ellipsis")
         table.add_column("progress", no_wrap=True, width=14)
-        for name in ("images", "labelled", "down", "up"):
+        for name in ("images", "label ratio", "down", "up"):
             table.add_column(name, justify="right", no_wrap=True)
         room = max(3, self._console.height - 10)
         shown = self._facts.silos if len(self._facts.silos) <= room else self._facts.silos[: room - 1]

@@ -16,7 +16,7 @@ from common.methods import MethodSpec, find_method
 from common.uplink import Uplink, parse_uplink
 
 __all__ = ["DataSettings", "FrozenStudy", "ImageSettings", "MethodSettings", "ParticipationSettings",
-           "StudyConfig", "StudySettings", "WireSettings", "config_from_dict", "load_study"]
+           "StudyConfig", "StudySettings", "WireSettings", "check_scenario", "config_from_dict", "load_study"]
 
 _MAX_THREADS = 1024  # more than that a silo takes for a mistake
 MEASURED_ON = ("labelled", "validation")
@@ -300,11 +300,11 @@ def load_study(path: Path) -> StudyConfig:
         if key in tables["method"]:
             raise BadConfiguration(f"{path}: [method]: '{key}' is set by the method itself in every task.",
                                    remedy="Remove that line.")
-    _check_scenario(config, str(path))
+    check_scenario(config, str(path))
     return config
 
 
-def _check_scenario(config: StudyConfig, where: str) -> None:
+def check_scenario(config: StudyConfig, where: str) -> None:
     """Whether [data] fits the place of the labels.
 
     Raises: BadConfiguration, naming table and key.

@@ -154,6 +154,8 @@ def simulate(
     from semisilo.simulation.simulate import run
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    # Told as this command's own error; its remedy there is for a coordinator.
+    logging.getLogger("semisilo.coordinator").addFilter(lambda record: not record.msg.startswith("study %s failed"))
     console = Console(highlight=False)
     with interrupt_on_termination():
         result = run(study, out=out or Path("runs") / name_of(study.absolute()), engine=engine.value,

@@ -14,7 +14,7 @@ AT_COORDINATOR: Scenario = "labels-at-coordinator"
 AT_SILO: Scenario = "labels-at-silo"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MethodStudy:
     """Settings under which a method learns something in two rounds on a handful of images."""
 
@@ -27,6 +27,9 @@ class MethodStudy:
     quiet: Mapping[str, Any] = field(default_factory=dict)
     """Settings under which the coordinator learns nothing by itself, where the method has it learn in a round without
     updates as well: then such a round must leave the model as it is."""
+    has_statistics: bool = True
+    """Whether the method measures batch-norm statistics; the study's own model of a network with such layers is
+    otherwise of no use, and not evaluated."""
 
     def __str__(self) -> str:
         return "-".join(part for part in (self.method, self.scenario.removeprefix("labels-"), self.note) if part)
@@ -41,6 +44,8 @@ _FEDMIX = {**_BATCHES, **_ALL_COUNT, "lr": 0.01}
 _FEDRGD = {**_BATCHES, **_ALL_COUNT, "warmup_rounds": 0}
 _SHVR = {**_BATCHES, "local_epochs": 1, "lr": 0.05, "alpha0_ramp": "none"}
 _QUIET = {"coordinator_epochs": 0}
+_UNMIXED = {**_QUIET, "mix_alpha": 1.0, "mix_beta": 0.0, "mix_gamma": 0.0}
+"""FedMix mixes in such rounds as well (fedmix.md section 5); here only what came from silos, which is nothing new."""
 
 STUDIES: tuple[MethodStudy, ...] = (
     MethodStudy("semifl", AT_COORDINATOR, _SEMIFL, quiet=_QUIET),
@@ -52,9 +57,9 @@ STUDIES: tuple[MethodStudy, ...] = (
     MethodStudy("fedmatch", AT_SILO, {**_FEDMATCH, "sbn_source": "silos"}),
     MethodStudy("fedmatch", AT_SILO, {**_FEDMATCH, "preset": "paper_v3", "helper_interval": 2, "l1_update": "proximal",
                                       "aggregation": "fedfreq"}, "v3"),
-    MethodStudy("fedmix", AT_COORDINATOR, _FEDMIX, quiet=_QUIET),
+    MethodStudy("fedmix", AT_COORDINATOR, _FEDMIX, quiet=_UNMIXED),
     MethodStudy("fedmix", AT_COORDINATOR, {**_FEDMIX, "sbn_source": "coordinator+silos", "schedule": "plateau",
-                                           "l1_thres": 1e-5, "delta_thres": 1e-4}, "sparse", quiet=_QUIET),
+                                           "l1_thres": 1e-5, "delta_thres": 1e-4}, "sparse", quiet=_UNMIXED),
     MethodStudy("fedavg", AT_SILO, {"labelled_batch": 6, "lr": 0.05}),
     MethodStudy("fedavg", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "momentum": 0.9,
                                     "persist_local_momentum": True, "weighting": "fedfreq"}, "fixmatch"),
@@ -65,7 +70,8 @@ STUDIES: tuple[MethodStudy, ...] = (
                                            "global_momentum": 0.5}),
     MethodStudy("fedprox", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "mu": 0.5}),
     MethodStudy("fedprox", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "uda", "mu": 0.5}),
-    MethodStudy("local", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "momentum": 0.9}),
+    MethodStudy("local", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "momentum": 0.9},
+                has_statistics=False),
     MethodStudy("fedrgd", AT_COORDINATOR, _FEDRGD),
     MethodStudy("fedrgd", AT_COORDINATOR, {**_FEDRGD, "mode": "semifl_variant", "persist_local_momentum": True,
                                            "sbn_source": "coordinator+silos"}, "semifl variant"),

@@ -2,7 +2,7 @@
 
     paper = "semifl"                       the paper whose claim is looked at
     title, claim, scale                    one sentence each: what is compared, the paper's claim, what is smaller here
-    seeds = [1, 2, 3]
+    seeds = [1, 2, 3]                      a variant may have its own
     [base.<table>] ...                     a study file with a table [simulation]; {data} stands for the data's folder
     [[variant]]
     name = "both"                          line of table and figure
@@ -30,6 +30,7 @@ class Variant:
     name: str
     group: str
     published: str
+    seeds: tuple[int, ...]
     tables: dict[str, Any]
     """The whole study."""
 
@@ -44,7 +45,6 @@ class Comparison:
     title: str
     claim: str
     scale: str
-    seeds: tuple[int, ...]
     variants: tuple[Variant, ...]
 
 
@@ -72,9 +72,10 @@ def load_comparison(path: Path, *, data: Path) -> Comparison:
         study = merged(tables["base"], entry.get("set", {}))
         study["simulation"]["data"] = study["simulation"]["data"].format(data=data)
         variants.append(Variant(name=entry["name"], group=entry.get("group", ""),
-                                published=str(entry.get("published", "")), tables=study))
+                                published=str(entry.get("published", "")), tables=study,
+                                seeds=tuple(entry.get("seeds", tables["seeds"]))))
     names = [(variant.group, variant.name) for variant in variants]
     if len(set(names)) != len(names):
         raise ValueError(f"{path}: two variants of a group have one name.")
     return Comparison(paper=tables["paper"], name=path.stem, title=tables["title"], claim=tables["claim"],
-                      scale=tables["scale"], seeds=tuple(tables["seeds"]), variants=tuple(variants))
+                      scale=tables["scale"], variants=tuple(variants))

@@ -18,11 +18,11 @@ _HEAD = """# The papers' comparisons
 Written by `make bench-papers-small`. **Every row here is scaled down**: smaller images, fewer of them, fewer silos and
 rounds, a small network. So the order of the rows of one table can be held against the paper, not their numbers.
 
-The studies are run by the engine of `semisilo simulate` on real images: coordinator, codec and silos as deployed, so bytes
-are those that a deployment would send. *accuracy*: on the test images after the last round, mean and spread over the seeds
-(square root of the mean squared deviation); *early*: after a quarter of the rounds; *paper*: the published number at full
-scale, where there is one; *up, down*: payload bytes of an update and of what a silo is sent, as a share of a dense model.
-CIFAR-10, where used, is its JPEG edition. Study files at the papers' own scale: [studies](studies/README.md).
+The studies are run by the engine of `semisilo simulate` on real images: coordinator, codec and silos as deployed, so
+bytes are those that a deployment would send. *accuracy*: on the test images after the last round, mean and spread over
+the seeds (square root of the mean squared deviation); *early*: after a quarter of the rounds; *paper*: the published
+number at full scale, where there is one; *up, down*: payload bytes of an update and of what a silo is sent, as a share
+of a dense model. Study files at the papers' own scale: [studies](studies/README.md).
 """
 
 

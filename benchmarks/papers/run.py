@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no comparison '{unknown[0]}'; there are: {', '.join(_names())}")
     comparisons = [load_comparison(SMALL / f"{name}.toml", data=options.data.absolute()) for name in wanted]
     jobs = [Job(comparison, variant, seed, options.runs / comparison.name)
-            for comparison in comparisons for variant in comparison.variants for seed in comparison.seeds
+            for comparison in comparisons for variant in comparison.variants for seed in variant.seeds
             if options.only in f"{variant.group} {variant.name}"]
     failed = _run_all([job for job in jobs if not job.result.exists()], options.jobs)
     from benchmarks.papers.results import write_results

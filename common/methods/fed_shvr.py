@@ -1,4 +1,14 @@
-"""Fed-SHVR: soft pseudo-labels and a confidence penalty at the silos, normalised averaging, corrected gradients."""
+"""Fed-SHVR: soft pseudo-labels and a confidence penalty at the silos, normalised averaging, corrected gradients.
+
+For silos whose unlabelled images are of classes that their labelled ones lack, and which differ from each other. Once
+a round a silo gives every unlabelled image a distribution over the classes, and trains on it beside its labels. What
+its gradients have over those of all silos together is taken off them in the next round, so that many local steps do not
+pull the silos apart; and silos that took more steps weigh no more.
+
+Where few silos take part in a round, the correction of one may be many rounds old. If silos often lose what they
+keep, or their images change in number, choose `correction_at = "coordinator"`: else every such event costs all silos
+one round without correction (metric correction_lost).
+"""
 
 from __future__ import annotations
 

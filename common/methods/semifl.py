@@ -1,7 +1,7 @@
 """SemiFL: alternate training of the coordinator on labels and the silos on pseudo-labels.
 
-After every aggregation the coordinator fine-tunes the model on its labels; a silo labels its images once a round with the
-model that it received, keeps the confident ones, and trains on them with a FixMatch and a MixUp loss.
+After every aggregation the coordinator fine-tunes the model on its labels; a silo labels its images once a round with
+the model that it received, keeps the confident ones, and trains on them with a FixMatch and a MixUp loss.
 """
 
 from __future__ import annotations

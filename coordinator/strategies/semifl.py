@@ -270,12 +270,15 @@ def apply_global_momentum(w: Mapping[str, Tensor], buffer: Mapping[str, Tensor] 
     return tensors.subtract(w, new), new
 
 
-def halfway(own: Mapping[str, Tensor], silos: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
-    """1/2 (w_s - w) + 1/2 sum p_k (w_k - w): the parallel average, as a difference; None when no update was accepted.
+def halfway(own: Mapping[str, Tensor], silos: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """1/2 (w_s - w) + 1/2 sum p_k (w_k - w): the parallel average, as a difference.
+
+    When no update was accepted it is w_s - w: without fine-tuning no silo would ever become confident, and every round
+    would be an empty one.
 
     Args:
         own: w_s - w, what the coordinator's training has changed.
         silos: sum p_k (w_k - w).
     Source: SemiFL Table 2 and its official code.
     """
-    return None if silos is None else tensors.scale(tensors.add(own, silos), 0.5)
+    return dict(own) if silos is None else tensors.scale(tensors.add(own, silos), 0.5)

@@ -22,7 +22,7 @@ from common.data.named_splits import deal
 from common.data.readers import read_images
 from common.data.splits import Indices, Split, class_distributions, non_iidness
 from common.errors import BadConfiguration, UsageError
-from coordinator.study import StudyConfig, config_from_dict
+from coordinator.study import StudyConfig, check_scenario, config_from_dict
 from semisilo.simulation.settings import SimulatedStudy
 
 if TYPE_CHECKING:
@@ -141,8 +141,9 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
     has = {"labelled": len(split.coordinator), "validation": len(split.validation),
            "test": 0 if test is None else len(test)}
     tables = study.deployable(classes=classes, sets=tuple(name for name, number in has.items() if number))
-    return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables,
-                 config=config_from_dict(tables, where=f"study {study.name}"))
+    config = config_from_dict(tables, where=f"study {study.name}")
+    check_scenario(config, f"study {study.name}")
+    return Dealt(study=study, classes=classes, images=images, split=split, test=test, tables=tables, config=config)
 
 
 def silo_names(number: int) -> tuple[str, ...]:

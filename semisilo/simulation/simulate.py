@@ -134,10 +134,32 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
     Raises: SemisiloError for what is wrong with settings, images or the folder; StudyFailed.
     """
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
-    with without_waiting():
+    with without_waiting(), _torch_left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, SimulationFolder(Path(out).absolute()), engine=engine,
                                            device="" if device == "auto" else device,
                                            watcher=watcher or SimulationWatcher(), workers=workers))
+
+
+@contextmanager
+def _torch_left_as_it_was() -> Iterator[None]:
+    """Operations set torch's numerics for their process and draw from its generator; here that is the caller's own."""
+    import torch
+
+    flags = [(torch.backends.cudnn, "deterministic"), (torch.backends.cudnn, "benchmark"),
+             (torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32"),
+             (torch.utils.deterministic, "fill_uninitialized_memory")]
+    before = [(owner, name, getattr(owner, name)) for owner, name in flags]
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    generator, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(mode)
+        torch.set_rng_state(generator)
+        torch.set_default_dtype(dtype)
 
 
 def _in_a_loop(call: Callable[[], Coroutine[Any, Any, SimulationResult]]) -> SimulationResult:

@@ -44,7 +44,7 @@ def test_a_silo_that_nobody_has_scored_may_still_be_helped_by_reliability_alone(
 def test_ties_go_to_the_smaller_name_whatever_the_order() -> None:
     for order in (("b", "a", "c"), ("c", "b", "a")):
         assert helpers_by_reliability(dict.fromkeys(order, 0.5), "z", 2) == ("a", "b")
-        assert helpers_by_embedding({**dict.fromkeys(order, [0.5]), "z": [0.0]}, "z", 2).helpers == ("a", "b")
+        assert helpers_by_embedding({**{silo: [0.5] for silo in order}, "z": [0.0]}, "z", 2).helpers == ("a", "b")
 
 
 def test_the_noise_is_a_truncated_normal_and_always_the_same() -> None:

@@ -112,7 +112,7 @@ class Federation:
                             image=self.world.form)
             update, memory = FedSHVRTrainer().train(work, self.world.silos[silo], self.reload(self.memories.get(silo)))
             assert not update.abstention
-            check_metrics(spec, update.metrics, update=phase.name == "train")
+            check_metrics(spec, update.metrics, update=True, phase=phase.name)
             for name, layout in strategy.expects(state, phase, round=number).items():
                 group = update.groups[name]
                 assert (group.meaning, group.base) == (layout.meaning, layout.base)

@@ -52,7 +52,7 @@ class Study:
             unlabelled: images without labels at each silo.
         """
         self.spec, self.reload = METHODS[method], reload
-        self.settings = from_dict(self.spec.settings, settings)
+        self.settings: Any = from_dict(self.spec.settings, settings)
         train, test = (read_images(f"digits#{part}", size=8, channels=1).images for part in ("train", "test"))
         at_silo = self.settings.scenario == "labels-at-silo"
         labelled = train.subset(range(labels))
@@ -84,7 +84,7 @@ class Study:
             update, self.memories[silo] = self._answer(strategy, state, phase, number, silo)
             assert not update.abstention
             accepted[silo] = update
-            self.metrics[silo] = update.metrics
+            self.metrics[silo] = update.metrics or self.metrics.get(silo, {})
         headers = tuple(UpdateHeader(silo, accepted[silo].num_examples, accepted[silo].metrics)
                         for silo in sorted(accepted))
         tally = strategy.begin(state, phase, headers, round=number)
@@ -97,9 +97,9 @@ class Study:
         """One silo's work; what crosses is held against what the method declares."""
         task = strategy.task(state, phase, silo, self.reload(self.kept.get(silo)), round=number)
         assert {name: group.meaning for name, group in task.groups.items()}.items() <= self.spec.down.items()
-        settings = from_dict(self.spec.settings, {**to_dict(self.settings), **to_dict(dict(task.settings))})
+        now: Any = from_dict(self.spec.settings, {**to_dict(self.settings), **to_dict(dict(task.settings))})
         work = SiloTask(study="s", round=number, rounds=self.environment.rounds, phase=phase.name, silo=silo, seed=SEED,
-                        settings=settings, groups=task.groups, build_model=_net, image=FORM,
+                        settings=now, groups=task.groups, build_model=_net, image=FORM,
                         augmentation=self.environment.augmentation)
         update, memory = load_trainer(self.spec.name)().train(work, self.silos[silo],
                                                               self.reload(self.memories.get(silo)))
@@ -135,3 +135,64 @@ class Study:
 def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor) for name, tensor in value.items() if isinstance(tensor, torch.Tensor)] \
         if isinstance(value, Mapping) else []
+
+
+FEDMIX = {"lr": 0.05, "lambda_1": 0.1, "lambda_2": 0.05, "lambda_s": 1.0, "momentum": 0.9, "labelled_batch": 10,
+          "coordinator_epochs": 5}
+FEDRGD = {"lr": 0.1, "labelled_batch": 10, "unlabelled_batch": 32, "decay": "schedule", "coordinator_epochs": 2}
+
+
+@pytest.mark.parametrize(("method", "rounds", "settings"), [
+    ("fedmix", 5, {"labels": 40, **FEDMIX}),
+    ("fedrgd", 5, FEDRGD),
+    ("fedsgd", 20, {"lr": 0.2}),
+    ("fedsgd", 20, {"lr": 0.2, "scenario": "labels-at-silo"}),
+], ids=["fedmix", "fedrgd", "fedsgd with labels at the coordinator", "fedsgd with labels at silos"])
+def test_accuracy_rises(method: str, rounds: int, settings: dict[str, Any]) -> None:
+    """Ten classes, so chance is 0.1. Measured at the end for seeds 1, 2, 3: fedmix 0.87, 0.80, 0.85; fedrgd 0.79, 0.82,
+    0.72; fedsgd 0.80, 0.79, 0.75 and 0.83, 0.79, 0.74. So 0.6 does not hang on luck. Mostly the labels teach it: runs
+    as short as these get little out of pseudo-labels."""
+    study = Study(method, rounds=rounds, **settings)
+    study.run()
+    accuracy = study.accuracy()
+    assert accuracy > 0.6, accuracy
+    assert all(metrics["pseudo_label_accuracy"] > 0.3 for metrics in study.metrics.values())
+    if study.spec.up.get("model") is not None:
+        assert study.local_accuracy("a") > 0.4
+    found = study.strategy().diagnostics(study.state)
+    assert found
+    assert all(value == value for value in found.values())
+
+
+SHORT: dict[str, dict[str, Any]] = {
+    "fedmix": {"confidence_threshold": 0.3, "sbn_source": "coordinator+silos", **FEDMIX},
+    "fedrgd": {"confidence_threshold": 0.3, "persist_local_momentum": True, **FEDRGD},
+    "fedsgd": {"confidence_threshold": 0.3, "lr": 0.2, "scenario": "labels-at-silo"},
+}
+
+
+def _come_and_go(number: int) -> tuple[str, ...]:
+    """All in the odd rounds, two or three in the others."""
+    return SILOS if number % 2 else SILOS[number % 4 // 2:3]
+
+
+@pytest.mark.parametrize("method", sorted(SHORT))
+def test_neither_a_restart_between_any_two_steps_nor_the_order_of_answers_changes_a_bit(method: str,
+                                                                                        tmp_path: Path) -> None:
+    """State, memories and what is kept for silos go through the disk before every use; halves are new each time."""
+
+    def through_the_disk(value: Any) -> Any:
+        if value is None:
+            return None
+        checkpoint.save(tmp_path / "file", value)
+        torch.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
+        return checkpoint.load(tmp_path / "file", type(value))
+
+    bits = []
+    for reload, arrival in ((lambda value: value, 1), (through_the_disk, 1), (lambda value: value, -1)):
+        study = Study(method, rounds=4, labels=40, unlabelled=40, reload=reload, **SHORT[method])
+        study.run(present=_come_and_go, arrival=arrival)
+        bits.append(study.bits())
+        assert any(metrics["label_ratio"] > 0 for metrics in study.metrics.values()), "pseudo-labels had their part"
+    assert bits[0] == bits[1], "a restart"
+    assert bits[0] == bits[2], "the order of answers"

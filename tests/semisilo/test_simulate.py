@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import BadConfiguration, StorageDamaged, UsageError
+from common.data import archive
+from common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from coordinator.ledger import Ledger
 from coordinator.study import load_study
 from semisilo.simulation import SimulationResult, run
@@ -54,23 +55,34 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
     return run(RESUMED, out=tmp_path_factory.mktemp("undisturbed"), device="cpu")
 
 
+def killed(tables: dict[str, Any], folder: Path, *, crash: str) -> tuple[Path, Path]:
+    """Starts a simulation that is killed (kill -9) at a chosen call; returns its study file and folder."""
+    digits = archive.digits("train", source="digits"), archive.digits("test", source="digits")
+    np.savez(folder / "digits.npz", train_images=digits[0].images, train_labels=digits[0].labels_N,
+             test_images=digits[1].images, test_labels=digits[1].labels_N)  # quicker to load than scikit-learn
+    simulation = {**tables["simulation"], "data": "digits.npz"}
+    path, out = written({**tables, "simulation": simulation}, folder), folder / "out"
+    code = ("from pathlib import Path; from semisilo.simulation import run;"
+            f" run(Path({str(path)!r}), out=Path({str(out)!r}), device='cpu')")
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(CRASHING), str(ROOT)]), SEMISILO_TEST_CRASH=crash)
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True,
+                          timeout=100)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return path, out
+
+
 @pytest.mark.parametrize("crash", [
+    "semisilo.simulation.parts:write_coordinator:1:before",
     "coordinator.work:Operations.aggregate:2:before",
     "coordinator.ledger:Ledger.commit_round:3:after",
     "coordinator.desk:Desk.accept:5:before",
     "silo.memory:SiloMemory.record_pending:4:after",
     "silo.work:Operations.train:6:after",
-    "semisilo.simulation.parts:write_coordinator:1:before",
 ])
 def test_a_simulation_that_was_killed_goes_on_with_the_same_bits_and_bytes(
         tmp_path: Path, undisturbed: SimulationResult, crash: str) -> None:
-    path = written(RESUMED, tmp_path)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(CRASHING), str(ROOT)]), SEMISILO_TEST_CRASH=crash)
-    killed = subprocess.run([sys.executable, "-P", "-m", "semisilo.cli", "simulate", str(path), "--out",
-                             str(tmp_path / "out"), "--device", "cpu"], env=environment, capture_output=True, text=True,
-                            timeout=100)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = run(path, out=tmp_path / "out", device="cpu")
+    path, out = killed(RESUMED, tmp_path, crash=crash)
+    resumed = run(path, out=out, device="cpu")
     assert resumed.digest == undisturbed.digest
     assert resumed.curve == undisturbed.curve
     assert ([(each.payload_down, each.payload_up) for each in resumed.rounds]
@@ -106,23 +118,19 @@ def test_what_is_in_the_folder_already_is_never_gone_on_with_as_something_else(
         tmp_path: Path, undisturbed: SimulationResult) -> None:
     with pytest.raises(UsageError, match="another config"):
         run(study("semifl", rounds=4, wire={"uplink": "top-k 20%"}), out=undisturbed.folder, device="cpu")
+    split = {**RESUMED["simulation"]["split"], "fraction": 0.13}
     with pytest.raises(UsageError, match="another simulation and another digest"):
-        run({**RESUMED, "simulation": {**RESUMED["simulation"], "data": "digits#test"}}, out=undisturbed.folder,
-            device="cpu")
+        run({**RESUMED, "simulation": {"data": "digits", "split": split}}, out=undisturbed.folder, device="cpu")
     (tmp_path / "photo.png").touch()
     with pytest.raises(UsageError, match="not empty"):
         run(RESUMED, out=tmp_path, device="cpu")
 
 
 def test_a_memory_that_is_lost_ends_the_simulation_instead_of_changing_its_bits(tmp_path: Path) -> None:
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(CRASHING), str(ROOT)]),
-                       SEMISILO_TEST_CRASH="coordinator.ledger:Ledger.commit_round:3:after")
-    path = written(RESUMED, tmp_path)
-    subprocess.run([sys.executable, "-P", "-m", "semisilo.cli", "simulate", str(path), "--out", str(tmp_path / "out"),
-                    "--device", "cpu"], env=environment, capture_output=True, check=False, timeout=100)
-    (tmp_path / "out" / "silos" / "silo-001" / "memory" / "memory.json").unlink()
+    path, out = killed(RESUMED, tmp_path, crash="coordinator.ledger:Ledger.commit_round:3:after")
+    (out / "silos" / "silo-001" / "memory" / "memory.json").unlink()
     with pytest.raises(StorageDamaged, match="silo-001"):
-        run(path, out=tmp_path / "out", device="cpu")
+        run(path, out=out, device="cpu")
 
 
 def test_two_simulations_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -272,7 +280,7 @@ def test_a_round_without_its_quorum_fails_and_the_model_stays(tmp_path: Path) ->
 ])
 def test_a_study_that_cannot_be_simulated_is_refused_by_name(tmp_path: Path, tables: dict[str, Any],
                                                              match: str) -> None:
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises(SemisiloError, match=match):
         run(tables, out=tmp_path / "out", device="cpu")
 
 

@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 
 from common.data.form import ImageForm
+from common.data.manifest import write_split
 from common.data.partly_labelled import PartlyLabelled, PartlySurvey, read_partly_labelled, survey_partly_labelled
+from common.data.splits import Split
 from common.errors import BadData
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
@@ -253,3 +255,22 @@ def test_counting_does_not_import_torch(tmp_path: Path) -> None:
             f"survey(JoinChoice(source={source!r})); survey(JoinChoice(source={arrays!r})); "
             "assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_what_a_split_writes_for_a_silo_is_what_the_silo_reads(tmp_path: Path) -> None:
+    labels = np.arange(12) % 3
+    pixels = np.ones((12, 1, 8, 8), np.uint8) * np.arange(12, dtype=np.uint8)[:, None, None, None]
+    split = Split(silos=(np.array([0, 2, 4, 6]), np.array([], dtype=np.int64)),
+                  labelled=(np.array([1, 3, 5]), np.array([7])),
+                  steps=((np.array([2, 6]), np.array([0, 4])), (np.array([], dtype=np.int64),) * 2))
+    write_split(tmp_path, split, pixels, labels, classes=("owl", "cat", "dog"), source="x", settings={},
+                silo_names=("a", "b"), rounds_per_step=5)
+    first, second = (read(str(tmp_path / f"{name}.npz")) for name in "ab")
+    assert first.labelled is not None
+    assert first.unlabelled is not None
+    assert first.labelled.images_NCHW[:, 0, 0, 0].tolist() == [1, 3, 5]
+    assert [label for _, label in apart(first)[0]] == [0, 2, 1], "the study's order: cat, dog, owl"
+    assert first.unlabelled.images_NCHW[:, 0, 0, 0].tolist() == [0, 2, 4, 6]
+    assert first.steps_N is not None
+    assert (first.steps_N.tolist(), first.rounds_per_step) == ([1, 0, 1, 0], 5)
+    assert tuple(map(len, apart(second))) == (1, 0)

@@ -299,9 +299,20 @@ def test_a_parallel_round_is_halfway_between_the_coordinators_training_and_the_s
     for name, own in tensors.parameters_of(model).items():
         average = 0.5 * own + 0.5 * (state0.w[name] + 0.2)
         assert torch.allclose(state1.w[name], average, atol=1e-6), name
-    nobody = _round(strategy, state1, {}, round=2)
-    assert _same(nobody.w, state1.w), "convention 4: no update accepted, the model stays"
-    assert _same(nobody.global_buf, state1.global_buf)
+
+
+def test_in_a_parallel_round_without_updates_the_coordinator_goes_on_learning() -> None:
+    """Else no silo would ever become confident: nothing is fine-tuned before they label. w = w_s without momentum."""
+    strategy = _strategy(aggregation="parallel", global_momentum=0.0, coordinator_epochs=1)
+    state0 = _started(strategy)
+    after = _round(strategy, state0, {}, round=1)
+    model = _net()
+    tensors.load_into(model, state0.w)
+    train_labelled(model, _images(), form=FORM, augmentation=AUGMENTATION,
+                   sgd=SGDSettings(lr=cosine_lr(0.03, round=1, rounds=4)), epochs=1, batch_size=5, seed=1,
+                   purpose="fine_tune", round=1)
+    for name, own in tensors.parameters_of(model).items():
+        assert torch.allclose(after.w[name], own, atol=1e-6), name
 
 
 def test_fedfreq_counts_accepted_updates_and_weighs_the_frequent_less() -> None:

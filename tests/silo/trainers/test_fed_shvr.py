@@ -87,7 +87,7 @@ def _task(build: Any = _net, *, round: int = 1, silo: str = "a", policy: Any = "
 
 def _train(task: SiloTask, memory: FedSHVRMemory | None = None, data: SiloData = BOTH) -> Any:
     update, kept = FedSHVRTrainer().train(task, data, memory)
-    check_metrics(METHODS["fed_shvr"], update.metrics, update=not update.abstention and task.phase == "train")
+    check_metrics(METHODS["fed_shvr"], update.metrics, update=not update.abstention, phase=task.phase)
     return update, kept
 
 
@@ -387,6 +387,8 @@ def test_the_statistics_phase_measures_all_images_and_trains_nothing() -> None:
     update, kept = _train(_task(phase="statistics"), memory)
     assert update.groups["batch_norm"].tensors["1.count"].tolist() == [30 * 4]
     assert kept is memory
+    with pytest.raises(BadPayload, match="steps"):  # which training must bring
+        check_metrics(METHODS["fed_shvr"], update.metrics, update=True, phase="train")
 
 
 def test_progress_rises_to_one_after_every_step() -> None:

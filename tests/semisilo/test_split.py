@@ -1,0 +1,239 @@
+"""`semisilo split`: every participant's part as files, reproducible and as a simulation deals them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import to_dict
+from common.data.archive import digits
+from common.data.form import ImageForm
+from common.errors import SemisiloError, UsageError
+from coordinator.study import load_study
+from semisilo.simulation.dealing import Dealt, deal_study, silo_names
+from semisilo.simulation.output import split_study
+from semisilo.simulation.parts import write_parts
+from semisilo.simulation.settings import load_simulated_study
+from semisilo.simulation.toml_text import toml_text
+from silo.home import JoinChoice
+from silo.images import read_silo_images
+from tests.semisilo.studies import study
+
+STREAMING = {"name": "streaming_noniid", "steps": 2, "rounds_per_step": 3, "fraction": 0.3}
+STUDIES = {
+    "labels-at-coordinator": study(),
+    "labels-at-silo": study("fedavg", "labels-at-silo"),
+    "streaming": study("fedmatch", "labels-at-silo", split=STREAMING),
+    "all labelled": study("fedavg", "labels-at-silo", settings={"objective": "sl"},
+                          split={"all_labelled": True, "labelled_per_class": None}),
+}
+for _tables in STUDIES.values():
+    _split = _tables["simulation"]["split"]
+    _tables["simulation"]["split"] = {key: value for key, value in _split.items() if value is not None}
+    if _tables["method"].get("objective") == "sl":
+        for _key in ("unlabelled_batch", "confidence_threshold"):
+            _tables["method"].pop(_key, None)
+
+
+def dealt_of(tables: dict[str, Any]) -> Dealt:
+    return deal_study(load_simulated_study(tables))
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_same_file_and_seed_give_the_same_bytes_and_another_seed_others(tmp_path: Path, name: str) -> None:
+    tables = STUDIES[name]
+    for place in ("first", "again"):
+        write_parts(dealt_of(tables), tmp_path / place)
+    write_parts(dealt_of({**tables, "study": {**tables["study"], "seed": 6}}), tmp_path / "other")
+    first, again, other = (all_bytes(tmp_path / place) for place in ("first", "again", "other"))
+    assert first == again
+    assert first.keys() == other.keys()
+    assert first["silos/silo-000.npz"] != other["silos/silo-000.npz"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_silo_reads_from_its_file_what_it_gets_in_a_simulation(tmp_path: Path, name: str) -> None:
+    dealt = dealt_of(STUDIES[name])
+    write_parts(dealt, tmp_path)
+    form = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.4,))
+    for place, silo in enumerate(dealt.silos):
+        simulated = dealt.silo_images(place)
+        read = read_silo_images(JoinChoice(source=str(tmp_path / "silos" / f"{silo}.npz")), form,
+                                classes=dealt.classes, scenario=dealt.study.scenario).images
+        for number in (1, 3, 4, 100):
+            mine, theirs = (each.data(round=number, scenario=dealt.study.scenario) for each in (simulated, read))
+            for part in ("labelled", "unlabelled"):
+                here, there = getattr(mine, part), getattr(theirs, part)
+                assert (here is None) == (there is None), part
+                if here is not None:
+                    assert here.images_NCHW.equal(there.images_NCHW)
+                    if part == "labelled":
+                        assert here.labels_N.equal(there.labels_N)
+                    else:
+                        assert there.labels_N is None
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_file_of_a_silo_holds_a_class_of_an_unlabelled_image(tmp_path: Path, name: str) -> None:
+    dealt = dealt_of(STUDIES[name])
+    write_parts(dealt, tmp_path)
+    for place, silo in enumerate(dealt.silos):
+        with np.load(tmp_path / "silos" / f"{silo}.npz") as archive:
+            assert set(archive.files) <= {"labelled_images", "labelled_labels", "classes", "unlabelled_images",
+                                          "unlabelled_steps", "rounds_per_step"}
+            if "labelled_labels" in archive.files:
+                assert len(archive["labelled_labels"]) == len(dealt.labelled_of(place))
+            else:
+                assert "classes" not in archive.files
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_nobody_has_an_image_of_somebody_else_and_every_image_is_one_of_the_set(tmp_path: Path, name: str) -> None:
+    dealt = dealt_of(STUDIES[name])
+    manifest = json.loads(write_parts(dealt, tmp_path).read_text())
+    held = [index for entry in manifest["silos"].values()
+            for index in entry["indices"] + entry.get("labelled", {}).get("indices", [])]
+    held += [index for part in ("labelled", "validation")
+             for index in manifest["coordinator"].get(part, {}).get("indices", [])]
+    assert len(held) == len(set(held))
+    train = digits("train", source="digits")
+    assert train.images is not None
+    assert train.labels_N is not None
+    for silo, entry in manifest["silos"].items():
+        with np.load(tmp_path / "silos" / f"{silo}.npz") as archive:
+            assert np.array_equal(archive["unlabelled_images"], train.images[entry["indices"]])
+        counts = np.bincount(train.labels_N[entry["indices"]], minlength=10).tolist()
+        assert list(entry["class_counts"].values()) == counts
+
+
+def test_the_manifest_has_the_digest_of_every_array_and_how_the_split_was_made(tmp_path: Path) -> None:
+    manifest = json.loads(write_parts(dealt_of(STUDIES["streaming"]), tmp_path).read_text())
+    assert manifest["seed"] == 5
+    assert manifest["scenario"] == "labels-at-silo"
+    assert manifest["settings"]["name"] == "streaming_noniid"
+    assert 0 < manifest["non_iidness"] < 1
+    files = [*manifest["silos"].values(), *manifest["coordinator"].values()]
+    assert len(files) == 3 + 2
+    for entry in files:
+        with np.load(tmp_path / entry["file"]) as archive:
+            assert entry["sha256_arrays"].keys() == set(archive.files)
+            for key, digest in entry["sha256_arrays"].items():
+                array = archive[key]
+                assert hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode() + array.tobytes()).hexdigest() \
+                    == digest
+
+
+def test_the_study_file_of_the_parts_is_one_for_real_silos_with_the_same_settings(tmp_path: Path) -> None:
+    dealt = dealt_of(study(augmentation={"policy": "small"}, participation={"silos_per_round": "50%"}))
+    write_parts(dealt, tmp_path)
+    config = load_study(tmp_path / "coordinator" / "study.toml")
+    assert to_dict(config) == to_dict(dealt.config)
+    assert config.study.start_with == 3
+    assert config.data.labelled == "data/labelled.npz"
+    assert (tmp_path / "coordinator" / config.data.labelled).is_file()
+    assert (tmp_path / "coordinator" / config.data.test).is_file()
+    assert config.data.classes == tuple("0123456789")
+
+
+def test_the_command_says_what_is_where_and_never_mixes_parts(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(toml_text(study()))
+    lines = split_study(path, out=tmp_path / "parts")
+    assert lines[0].startswith("coordinator: 20 labelled, 20 validation, 355 test")
+    assert lines[1].startswith("3 silos: 44 unlabelled, 0 labelled each")
+    with pytest.raises(UsageError, match="not an empty folder"):
+        split_study(path, out=tmp_path / "parts")
+
+
+# Sources --------------------------------------------------------------------------------------------------------------
+
+
+def npz(folder: Path, **parts: int) -> Path:
+    """A file with so many random images of ten classes in each part."""
+    generator = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for part, number in parts.items():
+        arrays[f"{part}_images"] = generator.integers(0, 256, (number, 8, 8), dtype=np.uint8)
+        arrays[f"{part}_labels"] = np.arange(number) % 10
+    np.savez(folder / "set.npz", **arrays)
+    return folder / "set.npz"
+
+
+def from_file(folder: Path, **simulation: Any) -> Dealt:
+    path = folder / "study.toml"
+    split = {"fraction": 1.0, "num_validation": 0, **simulation.pop("split", {})}
+    path.write_text(toml_text(study(split=split, simulation=simulation)))
+    return deal_study(load_simulated_study(path))
+
+
+def test_the_training_part_of_a_file_is_dealt_and_its_test_part_tests(tmp_path: Path) -> None:
+    npz(tmp_path, train=200, test=50)
+    dealt = from_file(tmp_path, data="set.npz")
+    assert len(dealt.images) == 200
+    assert dealt.test is not None
+    assert len(dealt.test) == 50
+
+
+def test_a_file_without_a_test_part_leaves_the_study_without_a_test(tmp_path: Path) -> None:
+    npz(tmp_path, train=200)
+    dealt = from_file(tmp_path, data="set.npz#train")
+    assert dealt.test is None
+    assert dealt.config.data.test == ""
+
+
+def test_the_test_images_may_be_pooled_with_the_others_and_others_held_out(tmp_path: Path) -> None:
+    npz(tmp_path, train=200, test=50)
+    dealt = from_file(tmp_path, data="set.npz", pool_test=True, split={"num_test": 40})
+    assert len(dealt.images) == 250
+    assert dealt.test is not None
+    assert len(dealt.test) == 40
+    assert not set(dealt.split.test) & set(np.concatenate(dealt.split.silos))
+
+
+def test_images_held_out_of_the_training_part_take_the_place_of_the_test_part(tmp_path: Path) -> None:
+    npz(tmp_path, train=200, test=50)
+    dealt = from_file(tmp_path, data="set.npz", split={"num_test": 30})
+    assert len(dealt.images) == 200
+    assert dealt.test is not None
+    assert len(dealt.test) == 30
+
+
+def test_pooling_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    npz(tmp_path, train=200)
+    with pytest.raises(SemisiloError, match="no test images to pool"):
+        from_file(tmp_path, data="set.npz", pool_test=True, split={"num_test": 40})
+
+
+def test_names_of_silos_keep_the_order_of_the_split_however_many_there_are() -> None:
+    for number in (1, 1000, 1001):
+        names = silo_names(number)
+        assert len(set(names)) == number
+        assert sorted(names, key=str.encode) == list(names)
+    assert silo_names(2) == ("silo-000", "silo-001")
+
+
+# TOML -----------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_come_back_from_their_text_as_they_were() -> None:
+    tables = {
+        "study": {"seed": -3, "lr": 1e-05, "big": 1e16, "on": True, "off": False},
+        "data": {"image": {"size": 8, "mean": [0.5, 1.0], "no names": {"a.b": "c"}}, "classes": ["a", 'say "b"', "ü"]},
+        "odd name": {"text": "two\nlines, a \\ and \x7f, \t too", "empty": "", "none": []},
+    }
+    assert tomllib.loads(toml_text(tables)) == tables
+
+
+def test_what_toml_has_no_form_for_is_not_written() -> None:
+    with pytest.raises(TypeError, match="None"):
+        toml_text({"study": {"seed": None}})
