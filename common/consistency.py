@@ -119,7 +119,7 @@ def tsa_loss(logits_BK: Tensor, labels_B: Tensor, threshold: float) -> TSALoss:
     Source: UDA, Xie et al. (NeurIPS 2020) section 3.1.
     """
     values_B = functional.cross_entropy(logits_BK, labels_B, reduction="none")
-    keep_B = torch.exp(-values_B.detach()).clamp(max=1.0) <= threshold  # rounding: no probability is above 1
+    keep_B = torch.exp(-values_B.detach()) <= threshold
     return TSALoss(masked_mean(values_B, keep_B, "kept"), keep_B)
 
 

@@ -267,6 +267,10 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
     _check_defined(spec, settings, where)
     parts["method"] = MethodSettings(name=spec.name,
                                      settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
+    if getattr(parts["method"].settings, "needs_exact_updates", False) and parts["wire"].uplink_form().lossy:
+        raise BadConfiguration(f'{where}: [wire]: uplink = "{parts["wire"].uplink}" is lossy; {spec.name} with these'
+                               " settings needs exact updates, or its corrections drift.",
+                               remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
     return StudyConfig(**parts)
 
 

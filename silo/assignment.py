@@ -238,6 +238,8 @@ class TaskRunner:
         started = time.monotonic()
         verdict = await self._link.upload(request, path, on_bytes=handed_over)
         self._display.done()
+        if not verdict.accepted:
+            await asyncio.to_thread(self._memory.refused, task.task_id)
         return _outcome(verdict, f"update of {describe_bytes(payload.size_bytes)} sent in "
                                  f"{describe_seconds(time.monotonic() - started)} ({pending.num_examples} examples, "
                                  f"trained in {describe_seconds(pending.seconds)})")

@@ -58,6 +58,8 @@ class PendingUpdate:
     """SHA-256 of the memory file to commit when the round is folded, hex; empty: the committed one stays."""
     residuals: str = ""
     """The same of what lossy updates have left out."""
+    earlier: tuple[str, str] = ("", "")
+    """`memory` and `residuals` after the earlier phases of the round: what stays when this answer is not wanted."""
     payload: PayloadRef | None = None
     """The update's payload in the outgoing store; None for an abstention."""
     abstention: str = ""
@@ -186,10 +188,12 @@ class SiloMemory:
         if kept.committed is not None and digest == kept.committed.digest:
             digest = ""
         left_out = "" if residuals is None else residuals.name.removesuffix(STATE_ENDING)
+        earlier = ("", "")
         if before is not None and before.round == round:
-            digest, left_out = digest or before.memory, left_out or before.residuals
+            earlier = before.earlier if before.task_id == task_id else (before.memory, before.residuals)
+            digest, left_out = digest or earlier[0], left_out or earlier[1]
         pending = PendingUpdate(round=round, task_id=task_id, update_id=update_id, memory=digest, residuals=left_out,
-                                payload=payload, abstention=abstention, num_examples=num_examples,
+                                earlier=earlier, payload=payload, abstention=abstention, num_examples=num_examples,
                                 metrics=dict(metrics or {}), seconds=seconds)
         for path, _ in self._files(pending):
             if not path.is_file():
@@ -210,6 +214,18 @@ class SiloMemory:
                       if digest]
         return ((committed is None or last_folded_round in folded)
                 and all(_digest(path) == digest for path, digest in files))
+
+    def refused(self, task_id: str) -> None:
+        """The coordinator does not want the answer to a task: what it left in memory is dropped, so that a later phase
+        of the round cannot bring it in. What earlier phases of the round left stays undecided."""
+        for study, kept in self._index.studies.items():
+            pending = kept.pending
+            if pending is None or not task_id or pending.task_id != task_id:
+                continue
+            memory, residuals = pending.earlier
+            self._put(study, replace(kept, pending=None if not (memory or residuals) else PendingUpdate(
+                round=pending.round, task_id="", update_id="", memory=memory, residuals=residuals)))
+            return
 
     def state(self) -> tuple[str, int]:
         """(study, round) of the newest memory at hand, for AwaitTask; round 0 when there is none or it is lost."""
@@ -295,7 +311,7 @@ class SiloMemory:
         pending = [kept.pending for kept in self._index.studies.values() if kept.pending is not None]
         committed = [kept.committed for kept in self._index.studies.values() if kept.committed is not None]
         named = {digest for each in committed for digest in (each.digest, each.residuals)}
-        named |= {digest for each in pending for digest in (each.memory, each.residuals)}
+        named |= {digest for each in pending for digest in (each.memory, each.residuals, *each.earlier)}
         self._whole = {digest: looks for digest, looks in self._whole.items() if digest in named}
         try:
             for path in self.folder.iterdir():

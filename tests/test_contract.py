@@ -29,6 +29,7 @@ from coordinator import work as coordinator_work
 from coordinator.desk import Announcement
 from coordinator.states import RoundState, TaskState
 from coordinator.strategies import STRATEGIES, load_strategy
+from coordinator.strategies.semifl import SemiFLStrategy
 from silo import work as silo_work
 from silo.trainers import TRAINERS, load_trainer
 from tests.both_sides import (
@@ -294,6 +295,22 @@ def test_new_objects_for_every_step_and_another_order_of_arrival_change_no_bit(
     assert again.run(order=lambda names: sorted(names, reverse=True)) == run.digest
     assert again.remembered() == run.found.remembered()
     assert [again.metrics(number) for number in (0, 1, 2)] == [run.found.metrics(number) for number in (0, 1, 2)]
+
+
+class Forgetful(SemiFLStrategy):
+    """Halves the weights of the second round it folds in: what no state holds."""
+
+    def finish(self, state: Any, phase: Any, tally: Any, *, round: int) -> Any:
+        self.rounds = getattr(self, "rounds", 0) + 1
+        after = super().finish(state, phase, tally, round=round)
+        return replace(after, w=tensors.scale(after.w, 0.5)) if self.rounds == 2 else after
+
+
+def test_the_control_a_strategy_that_keeps_something_beside_its_state_is_found_out(
+        tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_work, "load_strategy", lambda name: Forgetful)
+    assert len({federation(tmp_path / str(fresh), images, STUDIES[0], fresh=fresh).run()
+                for fresh in (False, True)}) == 2
 
 
 @every_method

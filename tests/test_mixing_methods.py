@@ -16,6 +16,7 @@ from tests.both_sides import Federation, Images, study_tables, without_waiting_f
 
 SILOS = ("a", "b", "c", "d", "e")
 
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
     with pytest.MonkeyPatch.context() as patch:
@@ -54,5 +55,6 @@ def test_fedmix_sends_two_models_of_which_the_first_rounds_are_one(images: Image
     assert len(models & sigmas) == 1, "sigma_0 = w_0"
     taken_part = [federation.metrics(number)["participation_max"] for number in range(1, 5)]
     assert taken_part == sorted(taken_part)
-    assert (taken_part[0], taken_part[-1]) >= (1.0, 3.0), "12 updates of 5 silos: somebody has come three times"
+    assert taken_part[0] == 1.0
+    assert taken_part[-1] >= 3.0, "12 updates of 5 silos: somebody has come three times"
     federation.close()

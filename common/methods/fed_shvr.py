@@ -67,6 +67,11 @@ class FedSHVRSettings:
     """The round whose control variate of this silo is in that sum, 0 for none; set by the strategy, never by a
     person."""
 
+    @property
+    def needs_exact_updates(self) -> bool:
+        """A silo that keeps its own control variate must keep what the coordinator decodes, or the sum drifts."""
+        return self.variant != "fed_sh" and self.correction_at == "silo"
+
     def __post_init__(self) -> None:
         for name in ("alpha0", "alpha1", "alpha2", "correction_max_age_rounds", "correction_epoch", "correction_round"):
             at_least(name, getattr(self, name), 0)

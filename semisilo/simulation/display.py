@@ -20,6 +20,8 @@ __all__ = ["ConsoleWatcher", "show_result"]
 
 _OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
 _REFRESH_SECONDS = 0.25
+_MOST_OF_THE_TIME = 0.03
+"""Share of the time that looking into the ledger may take: with hundreds of rounds it takes longer."""
 
 
 class ConsoleWatcher(SimulationWatcher):
@@ -30,7 +32,7 @@ class ConsoleWatcher(SimulationWatcher):
         self._quiet = quiet
         self._bar: Progress | None = None
         self._told: int | None = None
-        self._shown = 0.0
+        self._next = 0.0
 
     def step(self, text: str) -> None:
         """See `SimulationWatcher`."""
@@ -40,10 +42,11 @@ class ConsoleWatcher(SimulationWatcher):
     def progress(self, ledger: Ledger, study: str, text: str, fraction: float) -> None:
         """See `SimulationWatcher`."""
         now = time.monotonic()
-        if self._quiet or now - self._shown < _REFRESH_SECONDS:
+        if self._quiet or now < self._next:
             return
-        self._shown = now
         self._show(ledger, study, text, fraction)
+        took = time.monotonic() - now
+        self._next = now + max(_REFRESH_SECONDS, took / _MOST_OF_THE_TIME)
 
     def finished(self, ledger: Ledger, study: str) -> None:
         """See `SimulationWatcher`."""

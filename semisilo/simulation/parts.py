@@ -104,7 +104,7 @@ def _digests(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """SHA-256, hex, of type, shape and elements (little endian) of each array."""
     found = {}
     for key, array in arrays.items():
-        plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+        plain = array.astype(array.dtype.newbyteorder("<"), copy=False)
         found[key] = hashlib.sha256(f"{plain.dtype.str} {plain.shape} ".encode() + plain.tobytes()).hexdigest()
     return found
 

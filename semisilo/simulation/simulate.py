@@ -133,11 +133,19 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
         workers: with "ray", tasks at a time; None: as many as the cluster has processors or accelerators for.
     Raises: SemisiloError for what is wrong with settings, images or the folder; StudyFailed.
     """
+    _check_device(device)
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
     with without_waiting(), _torch_left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, SimulationFolder(Path(out).absolute()), engine=engine,
                                            device="" if device == "auto" else device,
                                            watcher=watcher or SimulationWatcher(), workers=workers))
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
 
 
 @contextmanager
@@ -263,6 +271,7 @@ class _Simulation:
             return
         for silo in self._silos.values():
             silo.check(self._study)
+            await self._desk.await_task(silo.name, silo.hello(), timeout_seconds=0.0)  # so it joins
         workplace = _workplace(self._dealt, engine=self._engine_name, device=self._device, workers=self._workers)
         engine = asyncio.ensure_future(self._run_engine())
         working = asyncio.ensure_future(self._work(workplace))
@@ -299,9 +308,7 @@ class _Simulation:
     # Silos ------------------------------------------------------------------------------------------------------------
 
     async def _work(self, workplace: Workplace) -> None:
-        """Lets the silos join, then answers every phase that the engine opens."""
-        for silo in self._silos.values():
-            await self._desk.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
+        """Answers every phase that the engine opens."""
         while True:
             asked = self._open_tasks()
             if asked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,29 @@ def test_raw_leaves_out_blocks_of_zeros_and_nothing_else() -> None:
     assert [header.index.name for header in trip.headers] == ["DENSE", "EMPTY", "DENSE"]
     lossy = there_and_back(bits, FLOAT32, Plan(values=ValueForm.INT8)).headers[0]
     assert (lossy.index, lossy.value) == (IndexEncoding.DENSE, ValueEncoding.INT8)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.1, 0.5, 0.9])
+def test_raw_lists_single_values_where_that_is_asked_for_and_compresses_none(density: float) -> None:
+    """Four bytes for each value, and at most a bit of each element for the places."""
+    bits = sparse_floats(ELEMENTS, density).view("<u4")
+    trip = there_and_back(bits, FLOAT32, Plan(sparse=True))
+    count = int(np.count_nonzero(bits))
+    assert trip.headers[0].index is not IndexEncoding.DENSE
+    assert trip.headers[0].value is ValueEncoding.RAW
+    assert 4 * count <= trip.size_bytes <= 18 + 4 * count + ELEMENTS / 8 + 8
+    assert np.array_equal(trip.bits, bits)
+    full = sparse_floats(1000, 1).view("<u4")
+    assert there_and_back(full, FLOAT32, Plan(sparse=True)).headers == there_and_back(full, FLOAT32, Plan()).headers
+    almost = full.copy()
+    almost[7] = 0
+    assert there_and_back(almost, FLOAT32, Plan(sparse=True)).size_bytes <= 18 + almost.nbytes
+
+
+@pytest.mark.parametrize("plan", [SMALLEST, MODEM, LOOPBACK])
+def test_other_aims_do_not_ask_whether_single_zeros_may_go(plan: Plan) -> None:
+    bits = sparse_floats(ELEMENTS, 0.3).view("<u4")
+    assert forms(bits, plan) == forms(bits, replace(plan, sparse=True))
 
 
 def test_small_integers_keep_their_zeros_where_that_is_smaller() -> None:

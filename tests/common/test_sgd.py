@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from common.errors import LayoutMismatch
-from common.sgd import SGDSettings, clip_gradients, make_optimiser, momentum_of, step
+from common.sgd import SGDSettings, clip_gradients, descend, make_optimiser, momentum_of, step
 
 
 class _Vector(nn.Module):
@@ -104,3 +104,17 @@ def test_training_does_not_load_the_compiler_of_torch() -> None:
             "print('torch._dynamo' in sys.modules)")
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert answer.stdout.split() == ["False"]
+
+
+def test_gradients_that_came_from_elsewhere_descend_as_those_of_a_loss_would() -> None:
+    sgd = SGDSettings(lr=0.03, momentum=0.9, weight_decay=0.0005, clip_norm=1.0)
+    models = _Vector([1.0, 2.0]), _Vector([1.0, 2.0])
+    by_loss, by_gradient = (make_optimiser(model, sgd) for model in models)
+    for gradient in ([3.0, 4.0], [0.3, -0.4]):
+        step(by_loss, (models[0].w * torch.tensor(gradient, dtype=torch.float64)).sum())
+        models[1].w.grad = torch.tensor(gradient, dtype=torch.float64)
+        descend(by_gradient)
+    assert torch.equal(models[0].w, models[1].w)
+    models[1].w.grad = None
+    descend(by_gradient)
+    assert torch.equal(models[0].w, models[1].w), "without a gradient it stays"

@@ -255,3 +255,14 @@ def test_the_quorum_is_half_of_those_asked_rounded_up_unless_the_study_says(quor
 
 def test_the_limit_of_a_round_is_never_before_its_deadline() -> None:
     assert ParticipationSettings(round_timeout="2h", round_limit="1h").limit_seconds == 7200.0
+
+
+def test_a_method_that_needs_exact_updates_refuses_a_lossy_uplink(tmp_path: Path) -> None:
+    data = '[data]\nclasses = ["a", "b"]\nimage = { size = 8, channels = 1, mean = [0.0], std = [1.0] }\n'
+    method, lossy = '[method]\nname = "fed_shvr"\n', '[wire]\nuplink = "int8"\n'
+    line = refusal(tmp_path, data + method + lossy)
+    assert line.startswith('[wire]: uplink = "int8" is lossy; fed_shvr with these settings needs exact updates')
+    assert 'correction_at = "coordinator"' in line
+    for allowed in ('correction_at = "coordinator"\n', 'variant = "fed_sh"\n'):
+        assert load(tmp_path, data + method + allowed + lossy).wire.uplink == "int8"
+    assert load(tmp_path, data + method).wire.uplink == "auto"

@@ -187,7 +187,7 @@ def new_payload(chance: random.Random) -> bytes:
     for number in range(chance.randint(0, 3)):
         against = chance.random() < 0.5
         specs = layout if against else _layout(chance)
-        meaning = Meaning.VALUES if against else chance.choice(list(Meaning))
+        meaning = chance.choice((Meaning.VALUES, Meaning.OVERWRITE) if against else tuple(Meaning))
         forms = [ReferenceForm.BITS]
         if all(can_sum(ELEMENT_TYPES[spec.dtype]) for spec in specs):
             forms.append(ReferenceForm.SUM)
@@ -198,8 +198,8 @@ def new_payload(chance: random.Random) -> bytes:
             tensors = [code_against(bits, old, ELEMENT_TYPES[spec.dtype], form)
                        for bits, old, spec in zip(tensors, base, specs, strict=True)]
         part = _encoded(chance, tensors, specs, coded=form is ReferenceForm.BITS,
-                        every_value=meaning is Meaning.OVERWRITE)
-        if meaning is not Meaning.OVERWRITE and chance.random() < 0.1:
+                        every_value=meaning is Meaning.OVERWRITE and not against)
+        if (against or meaning is not Meaning.OVERWRITE) and chance.random() < 0.1:
             part = b""  # all zero
         groups.append(GroupManifest(
             f"group/{number}", meaning, "" if meaning is Meaning.VALUES else _BASE, specs, len(part),
@@ -241,6 +241,8 @@ def message_seeds() -> Iterator[bytes]:
     groups = [group, replace(group, name="a/0", reference=_BASE, reference_form=ReferenceForm.BITS),
               replace(group, name="b", meaning=Meaning.DIFFERENCE, base=_BASE, reference=_BASE,
                       reference_form=ReferenceForm.SUM),
+              replace(group, name="d", meaning=Meaning.OVERWRITE, base=_BASE, reference=_BASE, encoded_bytes=0,
+                      reference_form=ReferenceForm.BITS),
               GroupManifest("c", Meaning.OVERWRITE, _BASE, (spec, TensorSpec("s", (), "uint8"),
                                                            TensorSpec("e", (0, 2**40), "int64")), 50)]
     manifest = manifest_to_proto(groups)

@@ -50,6 +50,29 @@ def seen(memory: SiloMemory) -> str | None:
     return None if path is None else path.read_text()
 
 
+def test_memory_of_an_update_that_was_refused_is_not_brought_in_by_a_later_phase(tmp_path: Path) -> None:
+    """The update came late; the statistics phase of the same round is folded."""
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, content="of round 1")
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    answer(memory, 2, content="of the late update")
+    memory.refused("s/2/train")
+    answer(memory, 2, phase="statistics", content=None)
+    memory.resolve("s", 2, round=3, task_id="s/3/train")
+    assert seen(memory) == "of round 1"
+
+
+def test_a_later_answer_that_was_refused_leaves_what_the_earlier_one_kept(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1, content="of the update")
+    answer(memory, 1, phase="more", content="of a later phase")
+    memory.refused("s/1/more")
+    memory = SiloMemory(tmp_path)
+    memory.refused("s/1/other")
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    assert seen(memory) == "of the update"
+
+
 def test_pending_memory_is_committed_only_when_its_round_was_folded(tmp_path: Path) -> None:
     memory = SiloMemory(tmp_path)
     assert memory.state() == ("", 0)

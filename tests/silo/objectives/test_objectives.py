@@ -328,6 +328,17 @@ def test_steps_that_batch_norm_cannot_use_are_skipped_and_counted() -> None:
         assert (found.steps, found.skipped) == (steps, skipped)
 
 
+@pytest.mark.parametrize(("settings", "views"), [
+    ({"objective": "sl"}, ()), ({"objective": "fixmatch"}, ("weak", "strong")),
+    ({"objective": "fixmatch", "weak_view": "none"}, ("original", "strong")),
+    ({"objective": "uda"}, ("original", "strong")), ({"objective": "pseudo_label"}, ("weak",)),
+    ({"objective": "mean_teacher"}, ("weak", "weak")),
+    ({"objective": "mean_teacher", "weak_view": "none"}, ("original", "original")),
+])
+def test_every_objective_asks_for_the_views_of_its_formula(settings: dict[str, Any], views: tuple[str, ...]) -> None:
+    assert make_objective(_task(**settings), _model(), UNLABELLED).views == views
+
+
 def test_weak_views_may_be_the_images_themselves() -> None:
     """FedMatch v3. With SemiFL's policy a weak view is shifted, so only weak_view = "none" trains on the image."""
     plain = tensors.parameters_of(_train(_task(objective="sl"))[0])

@@ -1,0 +1,127 @@
+"""Silos on Ray: the same bits as in one process, and what is shipped to a trainer and back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import UsageError
+from semisilo.simulation import run
+from semisilo.simulation.ray_engine import Outcome, RayWorkplace, Shipment, _rebuilt, _unpacked, train_shipment
+from semisilo.simulation.silos import Job
+from semisilo.simulation.workplace import InlineWorkplace
+from tests.semisilo.studies import study
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+KEEPS_MUCH = study("semifl", rounds=3, wire={"uplink": "top-k 20%"})
+"""Silos keep momentum and what was left out; tasks are coded against what they hold."""
+
+
+def test_training_from_bytes_in_an_empty_folder_gives_the_bits_of_one_process(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that Ray does except Ray itself: each task is packed, trained in a folder of its own, and unpacked."""
+    import semisilo.simulation.simulate as simulate
+
+    here = run(KEEPS_MUCH, out=tmp_path / "here", device="cpu")
+    trained: list[str] = []
+
+    class Elsewhere(InlineWorkplace):
+        def __init__(self, images: list[object], **options: object) -> None:
+            super().__init__(images, **options)  # type: ignore[arg-type]
+            self._all = images
+
+        async def train(self, job: Job, *, on_progress: object = None) -> dict[str, object]:
+            from common.store import PayloadStore
+            from common.tensor_cache import TensorCache
+
+            cache = TensorCache(PayloadStore(job.home.cache))
+            held = {digest: found.read_bytes() for each in job.task.payloads
+                    for digest in (each.tensors, each.reference) if digest and (found := cache.find(digest))}
+
+            def content(path: Path | None) -> bytes | None:
+                return None if path is None else path.read_bytes()
+
+            shipment = Shipment(
+                job=job, factories=(), device="cpu", tensors=held, memory=content(job.memory),
+                payloads={digest: path.read_bytes() for digest, path in job.payloads.items()},
+                residuals=content(job.residuals), pending_residuals=content(job.pending_residuals))
+            folder = tmp_path / "elsewhere" / str(len(trained))
+            folder.mkdir(parents=True)
+            outcome = train_shipment(shipment, self._all[job.place], folder)  # type: ignore[arg-type]
+            trained.append(job.task.task_id)
+            assert outcome.error is None
+            return _unpacked(outcome, job.home)
+
+    monkeypatch.setattr("semisilo.simulation.workplace.InlineWorkplace", Elsewhere)
+    there = simulate.run(KEEPS_MUCH, out=tmp_path / "there", device="cpu")
+    assert len(trained) == 9
+    assert there.digest == here.digest
+    assert [each.payload_up for each in there.rounds] == [each.payload_up for each in here.rounds]
+
+
+def test_what_a_real_silo_would_refuse_comes_back_as_that_error_and_a_mistake_as_one() -> None:
+    refusal = _rebuilt("BAD_DATA", "Nothing here.", "Look elsewhere.", "")
+    assert (type(refusal).__name__, refusal.remedy, refusal.__cause__) == ("BadData", "Look elsewhere.", None)
+    mistake = _rebuilt("COMPUTE_FAILED", "Training failed", "", "Traceback ...")
+    assert isinstance(mistake.__cause__, RuntimeError)
+
+
+def test_an_outcome_without_an_update_leaves_no_files(tmp_path: Path) -> None:
+    from silo.home import SiloHome
+
+    home = SiloHome(tmp_path)
+    home.memory.mkdir()
+    result = _unpacked(Outcome(result={"payload": None, "memory": None, "residuals": None}, tensors={}), home)
+    assert result == {"payload": None, "memory": None, "residuals": None}
+    assert not list(home.memory.iterdir())
+
+
+def test_without_ray_the_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="not installed") as error:
+        RayWorkplace([], factories=(), device="cpu", threads=1)
+    assert "semisilo[ray]" in error.value.remedy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("method", "scenario"), [("semifl", "labels-at-coordinator"), ("fedmatch", "labels-at-silo")])
+def test_two_trainers_of_a_local_ray_end_with_the_bits_of_one_process_and_leave_no_process(
+        tmp_path: Path, method: str, scenario: str) -> None:
+    ray = pytest.importorskip("ray")
+    tables = KEEPS_MUCH if method == "semifl" else study(method, scenario)
+    here = run(tables, out=tmp_path / "here", device="cpu")
+    there = run(tables, out=tmp_path / "there", device="cpu", engine="ray", workers=2)
+    assert there.digest == here.digest
+    assert not ray.is_initialized()
+    assert not [each for each in _children() if "ray" in each]
+
+
+def _children() -> list[str]:
+    """Command lines of all processes that this one has started, and theirs."""
+    parents, lines = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            lines[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    found, here = [], [os.getpid()]
+    while here:
+        parent = here.pop()
+        children = [each for each, its in parents.items() if its == parent]
+        here += children
+        found += [lines[each] for each in children]
+    return found
