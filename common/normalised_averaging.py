@@ -42,19 +42,19 @@ def local_steps(num_labelled: int, num_unlabelled: int, *, epochs: int, labelled
     return max(1, epochs * num_unlabelled // unlabelled_batch, epochs * num_labelled // labelled_batch)
 
 
-def mean_steps(weights: Sequence[float], steps: Sequence[int]) -> float:
+def mean_steps(weights: Sequence[float], steps: Sequence[float]) -> float:
     """tau_bar = sum p_k tau_k; oracle V5. The weights need not sum to 1, but not to 0."""
     return sum(weight * count for weight, count in zip(weights, steps, strict=True)) / sum(weights)
 
 
-def normalised_factors(weights: Sequence[float], steps: Sequence[int]) -> list[float]:
+def normalised_factors(weights: Sequence[float], steps: Sequence[float]) -> list[float]:
     """p_k tau_bar / tau_k: what each difference w_k - w_t is multiplied by to get w_{t+1} - w_t. Oracle V8.
 
     With equal steps these are exactly the weights, over their sum.
 
     Args:
         weights: whole numbers (of examples) or shares, not negative; they need not sum to 1, but not to 0.
-        steps: tau_k >= 1.
+        steps: tau_k >= 1; whole numbers, or FedNova's for steps with momentum.
     Source: Fed-SHVR Eq. 14; FedNova Eq. 6.
     """
     total = sum(weights)

@@ -325,7 +325,7 @@ class Desk:
         """Why a task takes no more answers; empty while it does."""
         if task.state is not TaskState.OPEN:
             return f"the task is over: {task.reason or task.state}"
-        state = self._ledger.study(task.study).state
+        state = self._ledger.study_state(task.study)
         return f"the study {task.study} is {state}" if state in _ENDED else ""
 
     def _open_task_of(self, silo: str, task_id: str) -> TaskRow:

@@ -380,7 +380,7 @@ class Engine:
 
     async def _stopped(self, study: RunningStudy) -> bool:
         """Waits while the study is paused; True when the operator has stopped it."""
-        while (state := self._ledger.study(study.name).state) is StudyState.PAUSED:
+        while (state := self._ledger.study_state(study.name)) is StudyState.PAUSED:
             before, self._bulletin.reason = self._bulletin.reason, StandbyReason.PAUSED
             await self._bulletin.wait(1.0)
             self._bulletin.reason = before

@@ -92,6 +92,10 @@ class Ledger(LedgerFile):
             raise UnknownName(f"There is no study '{name}' in the ledger.", remedy=f"Studies: {names}.")
         return study_row(rows[0])
 
+    def study_state(self, name: str) -> StudyState:
+        """The state of a study that exists: asked for with every answer of a silo."""
+        return StudyState(self.query("SELECT state FROM study WHERE name = ?", name)[0]["state"])
+
     def set_study_state(self, name: str, state: StudyState, *, reason: str = "") -> None:
         """Moves a study on; sets its start and end times."""
         with self.transaction() as db:

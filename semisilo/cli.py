@@ -157,14 +157,18 @@ def simulate(
     # Told as this command's own error; its remedy there is for a coordinator.
     logging.getLogger("semisilo.coordinator").addFilter(lambda record: not record.msg.startswith("study %s failed"))
     console = Console(highlight=False)
-    with interrupt_on_termination():
-        result = run(study, out=out or Path("runs") / name_of(study.absolute()), engine=engine.value,
-                     device=device.value, seed=seed, threads=threads, workers=workers,
-                     watcher=ConsoleWatcher(console, quiet=quiet))
-        write_output(result)
+    try:
+        with interrupt_on_termination():
+            result = run(study, out=out or Path("runs") / name_of(study.absolute()), engine=engine.value,
+                         device=device.value, seed=seed, threads=threads, workers=workers,
+                         watcher=ConsoleWatcher(console, quiet=quiet))
+            page = write_output(result)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise
     if json_ is not None:
         json_.write_text(result.to_json(), encoding="utf-8")
-    show_result(console, result)
+    show_result(console, result, page)
 
 
 @app.command()

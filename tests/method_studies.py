@@ -70,6 +70,8 @@ STUDIES: tuple[MethodStudy, ...] = (
                                            "global_momentum": 0.5}),
     MethodStudy("fedprox", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "mu": 0.5}),
     MethodStudy("fedprox", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "uda", "mu": 0.5}),
+    MethodStudy("fednova", AT_SILO, {**_OBJECTIVE, "objective": "pseudo_label", "momentum": 0.9}),
+    MethodStudy("fednova", AT_COORDINATOR, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch"}),
     MethodStudy("local", AT_SILO, {**_OBJECTIVE, **_ALL_COUNT, "objective": "fixmatch", "momentum": 0.9},
                 has_statistics=False),
     MethodStudy("fedrgd", AT_COORDINATOR, _FEDRGD),

@@ -18,10 +18,12 @@ import pytest
 
 from common.config import to_dict
 from common.data.form import AugmentationSettings
+from common.data.split_settings import SplitSettings
 from common.errors import SemisiloError, by_code
 from common.exchange import ModelSettings, Numerics
 from common.methods import METHODS
 from coordinator.federation import AddressSettings, FederationConfig, FederationSettings, LimitSettings
+from coordinator.simulated import SimulationSettings
 from coordinator.study import (
     DataSettings,
     ImageSettings,
@@ -35,8 +37,8 @@ from tests.command_lines import SCRIPTS, commands_of, problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
-STUDY, METHOD_PAGE, FEDERATION, ERRORS = (
-    ROOT / "docs" / name for name in ("study.md", "methods.md", "federation.md", "errors.md"))
+STUDY, METHOD_PAGE, SIMULATION, FEDERATION, ERRORS = (
+    ROOT / "docs" / name for name in ("study.md", "methods.md", "simulation.md", "federation.md", "errors.md"))
 _SCRIPT = re.compile(rf"(?:{'|'.join(SCRIPTS)})(?= )")
 _BEFORE = re.compile(r"^(\$ )?(runuser -u \w+ -- )?(/opt/semisilo/bin/|\.venv/bin/)?")
 """What may stand before a command: a prompt, another user, a folder."""
@@ -51,6 +53,8 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[wire]", WireSettings),
     (STUDY, "", "[numerics]", Numerics),
     *((METHOD_PAGE, "Reference", spec.name, spec.settings) for spec in METHODS.values()),
+    (SIMULATION, "", "[simulation]", SimulationSettings),
+    (SIMULATION, "", "[simulation.split]", SplitSettings),
     (FEDERATION, "federation.toml", "[federation]", FederationSettings),
     (FEDERATION, "federation.toml", "[address]", AddressSettings),
     (FEDERATION, "federation.toml", "[limits]", LimitSettings),
@@ -64,7 +68,8 @@ ELSEWHERE = {(ModelSettings, "classes"): "Class names (`classes`) belong in `[da
 """Fields that are no keys of that table for a person, and the sentence of the page that says so."""
 
 IN_WORDS = {(AddressSettings, "enrollment"), (Permit, "methods"), (Permit, "groups"), (Permit, "metrics"),
-            (Permit, "factories")}
+            (Permit, "factories"),
+            *((SplitSettings, field.name) for field in dataclasses.fields(SplitSettings) if field.default is None)}
 """Fields whose default cannot be written as one value."""
 
 
@@ -209,6 +214,14 @@ def test_the_control_a_missing_row_and_a_wrong_default_are_noticed() -> None:
     rows = rows_under(text, "", "[study]")
     assert set(rows) == {"seed"} != {field.name for field in dataclasses.fields(StudySettings)}
     assert tomllib.loads(f"value = {rows['seed'][0].strip('`')}")["value"] != StudySettings().seed
+
+
+def test_the_example_of_a_simulated_study_is_dealt() -> None:
+    from semisilo.simulation.dealing import deal_study
+    from semisilo.simulation.settings import load_simulated_study
+
+    (example,) = re.findall(r"^```toml\n(.*?)^```", SIMULATION.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert len(deal_study(load_simulated_study(tomllib.loads(example))).silos) == 20
 
 
 def test_the_example_study_of_the_page_is_accepted() -> None:

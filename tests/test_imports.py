@@ -193,6 +193,17 @@ def test_the_maths_does_not_reach_grpc_or_cryptography_later_either() -> None:
     assert [chain for chain in chains if chain] == []
 
 
+SIMULATED = ("semisilo.simulation", "semisilo.simulation.simulate", "semisilo.simulation.workplace",
+             "semisilo.simulation.output", "semisilo.simulation.display", "coordinator.work", "silo.work")
+"""What a simulation runs, on machines that have torch and neither grpc nor cryptography."""
+
+
+@pytest.mark.parametrize("module", SIMULATED)
+def test_a_simulation_reaches_neither_grpc_nor_cryptography_now_or_later(module: str) -> None:
+    assert _file_of(module, ROOT) is not None, f"{module} is gone: mend the list in this file"
+    assert chain_to(module, {"grpc", "cryptography"}, root=ROOT, lazily=True) == []
+
+
 # Controls: each of the checks above notices what it is there for. -----------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from common.methods.fed_shvr import FED_SHVR
 from common.methods.fedavg import FEDAVG
 from common.methods.fedmatch import FEDMATCH
 from common.methods.fedmix import FEDMIX
+from common.methods.fednova import FEDNOVA
 from common.methods.fedprox import FEDPROX
 from common.methods.fedrgd import FEDRGD
 from common.methods.fedsgd import FEDSGD
@@ -22,7 +23,7 @@ __all__ = ["METHODS", "MethodPlugin", "MethodSpec", "Scenario", "SemiFLSettings"
            "find_method", "is_declared"]
 
 METHODS: dict[str, MethodSpec] = {
-    spec.name: spec for spec in (SEMIFL, FED_SHVR, FEDMATCH, FEDMIX, FEDAVG, FEDPROX, LOCAL, FEDRGD, FEDSGD)}
+    spec.name: spec for spec in (SEMIFL, FED_SHVR, FEDMATCH, FEDMIX, FEDAVG, FEDPROX, FEDNOVA, LOCAL, FEDRGD, FEDSGD)}
 
 
 def find_method(name: str) -> MethodSpec:

@@ -1,4 +1,13 @@
-"""FedMatch: weights split into a part learnt from labels and a sparse part learnt without, and help among silos."""
+"""FedMatch: weights split into a part learnt from labels and a sparse part learnt without, and help among silos.
+
+Every weight is sigma + psi. sigma learns from labels, at the coordinator or at the silos; psi from unlabelled images, at
+the silos. A silo's pseudo-labels are a vote of its own model and of helpers, models of other silos that the coordinator
+picks; where they disagree with the silo's model it is drawn towards them. Only differences that matter travel.
+
+As it stands (and in v1) silos are weighed and helpers picked by accuracy, so the coordinator needs validation images;
+aggregation = "uniform" with helpers = "similarity", as in v3, needs none. The published learning rates are made for
+many rounds: studies of few rounds, or few images, want ten to a hundred times more.
+"""
 
 from __future__ import annotations
 

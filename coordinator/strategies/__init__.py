@@ -10,6 +10,7 @@ __all__ = ["STRATEGIES", "load_strategy"]
 
 STRATEGIES: dict[str, str] = {
     "fedavg": "coordinator.strategies.fedavg:FedAvgStrategy",
+    "fednova": "coordinator.strategies.fednova:FedNovaStrategy",
     "fedprox": "coordinator.strategies.fedprox:FedProxStrategy",
     "local": "coordinator.strategies.local:LocalStrategy",
     "fed_shvr": "coordinator.strategies.fed_shvr:FedSHVRStrategy",

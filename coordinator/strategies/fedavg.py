@@ -69,7 +69,7 @@ class FedAvgTally:
     """The training phase being folded."""
 
     weights: dict[str, float] = field(default_factory=dict)
-    """p_k by silo, summing to 1; empty when no update was accepted."""
+    """p_k by silo, summing to 1 (FedNova: its factors); empty when no update was accepted."""
     delta: dict[str, Tensor] | None = None
     """sum p_k (w_k - w) so far, w what was sent."""
     participation: dict[str, int] = field(default_factory=dict)

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
+from semisilo.simulation.federation import SimulationWatcher
 from semisilo.simulation.result import RoundResult, SiloResult, SimulationResult
-from semisilo.simulation.simulate import SimulationWatcher, run
+from semisilo.simulation.simulate import run
 
 __all__ = ["RoundResult", "SiloResult", "SimulationResult", "SimulationWatcher", "run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -13,8 +14,8 @@ from common.describe import describe_bytes, describe_seconds, describe_share
 from coordinator.ledger import Ledger
 from coordinator.states import RoundState, TaskState
 from coordinator.summary import accuracy_in, planned_rounds, seconds_left
+from semisilo.simulation.federation import SimulationWatcher
 from semisilo.simulation.result import SimulationResult
-from semisilo.simulation.simulate import SimulationWatcher
 
 __all__ = ["ConsoleWatcher", "show_result"]
 
@@ -108,7 +109,7 @@ class ConsoleWatcher(SimulationWatcher):
                          facts=facts, now=text[:60], refresh=True)
 
 
-def show_result(console: Console, result: SimulationResult) -> None:
+def show_result(console: Console, result: SimulationResult, page: Path) -> None:
     """The outcome as a small table, and where its files are."""
     down = sum(each.payload_down for each in result.rounds)
     up = sum(each.payload_up for each in result.rounds)
@@ -129,4 +130,4 @@ def show_result(console: Console, result: SimulationResult) -> None:
     console.print()
     console.print(table)
     console.print()
-    console.print(Text(f"Folder: {result.folder}"), soft_wrap=True)
+    console.print(Text(f"Report: {page}"), soft_wrap=True)

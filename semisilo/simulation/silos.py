@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from common.compute import OnProgress
 from common.config import from_dict
-from common.errors import StorageDamaged
+from common.errors import SemisiloError, StorageDamaged
 from common.exchange import PayloadRef, TaskSpec
 from common.payload_reader import read_manifest
 from common.store import PayloadStore
@@ -193,8 +193,14 @@ class SimulatedSilo:
             digest=payload.digest, size_bytes=payload.size_bytes, groups=read_manifest(path),
             example_count=pending.num_examples, metrics=pending.metrics, training_seconds=pending.seconds)
         answer = await self._desk.begin_update(self.name, task.task_id, pending.update_id, announcement)
-        if answer.state == "send":
-            await self._desk.accept(self.name, self._desk.awaited(self.name, pending.update_id), None)
+        try:
+            if answer.state == "send":
+                await self._desk.accept(self.name, self._desk.awaited(self.name, pending.update_id), None)
+        except SemisiloError:
+            self.memory.refused(task.task_id)
+            raise
+        if answer.state == "refused":
+            self.memory.refused(task.task_id)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

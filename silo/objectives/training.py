@@ -125,6 +125,7 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
                 step(optimiser, loss if penalty is None else loss + penalty(model))
                 objective.after_step(model)
                 steps += 1
+    task.report(1.0, text)
     if skipped:
         _LOG.warning("%d of %d steps were skipped: one value per channel at a batch-norm layer", skipped, plan.steps)
     metrics = {**report.metrics(), **total.named("loss"), **labelled_mean.named("labelled_loss"),

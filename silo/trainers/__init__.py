@@ -10,6 +10,7 @@ __all__ = ["TRAINERS", "load_trainer"]
 
 TRAINERS: dict[str, str] = {
     "fedavg": "silo.trainers.fedavg:FedAvgTrainer",
+    "fednova": "silo.trainers.fednova:FedNovaTrainer",
     "fedprox": "silo.trainers.fedprox:FedProxTrainer",
     "local": "silo.trainers.local:LocalTrainer",
     "fed_shvr": "silo.trainers.fed_shvr:FedSHVRTrainer",

@@ -182,7 +182,7 @@ def test_the_method_of_a_study_runs_two_rounds_on_digits(name: str, tmp_path: Pa
         "simulation": {"data": "digits", "split": {"name": "iid", "silos": 3, "fraction": 0.2, "num_validation": 30,
                                                    **held}}}
     result = run(tables, out=tmp_path, device="cpu")
-    assert [entry.number for entry in result.rounds if entry.number] == [1, 2]
+    assert [entry.round for entry in result.rounds if entry.round] == [1, 2]
     assert all(silo.state in ("updated", "abstained") for silo in result.silos)
     assert result.accuracy is not None
 
@@ -292,7 +292,8 @@ ANCHORS: dict[str, dict[str, Any]] = {
         "method.unlabelled_batch": 10, "method.confidence_threshold": 0.95, "split.classes_per_silo": 2},
     "fedrgd/paper-two-groups-iid": {
         "method.mode": "paper", "method.groups": 2, "method.lr": 0.146, "method.warmup_rounds": 5,
-        "method.decay_c": 2.3, "method.momentum": 0.9, "method.weight_decay": 1e-4, "method.unlabelled_batch": 64, "method.labelled_batch": 64,
+        "method.decay_c": 2.3, "method.momentum": 0.9, "method.weight_decay": 1e-4, "method.unlabelled_batch": 64,
+        "method.labelled_batch": 64,
         "method.confidence_threshold": 0.95, "model.name": "resnet18", "model.normalisation": "group"},
     "fedmatch/v1-table1-silo-fedmatch-dense": _V1_FEDMATCH | _V1_STREAMING | {
         "method.scenario": "labels-at-silo", "method.lambda_l1": 0.0, "method.l1_thres": 0.0, "method.delta_thres": 0.0,

@@ -194,3 +194,16 @@ def test_the_certificate_shown_is_the_one_that_lasts_longest(authority: Authorit
     enroll(authority, invite(authority))
     authority.renew("alpha", request_der=make_request(make_key()), now=NOW + 20 * DAY)
     assert roster.silos()[0].certificate_not_after_unix == NOW + 50 * DAY
+
+
+def test_simulated_silos_are_let_in_once_and_have_no_certificate(roster: LedgerRoster, ledger: Ledger) -> None:
+    for _ in range(2):
+        roster.admit(["beta", "alpha"])
+    assert [(row.name, row.certificate_not_after_unix) for row in roster.silos()] == [("alpha", 0), ("beta", 0)]
+    assert roster.members() == [], "they have not joined yet"
+    hello(roster, "beta")
+    assert roster.members() == ["beta"]
+    found = roster.silo_status("alpha")
+    assert found is not None
+    assert found.valid_serials == frozenset()
+    assert len(ledger.query("SELECT 1 FROM event WHERE kind = 'silo_simulated'")) == 2

@@ -168,12 +168,12 @@ def _settings(scenario: str, preset: str, **changes: Any) -> FedMatchSettings:
 
 
 @pytest.mark.parametrize("preset", ["paper_v1", "paper_v3"])
-@pytest.mark.parametrize(("scenario", "least"), [(COORDINATOR, 0.85), (SILO, 0.9)])
-def test_it_learns(scenario: str, least: float, preset: str) -> None:
-    """Measured: 0.89 (v1) and 0.91 (v3) with labels at the coordinator, 0.94 and 0.97 at the silos; chance is 0.1."""
-    federation = Federation(_world(scenario), _settings(scenario, preset))
+@pytest.mark.parametrize("scenario", [COORDINATOR, SILO])
+def test_it_learns(scenario: str, preset: str) -> None:
+    """Measured after 4 rounds: 0.92 in all but v3 with labels at the silos, 0.97. Chance is 0.1."""
+    federation = Federation(_world(scenario, most=250), _settings(scenario, preset))
     accuracies = federation.run()
-    assert accuracies[-1] > least, accuracies
+    assert accuracies[-1] > 0.85, accuracies
     assert accuracies[-1] > accuracies[0] + (0.3 if scenario == SILO else 0.0), accuracies
     helped = ["consistency_loss" in metrics for metrics in federation.metrics.values()]
     assert helped == [True] * 3, "round 4 has helpers in both presets"
@@ -181,18 +181,20 @@ def test_it_learns(scenario: str, least: float, preset: str) -> None:
     assert all(numbers["c2s_percent"] <= (200.0 if scenario == SILO else 100.0) for numbers in federation.numbers)
 
 
-def test_strong_sparsity_costs_a_tenth_and_still_learns() -> None:
-    """Proximal steps and coarse thresholds: psi has few values left, most differences stay at home."""
-    dense, sparse = (Federation(_world(COORDINATOR), _settings(COORDINATOR, "paper_v3", num_helpers=0, **changes))
+def test_strong_sparsity_sends_a_tenth_of_the_values_and_still_learns() -> None:
+    """Proximal steps and coarse thresholds: psi has few values left, most differences stay at home. Measured: 1.4 % of
+    the values against 100 %, accuracy 0.86 against 0.92."""
+    world = _world(COORDINATOR, most=250)
+    dense, sparse = (Federation(world, _settings(COORDINATOR, "paper_v3", num_helpers=0, **changes))
                      for changes in ({"lambda_l1": 0.0, "l1_thres": 0.0, "delta_thres": 0.0},
-                                     {"lambda_l1": 0.2, "lambda_l2": 0.1, "l1_update": "proximal", "l1_thres": 1e-3,
-                                      "delta_thres": 5e-3}))
+                                     {"lambda_l1": 0.1, "lambda_l2": 0.1, "l1_update": "proximal", "l1_thres": 1e-3,
+                                      "delta_thres": 1e-3}))
     accuracies = [federation.run()[-1] for federation in (dense, sparse)]
     costs = [federation.numbers[-1]["c2s_percent"] for federation in (dense, sparse)]
     assert costs[0] > 90.0
-    assert costs[1] < 20.0, costs
-    assert sparse.numbers[-1]["psi_density"] < dense.numbers[-1]["psi_density"] / 2
-    assert accuracies[1] > 0.6, accuracies
+    assert costs[1] < 10.0, costs
+    assert sparse.numbers[-1]["psi_density"] < 0.1
+    assert 0.7 < accuracies[1] < accuracies[0], accuracies
 
 
 SMALL: dict[str, Any] = {"local_epochs": 1, "keep_helpers": True, "helper_interval": 2, "sbn_source": "silos",

@@ -316,3 +316,10 @@ def test_numpy_and_torch_generators_are_left_as_they_were(tmp_path: Path) -> Non
     run(study(rounds=1), out=tmp_path, device="cpu")
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+def test_on_an_accelerator_a_simulation_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = run(RESUMED, out=tmp_path / "whole", device="cuda")
+    again = run(RESUMED, out=tmp_path / "again", device="cuda")
+    assert again.digest == whole.digest

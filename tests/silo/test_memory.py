@@ -245,6 +245,22 @@ def test_a_folded_round_without_new_memory_keeps_the_old_one_and_counts(tmp_path
     assert seen(memory) == "memory 1 train"
 
 
+def test_a_memory_is_sound_when_it_has_what_the_coordinator_counts_on(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    assert memory.is_sound("s", 0)
+    assert not memory.is_sound("s", 1), "an update was folded, and nothing of it is here"
+    answer(memory, 1)
+    assert memory.is_sound("s", 0)
+    assert memory.is_sound("s", 1)
+    memory.resolve("s", 1, round=2)
+    assert memory.is_sound("s", 1)
+    assert not memory.is_sound("s", 2), "the index is older than the coordinator's ledger"
+    path = memory.committed("s")
+    assert path is not None
+    path.write_bytes(b"half")
+    assert not memory.is_sound("s", 1)
+
+
 @pytest.mark.parametrize("folded", [0, 1, 7])
 def test_memory_of_another_round_than_the_last_folded_one_is_not_used(tmp_path: Path, folded: int) -> None:
     memory = SiloMemory(tmp_path)

@@ -10,6 +10,7 @@ from common.config import canonical_json, from_dict, to_dict
 from common.errors import BadConfiguration
 from common.methods import METHODS
 from common.methods.fedavg import FedAvgSettings
+from common.methods.fednova import FedNovaSettings
 from common.methods.fedprox import FedProxSettings
 from common.methods.local import LocalSettings
 
@@ -65,6 +66,13 @@ def test_fedprox_is_fedavg_with_mu_and_equal_weights() -> None:
         from_dict(FedProxSettings, {"lambda_u": 2.0})
 
 
+def test_fednova_takes_only_momentum_whose_steps_it_can_count() -> None:
+    assert from_dict(FedNovaSettings, {"momentum": 0.9}).momentum == 0.9
+    for key in ("nesterov", "persist_local_momentum"):
+        with pytest.raises(BadConfiguration, match=key):
+            from_dict(FedNovaSettings, {"momentum": 0.9, key: True})
+
+
 def test_local_training_knows_no_coordinator() -> None:
     for key, value in (("scenario", "labels-at-coordinator"), ("weighting", "size"), ("global_momentum", 0.5),
                        ("coordinator_epochs", 1), ("sbn_source", "auto")):
@@ -73,7 +81,7 @@ def test_local_training_knows_no_coordinator() -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fednova", "local"])
 def test_settings_survive_ledger_and_task(name: str, objective: str) -> None:
     before = from_dict(METHODS[name].settings, {"objective": objective, "lr": 0.5})
     after = from_dict(METHODS[name].settings, to_dict(before))
@@ -81,7 +89,7 @@ def test_settings_survive_ledger_and_task(name: str, objective: str) -> None:
     assert after == before
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fednova", "local"])
 def test_the_strategy_alone_sets_the_learning_rate_of_a_round(name: str) -> None:
     assert METHODS[name].set_by_strategy == ("round_lr",)
     assert "scenario" in METHODS[name].settings.__dataclass_fields__

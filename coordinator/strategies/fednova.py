@@ -1,0 +1,39 @@
+"""FedNova at the coordinator: FedAvg's half with normalised averaging.
+
+Source: Wang et al., NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.exchange import Phase, UpdateHeader
+from common.normalised_averaging import normalised_factors
+from coordinator.static_statistics import StatisticsTally
+from coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy, FedAvgTally
+
+__all__ = ["FedNovaStrategy", "effective_steps"]
+
+
+class FedNovaStrategy(FedAvgStrategy):
+    """The coordinator half of FedNova."""
+
+    def begin(self, state: FedAvgState, phase: Phase, headers: tuple[UpdateHeader, ...], *,
+              round: int) -> FedAvgTally | StatisticsTally:
+        """As FedAvg's, with p_k tau_eff / tau_k for p_k, tau_k of the metric "steps"."""
+        tally = super().begin(state, phase, headers, round=round)
+        if isinstance(tally, StatisticsTally) or not headers:
+            return tally
+        steps = [effective_steps(int(header.metrics["steps"]), momentum=self._settings.momentum) for header in headers]
+        factors = normalised_factors([tally.weights[header.silo] for header in headers], steps)
+        return replace(tally, weights={header.silo: factor for header, factor in zip(headers, factors, strict=True)})
+
+
+def effective_steps(steps: int, *, momentum: float) -> float:
+    """||a_k||_1 = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho): by how many gradients tau steps with momentum rho
+    have moved, starting from no momentum; tau itself for rho = 0.
+
+    With buf = rho buf + g the gradient of step i acts in all later ones: 1 + rho + ... + rho^(tau - i) times.
+    Source: FedNova, Wang et al. (NeurIPS 2020) section 4, proximal and momentum variants.
+    """
+    return (steps - momentum * (1.0 - momentum**steps) / (1.0 - momentum)) / (1.0 - momentum)

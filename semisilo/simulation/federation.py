@@ -1,0 +1,245 @@
+"""A federation without a wire: the coordinator's own engine, desk and ledger, and every silo, in one process.
+
+The engine opens phases as for real silos; here every silo that was asked and does not drop out answers, and the clock
+jumps to the deadline for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from common import __version__
+from common.compute import InlineCompute, OnProgress
+from common.config import to_dict
+from common.errors import ComputeFailed, SemisiloError
+from common.exchange import TaskSpec
+from coordinator.bulletin import Bulletin, StandbyReason
+from coordinator.desk import Desk, Hello
+from coordinator.engine import Engine, EngineFolders
+from coordinator.ledger import Ledger
+from coordinator.states import RoundState, StudyState, TaskState
+from coordinator.stores import open_payloads, open_spool
+from semisilo.simulation.availability import AvailableRoster, drops_out
+from semisilo.simulation.clock import PhaseClock
+from semisilo.simulation.dealing import Dealt
+from semisilo.simulation.folder import SimulationFolder
+from semisilo.simulation.silos import SimulatedSilo, Workplace
+from silo.memory import PendingUpdate
+
+__all__ = ["SimulatedFederation", "SimulationWatcher"]
+
+_LOG = logging.getLogger("semisilo.simulation")
+_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
+
+
+class SimulationWatcher:
+    """Told what happens; this one says nothing."""
+
+    def step(self, text: str) -> None:
+        """A line about what is done next."""
+
+    def progress(self, ledger: Ledger, study: str, text: str, fraction: float) -> None:
+        """What is being done and how far it is; comes after every task and several times a second while one lasts."""
+
+    def finished(self, ledger: Ledger, study: str) -> None:
+        """All rounds are over."""
+
+    def done(self) -> None:
+        """The simulation is over, or has failed."""
+
+
+class _Accountant:
+    """There is no wire here, so nothing to be measured on it."""
+
+    def settle(self, *, study: str, round: int, phase: str) -> None:
+        """See `coordinator.engine.Accountant`."""
+
+
+class SimulatedFederation:
+    """Coordinator and silos of one study."""
+
+    def __init__(self, dealt: Dealt, folder: SimulationFolder, ledger: Ledger, *, device: str,
+                 watcher: SimulationWatcher) -> None:
+        """`device` is "cpu" or "cuda"; empty: an accelerator where there is one."""
+        from coordinator.work import Operations  # torch, only now
+
+        self._dealt = dealt
+        self._study = dealt.study.name
+        self._ledger = ledger
+        self._watcher = watcher
+        self._settings = dealt.study.simulation
+        self._seed = dealt.config.study.seed
+        self._clock = PhaseClock()
+        self._bulletin = Bulletin()
+        self._roster = AvailableRoster(ledger, study=self._study, settings=self._settings, seed=self._seed)
+        self._compute = InlineCompute(lambda progress: Operations(progress, device=device))
+        payloads = open_payloads(folder.payloads)
+        spool = open_spool(folder.spool, limit_bytes=0)
+        payloads.clean()
+        spool.clean(keep_partials=())
+        self._desk = Desk(ledger=ledger, roster=self._roster, bulletin=self._bulletin, payloads=payloads, spool=spool,
+                          compute=self._compute, clock=self._clock)
+        self._engine = Engine(
+            ledger=ledger, roster=self._roster, bulletin=self._bulletin, compute=self._compute, payloads=payloads,
+            spool=spool, accountant=_Accountant(), clock=self._clock,
+            folders=EngineFolders(studies=folder.studies, payloads=folder.payloads))
+        method = dealt.config.method.name
+        self._silos = {
+            name: SimulatedSilo(
+                name, place, folder.silos / name, desk=self._desk, ledger=ledger, payloads=payloads, spool=spool,
+                hello=Hello(version=__version__, methods=(method,), labelled_count=len(dealt.labelled_of(place)),
+                            unlabelled_count=len(dealt.split.silos[place])))
+            for place, name in enumerate(dealt.silos)}
+
+    async def open(self) -> bool:
+        """Queues the study and lets the silos join; False when the study is complete already.
+
+        Raises: StorageDamaged when files are lost without which other bits would follow.
+        """
+        self._queue()
+        if self._ledger.study(self._study).state is StudyState.COMPLETED:
+            return False
+        for silo in self._silos.values():
+            silo.check(self._study)
+            await self._desk.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
+        return True
+
+    async def run(self, workplace: Workplace) -> None:
+        """Runs the study to its end, with silos that train at a workplace. Raises: SemisiloError when it fails."""
+        engine = asyncio.ensure_future(self._run_engine())
+        working = asyncio.ensure_future(self._work(workplace))
+        showing = asyncio.ensure_future(self._show())
+        try:
+            await asyncio.wait({engine, working}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, engine):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (engine, working, showing):
+                task.cancel()
+            await asyncio.gather(engine, working, showing, return_exceptions=True)
+            await self._compute.close()
+        row = self._ledger.study(self._study)
+        if row.state is not StudyState.COMPLETED:
+            raise SemisiloError(row.reason or f"The study {row.name} is {row.state}.")
+
+    def _queue(self) -> None:
+        """Queues the study, and lets the silos in."""
+        known = {row.name: row for row in self._ledger.studies()}
+        config = to_dict(self._dealt.config)
+        if self._study not in known:
+            self._ledger.queue_study(self._study, config)
+        elif known[self._study].state in (StudyState.FAILED, StudyState.STOPPED):
+            self._ledger.requeue_study(self._study, config)
+        self._roster.admit(self._dealt.silos)
+
+    async def _run_engine(self) -> None:
+        while self._ledger.study(self._study).state not in _ENDED:
+            await self._engine.run_next()
+
+    # Silos ------------------------------------------------------------------------------------------------------------
+
+    async def _work(self, workplace: Workplace) -> None:
+        """Answers every phase that the engine opens."""
+        while True:
+            asked = self._open_tasks()
+            if asked:
+                await self._phase(asked, workplace)
+            else:
+                await self._bulletin.wait_for_call(60.0)
+
+    def _open_tasks(self) -> list[str]:
+        """The silos whose answer the open phase waits for, in silo order; none between phases."""
+        if self._bulletin.reason is not StandbyReason.NOT_SAMPLED:
+            return []
+        last = self._ledger.last_round(self._study)
+        if last is None or last.state is not RoundState.COLLECTING:
+            return []
+        states = self._ledger.task_states(self._study, last.number, last.phase)
+        return [silo for silo, state in states.items() if state is TaskState.OPEN]
+
+    async def _phase(self, asked: list[str], workplace: Workplace) -> None:
+        """Every silo that does not drop out answers; the time passes for the others."""
+        last = self._ledger.last_round(self._study)
+        assert last is not None
+        self._clock.hold()
+        try:
+            there = [silo for silo in asked
+                     if not drops_out(self._settings, silo, seed=self._seed, round=last.number)]
+            await self._answer_all([self._silos[silo] for silo in there], workplace)
+            if len(there) < len(asked):
+                phase = self._ledger.phase(self._study, last.number, last.phase)
+                states = self._ledger.task_states(self._study, last.number, last.phase)
+                answered = sum(state in (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED)
+                               for state in states.values())
+                self._clock.jump(phase.deadline_unix if answered >= phase.quorum else phase.limit_unix)
+                self._bulletin.notify()
+            while self._open_tasks() and self._ledger.last_round(self._study) == last:
+                await self._bulletin.wait(60.0)
+        finally:
+            self._clock.release()
+
+    async def _answer_all(self, silos: list[SimulatedSilo], workplace: Workplace) -> None:
+        """As many silos train at a time as the workplace has room for; they answer in silo order."""
+        room = asyncio.Semaphore(workplace.room)
+        training = [asyncio.ensure_future(self._train(silo, workplace, room)) for silo in silos]
+        try:
+            for silo, each in zip(silos, training, strict=True):
+                prepared = await each
+                if prepared is None:
+                    continue
+                task, pending = prepared
+                try:
+                    await silo.deliver(task, pending)
+                except SemisiloError as error:
+                    self._refuse(silo, task, error)
+                self._tell(f"{silo.name} has answered", 1.0)
+        finally:
+            for each in training:
+                each.cancel()
+            await asyncio.gather(*training, return_exceptions=True)
+
+    async def _train(self, silo: SimulatedSilo, workplace: Workplace,
+                     room: asyncio.Semaphore) -> tuple[TaskSpec, PendingUpdate] | None:
+        """The silo's task and its answer; None when it has refused, or has no task any more."""
+        async with room:
+            task = await self._desk.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
+            if not isinstance(task, TaskSpec):
+                return None
+            try:
+                return task, await silo.prepare(task, workplace, on_progress=self._heard(silo.name, task))
+            except SemisiloError as error:
+                self._refuse(silo, task, error)
+                return None
+
+    def _refuse(self, silo: SimulatedSilo, task: TaskSpec, error: SemisiloError) -> None:
+        """Refuses a task as a real silo does.
+
+        Raises: the error, where a real silo would come back later (a full disk), which nobody does here; and where it
+            is a mistake of the program, which would be hidden among refusals.
+        """
+        mistake = error.__cause__ is not None and not isinstance(error.__cause__, SemisiloError)
+        if error.retry or (isinstance(error, ComputeFailed) and mistake):
+            raise error
+        _LOG.warning("round %d: %s refuses: %s", task.round, silo.name, error.line())
+        self._desk.refuse(silo.name, task.task_id, error.code, error.text)
+
+    # Display ----------------------------------------------------------------------------------------------------------
+
+    def _heard(self, silo: str, task: TaskSpec) -> OnProgress:
+        def heard(fraction: float, text: str) -> None:
+            self._bulletin.heard(silo, task_id=task.task_id, stage="training", fraction=fraction, text=text)
+            self._tell(f"{silo}: {text}" if text else silo, fraction)
+
+        return heard
+
+    async def _show(self) -> None:
+        """What the coordinator does, now and then."""
+        while True:
+            await asyncio.sleep(0.2)
+            if self._bulletin.reason is StandbyReason.COORDINATOR_WORKING:
+                self._tell(self._bulletin.activity, self._bulletin.fraction)
+
+    def _tell(self, text: str, fraction: float) -> None:
+        self._watcher.progress(self._ledger, self._study, text, fraction)

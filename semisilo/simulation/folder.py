@@ -1,0 +1,99 @@
+"""The folder of a simulation: that of a federation with the silos' folders beside it, and what is simulated there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config import canonical_json, to_dict
+from common.durable import write_durably
+from common.errors import UsageError
+from semisilo.simulation.dealing import Dealt
+from semisilo.simulation.parts import write_coordinator
+
+__all__ = ["SimulationFolder", "begin"]
+
+_RECORD = "simulation.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationFolder:
+    """The paths in the folder of a simulation."""
+
+    folder: Path
+
+    @property
+    def ledger(self) -> Path:
+        """The SQLite file, as a coordinator's."""
+        return self.folder / "ledger.sqlite"
+
+    @property
+    def payloads(self) -> Path:
+        """What silos are sent."""
+        return self.folder / "payloads"
+
+    @property
+    def spool(self) -> Path:
+        """Updates until their round is committed."""
+        return self.folder / "spool"
+
+    @property
+    def studies(self) -> Path:
+        """One folder, that of the study."""
+        return self.folder / "studies"
+
+    @property
+    def silos(self) -> Path:
+        """One folder per silo."""
+        return self.folder / "silos"
+
+    @property
+    def record(self) -> Path:
+        """What is simulated here, so that it is not gone on with as another one."""
+        return self.folder / _RECORD
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held while a simulation runs here; the kernel lets go of it however the process ends.
+
+        Raises: UsageError when another process has it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(f"{self.folder}: another simulation runs here.",
+                                 remedy="Wait for it, or choose another folder.") from None
+            yield
+        finally:
+            os.close(handle)
+
+
+def begin(folder: SimulationFolder, dealt: Dealt) -> None:
+    """Notes what is simulated in a folder and writes the coordinator's part; to be called before every run.
+
+    Raises: UsageError when the folder holds something else.
+    """
+    study = dealt.study
+    now = {"format": _FORMAT, "study": study.name, "config": to_dict(dealt.config),
+           "simulation": to_dict(study.simulation), "digest": dealt.digest()}
+    if folder.record.exists():
+        before = json.loads(folder.record.read_bytes())
+        changed = [key for key in now if canonical_json(before.get(key)) != canonical_json(now[key])]
+        if changed:
+            raise UsageError(f"{folder.folder} holds a simulation with another {' and another '.join(changed)}.",
+                             remedy="Choose another folder with --out, or remove that one.")
+    elif any(path.name != "lock" for path in folder.folder.iterdir()):
+        raise UsageError(f"{folder.folder} is not empty, and holds no simulation.", remedy="Choose another --out.")
+    else:
+        write_durably(folder.record, canonical_json(now).encode() + b"\n")
+    if not (folder.studies / study.name / "study.toml").exists():  # written last
+        write_coordinator(dealt, folder.studies / study.name)

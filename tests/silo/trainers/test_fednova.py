@@ -1,0 +1,50 @@
+"""FedNova's silo half: FedAvg's, but a silo that took no step abstains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from common import tensors
+from common.data.form import AugmentationSettings, ImageForm
+from common.data.image_set import ImageSet
+from common.exchange import SiloData, SiloTask, TensorGroup, Update
+from common.methods import METHODS, check_metrics
+from common.methods.fednova import FedNovaSettings
+from common.models import initial_model
+from silo.trainers.fedavg import FedAvgTrainer
+from silo.trainers.fednova import FedNovaTrainer
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def _train(trainer: Any, **settings: Any) -> Update:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (20, 1, 4, 4), generator=generator, dtype=torch.uint8)
+    data = SiloData(unlabelled=ImageSet(pixels, None, tuple(map(str, range(20)))))
+    values = {"round_lr": 0.1, "unlabelled_batch": 5, "objective": "fixmatch", "mask_mean": "kept", **settings}
+    task = SiloTask(study="s", round=1, rounds=5, phase="train", silo="a", seed=1, build_model=_net,
+                    settings=FedNovaSettings(**values), groups={"model": TensorGroup(initial_model(_net, 3))},
+                    image=ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,)),
+                    augmentation=AugmentationSettings(policy="none"))
+    update: Update = trainer.train(task, data, None)[0]
+    return update
+
+
+def test_a_silo_with_steps_answers_as_fedavgs() -> None:
+    ours, theirs = (_train(each, confidence_threshold=0.0) for each in (FedNovaTrainer(), FedAvgTrainer()))
+    assert tensors.digest(ours.groups["model"].tensors) == tensors.digest(theirs.groups["model"].tensors)
+    check_metrics(METHODS["fednova"], ours.metrics, update=True)
+
+
+def test_a_silo_without_a_step_abstains_where_fedavgs_returns_its_zero() -> None:
+    ours, theirs = (_train(each, confidence_threshold=1.0) for each in (FedNovaTrainer(), FedAvgTrainer()))
+    assert ours.abstention == "no_confident_example"
+    assert ours.groups == {}
+    check_metrics(METHODS["fednova"], ours.metrics, update=False)
+    assert not theirs.abstention
+    assert not any(tensor.any() for tensor in theirs.groups["model"].tensors.values())
