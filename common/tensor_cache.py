@@ -73,24 +73,23 @@ class TensorCache:
         """Removes all but `keep` and the `spare` newest others.
 
         Args:
-            of_each_name: of these, at most so many of one name of a tensor group, the newest; numbered groups share
-                their name. So a group that comes with every task does not push out one that comes seldom.
+            of_each_name: spares are the newest of their name of a tensor group, at most so many, those in `keep`
+                counted; numbered groups share a name. So a group that comes with every task does not push out one that
+                comes seldom.
         """
-        others = [digest for digest in self.digests() if digest not in keep]
+        found = self.digests()
+        spares = [digest for digest in found if digest not in keep]
         if of_each_name is not None:
-            seen: Counter[str] = Counter()
-            names = {digest: self._group_name(digest) for digest in others}
-            kept = []
-            for digest in others:
-                seen[names[digest]] += 1
-                if seen[names[digest]] <= of_each_name:
-                    kept.append(digest)
-            spares = set(kept[:spare])
-        else:
-            spares = set(others[:spare])
-        for digest in others:
-            if digest not in spares:
-                self.drop(digest)
+            seen = Counter(self._group_name(digest) for digest in found if digest in keep)
+            newest = []
+            for digest in spares:
+                name = self._group_name(digest)
+                seen[name] += 1
+                if seen[name] <= of_each_name:
+                    newest.append(digest)
+            spares = newest
+        for digest in set(found).difference(keep, spares[:spare]):
+            self.drop(digest)
 
     def _group_name(self, digest: str) -> str:
         """What the file calls its group, without a number; nothing for one that is damaged."""

@@ -55,6 +55,8 @@ def _groups(groups: typing.Mapping[str, Any]) -> str:
 def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default if field.default is not dataclasses.MISSING else \
         field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+    if value is None:
+        return "left out"
     text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else \
         f'"{value}"' if isinstance(value, str) else repr(list(value) if isinstance(value, tuple) else value)
     return f"`{text}`"

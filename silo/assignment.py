@@ -222,8 +222,10 @@ class TaskRunner:
         # Of the file itself, not of what was said about it; and again after a restart, for silo.toml may have changed.
         check_update(self._policy, spec, groups=[group.name for group in manifest], metrics=pending.metrics,
                      size_bytes=path.stat().st_size)
+        # What its groups are coded against stands in the manifest, group by group; the reference only names the file.
+        file = PayloadRef(payload.digest, payload.size_bytes, payload.groups)
         request = pb.BeginUpdateRequest(task_id=task.task_id, update_id=pending.update_id, update=pb.UpdateDeclaration(
-            payload=reference_to_proto(payload), manifest=manifest_to_proto(manifest),
+            payload=reference_to_proto(file), manifest=manifest_to_proto(manifest),
             example_count=pending.num_examples, metrics=pending.metrics))
         request.update.training_duration.FromMicroseconds(round(pending.seconds * 1e6))
         await self._disclose(_disclosure(task, "update", pending.update_id, groups=payload.groups,

@@ -14,9 +14,9 @@ __all__ = ["collect_tensors", "open_cache", "open_outgoing"]
 _SPARE_GROUPS = 12
 """Tensor groups of earlier tasks and updates that stay on disk: the next task may name one again, or be coded against
 it."""
-_SPARES_OF_A_NAME = 2
-"""Of each name: what the last task brought and what the update made of it. Which of them the coordinator goes on from
-is only known later; and rounds that ask this silo for statistics alone must not push them out."""
+_OF_EACH_NAME = 1
+"""Of each name the newest: what the last update made of it, where it overwrites. Rounds that ask this silo for
+statistics alone must not push it out; and more would be a model each, for a simulation's every silo."""
 
 _SPARE_FILES = 1
 """The next payload of a round is as large as the last one, and is written over it."""
@@ -30,7 +30,7 @@ def open_cache(folder: Path) -> PayloadStore:
 def collect_tensors(tensors: TensorCache, payloads: Iterable[PayloadRef]) -> None:
     """Removes the tensor groups that neither the payloads of the task at hand need nor the next ones are likely to."""
     tensors.collect({digest for each in payloads for digest in (each.tensors, each.reference)}, spare=_SPARE_GROUPS,
-                    of_each_name=_SPARES_OF_A_NAME)
+                    of_each_name=_OF_EACH_NAME)
 
 
 def open_outgoing(folder: Path) -> PayloadStore:

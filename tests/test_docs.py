@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -22,6 +22,7 @@ from common.data.split_settings import SplitSettings
 from common.errors import SemisiloError, by_code
 from common.exchange import ModelSettings, Numerics
 from common.methods import METHODS
+from common.methods.spec import PSEUDO_LABEL_METRICS
 from coordinator.federation import AddressSettings, FederationConfig, FederationSettings, LimitSettings
 from coordinator.simulated import SimulationSettings
 from coordinator.study import (
@@ -68,8 +69,7 @@ ELSEWHERE = {(ModelSettings, "classes"): "Class names (`classes`) belong in `[da
 """Fields that are no keys of that table for a person, and the sentence of the page that says so."""
 
 IN_WORDS = {(AddressSettings, "enrollment"), (Permit, "methods"), (Permit, "groups"), (Permit, "metrics"),
-            (Permit, "factories"),
-            *((SplitSettings, field.name) for field in dataclasses.fields(SplitSettings) if field.default is None)}
+            (Permit, "factories")}
 """Fields whose default cannot be written as one value."""
 
 
@@ -190,8 +190,8 @@ def test_every_setting_is_documented_with_its_default(page: Path, parent: str, h
         if (settings, name) in IN_WORDS:
             continue
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required:
-            assert default == "required", name
+        if required or field.default is None:
+            assert default == ("required" if required else "left out"), name
             continue
         real = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         written = re.match(r"`([^`]+)`", default)
@@ -229,6 +229,33 @@ def test_the_example_study_of_the_page_is_accepted() -> None:
 
     (example,) = re.findall(r"^```toml\n(.*?)^```", STUDY.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert config_from_dict(tomllib.loads(example), where="docs/study.md").study.start_with == 3
+
+
+def test_every_network_augmentation_and_split_is_in_its_table() -> None:
+    from common.data.split_settings import SplitName
+    from common.models import model_names
+    from common.models.torchvision_models import torchvision_names
+
+    study, simulation = (page.read_text(encoding="utf-8") for page in (STUDY, SIMULATION))
+    networks = {name for cell in rows_under(study, "", "Networks") for name in cell.split("`, `")}
+    assert networks == set(model_names()) - set(torchvision_names())
+    assert set(rows_under(study, "", "Policies")) == set(get_args(get_type_hints(AugmentationSettings)["policy"]))
+    assert set(rows_under(simulation, "", "The rules")) == set(get_args(SplitName))
+
+
+def test_every_method_is_explained_and_its_choice_weighed() -> None:
+    text = METHOD_PAGE.read_text(encoding="utf-8")
+    explained = text.partition("## What every method does")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\*\*(`[^*]+`)\.\*\*", explained, re.MULTILINE)) == {f"`{name}`" for name in METHODS}
+    weighed = {name for cell in rows_under(text, "", "Choosing") for name in cell.split("`, `")}
+    assert weighed == set(METHODS)
+
+
+def test_the_numbers_that_every_method_may_report_are_explained() -> None:
+    numbers = {name for cell in rows_under(METHOD_PAGE.read_text(encoding="utf-8"), "", "Diagnostics")
+               for name in cell.split("`, `")}
+    assert {name.replace("/*", "/LABEL") for name in PSEUDO_LABEL_METRICS} <= numbers
+    assert {"accuracy", "balanced_accuracy", "recall/CLASS", "labelled_accuracy", "local_accuracy"} <= numbers
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

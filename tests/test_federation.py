@@ -176,6 +176,50 @@ def test_a_coordinator_that_loses_its_references_between_rounds_ends_with_the_sa
         assert processes.finish() == raw_run[0]
 
 
+FEDMATCH = STUDY[:STUDY.index("[method]")].replace(
+    'test = "test.npz"', 'test = "test.npz"\nvalidation = "test.npz"') + """[method]
+name = "fedmatch"
+scenario = "labels-at-coordinator"
+confidence_threshold = 0.3
+unlabelled_batch = 20
+[participation]
+round_timeout = "{timeout}"
+"""
+
+
+def test_a_method_that_overwrites_sends_little_and_gives_the_same_model_when_a_silo_loses_what_it_held(
+        tmp_path: Path) -> None:
+    """FedMatch. Its first task comes whole; from then on a silo is sent what differs from what it holds, and sends what
+    differs from what it was sent."""
+    with federation(tmp_path / "raw", study=with_wire(FEDMATCH, "raw")) as processes:
+        start(processes)
+        digest = processes.finish()
+        dense = 2 * 4 * 1_200_010  # of two silos
+        sent = {(int(str(number)), str(direction)): int(str(amount)) for number, direction, amount in processes.query(
+            "SELECT round, direction, sum(bytes) FROM cost WHERE kind = 'payload' AND item = 'psi'"
+            " GROUP BY round, direction")}
+        assert sent[1, "down"] > dense
+        assert all(sent[number, "down"] < 0.1 * dense for number in (2, 3))
+        assert all(sent[number, "up"] < 0.1 * dense for number in (1, 2, 3))
+        assert came_whole(processes) == [("alpha", 1), ("beta", 1)]
+    with federation(tmp_path / "lost", study=with_wire(FEDMATCH, "smallest")) as processes:
+        start(processes)
+        processes.wait_for(lambda: in_round(processes, 2))
+        processes.kill("alpha")
+        shutil.rmtree(tmp_path / "lost" / "alpha" / "cache")
+        processes.join("alpha")
+        assert processes.finish() == digest
+        assert came_whole(processes)[2:] in ([("alpha", 2)], [("alpha", 3)]), "the round in which it was noticed"
+
+
+def came_whole(processes: FederationOfProcesses) -> list[tuple[str, int]]:
+    """(silo, round) of the tasks that sent all of psi."""
+    rows = processes.query("SELECT silo, round, spec_json FROM task ORDER BY round, silo")
+    return [(str(silo), int(str(number))) for silo, number, text in rows
+            for payload in json.loads(str(text))["payloads"]
+            if payload["groups"] == ["psi"] and payload["digest"] and not payload["reference"]]
+
+
 BIG = with_wire(STUDY.replace("wide_network:wide", "wide_network:{network}").replace("rounds = 3", "rounds = 1"), "raw")
 
 

@@ -1,6 +1,6 @@
 """FedMatch: weights split into a part learnt from labels and a sparse part learnt without, and help among silos.
 
-Every weight is sigma + psi. sigma learns from labels, at the coordinator or at the silos; psi from unlabelled images, at
+Every weight is sigma + psi. sigma learns from labels, at the coordinator or at the silos; psi from unlabelled images at
 the silos. A silo's pseudo-labels are a vote of its own model and of helpers, models of other silos that the coordinator
 picks; where they disagree with the silo's model it is drawn towards them. Only differences that matter travel.
 

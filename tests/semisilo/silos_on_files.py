@@ -57,7 +57,8 @@ async def _run(parts: Path, folder: Path) -> Ledger:
     ledger.queue_study("first", to_dict(load_study(parts / "coordinator" / "study.toml")))
     files = sorted((parts / "silos").glob("*.npz"))
     roster.admit([file.stem for file in files])
-    silos = [asyncio.ensure_future(_Silo(file, parts / "coordinator" / "data" / "test.npz", folder / file.stem, desk).work()) for file in reversed(files)]
+    test = parts / "coordinator" / "data" / "test.npz"
+    silos = [asyncio.ensure_future(_Silo(file, test, folder / file.stem, desk).work()) for file in reversed(files)]
     try:
         row = await engine.run_next()
         assert row is not None
@@ -103,8 +104,9 @@ class _Silo:
         residuals, pending_residuals = self._memory.residuals(task.study, round=task.round)
         result = await self._compute.call("train", {
             "task": to_dict(task), "payloads": {each.digest: str(self._cache.path(each.digest)) for each in wanted},
-            "cache_folder": str(self._home.cache), "source": str(self._file), "test": str(self._test), "on_error": "stop",
-            "factories": [],            "memory": memory and str(memory), "residuals": residuals and str(residuals),
+            "cache_folder": str(self._home.cache), "source": str(self._file), "test": str(self._test),
+            "on_error": "stop", "factories": [],
+            "memory": memory and str(memory), "residuals": residuals and str(residuals),
             "pending_residuals": pending_residuals and str(pending_residuals),
             "outgoing_folder": str(self._home.outgoing), "memory_folder": str(self._home.memory)})
         await self._send(task, result)

@@ -319,7 +319,7 @@ def test_numpy_and_torch_generators_are_left_as_they_were(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
-def test_on_an_accelerator_a_simulation_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_two_simulations_on_an_accelerator_end_with_the_same_bits(tmp_path: Path) -> None:
     whole = run(RESUMED, out=tmp_path / "whole", device="cuda")
     again = run(RESUMED, out=tmp_path / "again", device="cuda")
     assert again.digest == whole.digest

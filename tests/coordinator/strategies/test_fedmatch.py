@@ -389,6 +389,15 @@ def test_a_helper_that_is_too_old_is_not_chosen() -> None:
     assert {_owner(group, silos) for group in silos.helpers("late")} == {"a", "b"}
 
 
+def test_age_counts_rounds_in_which_nobody_answered_as_well() -> None:
+    silos = _silos(helper_max_age_rounds=2)
+    silos.step({"a": {"psi": 0.1}, "b": {"psi": 0.2}})
+    silos.step({})
+    assert len(silos.helpers("a")) == 1, "round 3: the helper's update is 2 rounds old"
+    silos.step({})
+    assert silos.helpers("a") == [], "round 4: 3 rounds old"
+
+
 def test_similar_models_help_each_other_in_every_tenth_round() -> None:
     """Recomputed: softmax of sigma_k + psi_k on the noise image, Euclidean distance."""
     silos = _silos(helpers="similarity", helper_interval=10, helper_pool="all", num_helpers=1)
