@@ -27,19 +27,18 @@ class Expected:
     """By digest: what the silo was sent in its task and may overwrite."""
 
 
-def expected_of(layouts: Mapping[str, GroupLayout], task: Task | None) -> Expected:
+def expected_of(layouts: Mapping[str, GroupLayout], task: Task) -> Expected:
     """What a silo's update must be.
 
     Args:
         layouts: as the strategy expects them of every silo in this phase.
-        task: what the strategy asks of this silo; needed where a base is what the silo was sent.
+        task: what the strategy asks of this silo.
     """
     groups: dict[str, GroupLayout] = {}
     bases: dict[str, Tensors] = {}
     for name, layout in layouts.items():
         groups[name] = layout
         if layout.base == FROM_TASK:
-            assert task is not None
             assert name in task.groups, f"the update is to overwrite the group {name}, which the task does not send"
             sent = task.groups[name]
             base = group_digest(sent)

@@ -90,8 +90,9 @@ class SimulationResult:
         return self.folder / "studies" / self.study / "model.safetensors"
 
     def to_json(self) -> str:
-        """All facts as one JSON object."""
+        """All facts but the folder as one JSON object."""
         facts: dict[str, Any] = to_dict(self)
+        del facts["folder"]
         return json.dumps({**facts, "accuracy": self.accuracy}, indent=2) + "\n"
 
     def to_csv(self) -> str:

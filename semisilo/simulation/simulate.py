@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from common.durable import without_waiting
 from common.errors import UsageError
@@ -40,7 +40,7 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
         workers: with "ray", tasks at a time; None: as many as the cluster has processors or accelerators for.
     Raises: SemisiloError for what is wrong with settings, images or the folder, and for what ends the study.
     """
-    _check_device(device)
+    _check(engine, device, workers)
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
     with without_waiting(), _torch_left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, SimulationFolder(Path(out).absolute()), engine=engine,
@@ -48,9 +48,14 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
                                            watcher=watcher or SimulationWatcher(), workers=workers))
 
 
-def _check_device(device: str) -> None:
+def _check(engine: str, device: str, workers: int | None) -> None:
     import torch
 
+    if engine not in get_args(EngineName):
+        raise UsageError(f"There is no engine '{engine}'.", remedy=f"Choose one of: {', '.join(get_args(EngineName))}.")
+    if engine != "ray" and workers is not None:
+        raise UsageError("workers has no effect: in this process one silo trains at a time.",
+                         remedy="Leave it out, or choose the engine ray.")
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
 

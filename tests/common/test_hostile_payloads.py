@@ -32,6 +32,7 @@ from common.codec import (
 from common.convert import task_from_proto, task_to_proto
 from common.errors import BadConfiguration, BadPayload, LayoutMismatch, WrongBase
 from common.exchange import Meaning, TensorSpec
+from common.held_tensors import HeldFile
 from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest
 from common.payload_reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, PayloadReader
 from common.reference_form import code_against
@@ -84,7 +85,7 @@ def old(tmp_path: Path) -> Path:
 def read(path: Path, content: bytes, old: Path, *, max_bytes: int = MIB) -> list[Bits]:
     path.write_bytes(content)
     with PayloadReader(path, max_bytes=max_bytes) as reader, PayloadReader(old) as base:
-        return [bits for group in reader.groups for _, bits in reader.tensors(group.name, base)]
+        return [bits for group in reader.groups for _, bits in reader.tensors(group.name, HeldFile(base))]
 
 
 def test_the_payload_of_these_tests_is_read(tmp_path: Path, old: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import io
 import json
 import os
 import signal
@@ -16,12 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from common.data import archive
 from common.errors import BadConfiguration, SemisiloError, StorageDamaged, UsageError
 from coordinator.ledger import Ledger
 from coordinator.study import load_study
 from semisilo.simulation import SimulationResult, run
+from semisilo.simulation.display import ConsoleWatcher, show_result
 from semisilo.simulation.toml_text import toml_text
 from tests.processes import CRASHING
 from tests.semisilo.studies import study
@@ -185,6 +188,27 @@ def test_the_command_tells_rounds_line_by_line_and_leaves_report_and_metrics(tmp
     assert (out / "studies" / "lungs" / "model.safetensors").is_file()
 
 
+def test_on_a_terminal_there_is_a_bar_with_accuracy_bytes_and_time_left(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    watcher = ConsoleWatcher(Console(file=stream, force_terminal=True, width=200))
+    result = run(study("semifl", rounds=2), out=tmp_path, device="cpu", watcher=watcher)
+    shown = stream.getvalue()
+    assert "dealing images to silos" in shown
+    assert "round 2/2" in shown
+    assert f"accuracy {result.accuracy:.4f}" in shown
+    assert "left" in shown
+    assert "round 1/2: accuracy" not in shown, "no lines beside the bar"
+
+
+def test_nothing_but_the_result_is_shown_when_it_is_to_be_quiet(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream)
+    result = run(study("semifl", rounds=1), out=tmp_path, device="cpu", watcher=ConsoleWatcher(console, quiet=True))
+    assert stream.getvalue() == ""
+    show_result(console, result, tmp_path / "report" / "index.html")
+    assert result.digest[:16] in stream.getvalue()
+
+
 def test_the_result_has_what_every_silo_reported(undisturbed: SimulationResult) -> None:
     assert {(each.round, each.silo) for each in undisturbed.silos} == {
         (number, f"silo-00{place}") for number in (1, 2, 3) for place in range(3)}
@@ -282,6 +306,16 @@ def test_a_study_that_cannot_be_simulated_is_refused_by_name(tmp_path: Path, tab
                                                              match: str) -> None:
     with pytest.raises(SemisiloError, match=match):
         run(tables, out=tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"engine": "spark"}, "no engine 'spark'"), ({"workers": 2}, "workers has no effect"),
+    pytest.param({"device": "cuda"}, "no accelerator", marks=pytest.mark.skipif(
+        torch.cuda.is_available(), reason="there is one")),
+])
+def test_an_option_that_cannot_be_honoured_is_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        run(study(), out=tmp_path / "out", **options)
 
 
 def test_coordinator_serve_refuses_a_simulated_study_with_what_to_do(tmp_path: Path) -> None:
