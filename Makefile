@@ -13,6 +13,7 @@ DEMO_ARGS ?=             # for example DEMO_ARGS=--help
 PYTEST_ARGS ?=           # for example PYTEST_ARGS="-k upload -x"
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=            # for example BENCH_ARGS=--quick, or BENCH_ARGS="--only nvflare"
+PAPER ?=                 # of bench-papers-small
 FUZZ_TARGETS ?= block payload message chunk
 FUZZ_RUNS ?= 100000      # executions of each target
 FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-seed=1
@@ -21,7 +22,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy lint docs protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy bench-papers-small lint docs protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -60,6 +61,10 @@ bench-wire: setup-demo build/peers/flower/.made build/peers/nvflare/.made  ## me
 bench-lossy: setup-demo  ## measure accuracy against the bytes of lossy updates (half an hour); writes benchmarks/lossy/RESULTS.md
 	@echo "==> python -m benchmarks.lossy.run --write $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.lossy.run --write $(BENCH_ARGS)
+
+bench-papers-small: setup-demo  ## run a paper's central comparison at a small scale: PAPER=semifl|fedmatch|fedmix|fed_shvr (all when left out); writes benchmarks/papers/RESULTS.md
+	@echo "==> python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)
 
 lint: setup  ## check style, types, protos, and that what is generated is current
 	@echo "==> ruff, mypy, buf, generated code and lists" >&2

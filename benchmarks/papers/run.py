@@ -71,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(wanted) - set(_names()))
     if unknown:
         parser.error(f"there is no comparison '{unknown[0]}'; there are: {', '.join(_names())}")
+    if not options.data.is_dir():
+        parser.error(f"{options.data} is not a folder: it must hold mnist.npz, in MedMNIST's layout (keys train_images,"
+                     " train_labels, test_images, test_labels)")
     comparisons = [load_comparison(SMALL / f"{name}.toml", data=options.data.absolute()) for name in wanted]
     jobs = [Job(comparison, variant, seed, options.runs / comparison.name)
             for comparison in comparisons for variant in comparison.variants for seed in variant.seeds

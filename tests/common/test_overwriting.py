@@ -1,4 +1,4 @@
-"""Groups that overwrite: coded against what the reader holds, in memory or in a file; exact, small, and no way to lie."""
+"""Groups that overwrite: coded against what the reader holds, in memory or in a file. Exact, small, no way to lie."""
 
 from __future__ import annotations
 
