@@ -30,6 +30,7 @@ from common.exchange import FROM_TASK, GroupLayout, PayloadRef, TaskSpec
 from common.logs import printable
 from common.manifest import GroupManifest, check_base, check_manifest, is_meant
 from common.methods import check_metrics, find_method
+from common.methods.spec import MAX_COUNT
 from common.store import PartialFile, PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs
@@ -382,8 +383,8 @@ class Desk:
             check_base(group, _sent(task, group.name) if layout.base == FROM_TASK else layout.base)
         if sum(group.encoded_bytes for group in announcement.groups) > announcement.size_bytes:
             raise BadPayload("The update is declared with fewer bytes than its groups have.")
-        if not (announcement.example_count >= 0 and 0 <= announcement.training_seconds < math.inf):
-            raise BadPayload("example_count and training time must be at least 0.")
+        if not (0 <= announcement.example_count <= MAX_COUNT and 0 <= announcement.training_seconds < math.inf):
+            raise BadPayload(f"example_count must be between 0 and {MAX_COUNT}, training time at least 0 and finite.")
         self._check_metrics(task, announcement.metrics, update=True)
 
     def _check_metrics(self, task: TaskRow, metrics: Mapping[str, float], *, update: bool) -> None:

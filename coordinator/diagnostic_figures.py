@@ -7,7 +7,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from coordinator.figure_style import MAX_LINES, Theme, legend, marker_of, measured_rounds, percent, whole_numbers
+from coordinator.figure_style import (
+    MAX_LINES,
+    Theme,
+    legend,
+    marker_of,
+    measured_rounds,
+    percent,
+    whole_numbers,
+    wide_enough,
+)
 from coordinator.summary import RoundSummary, StudySummary
 
 if TYPE_CHECKING:
@@ -19,8 +28,13 @@ _HISTOGRAM = "pseudo_labels/"
 _RECALL = "recall/"
 _LOCAL = "local_accuracy"
 _KNOWN = ("accuracy", "loss", "balanced_accuracy", "validation_accuracy", "validation_loss", "labelled_accuracy",
-          _LOCAL)
+          _LOCAL, "labelled_accuracy_before", "labelled_accuracy_after", "stationarity_gap", "stationarity_gradient",
+          "stationarity_labels")
 _MAX_CLASSES = 40
+_REMEMBERED = {"labelled_accuracy": "at the coordinator", "labelled_accuracy_before": "at silos, before training",
+               "labelled_accuracy_after": "at silos, after training"}
+_GAP = {"stationarity_gap": "gap", "stationarity_gradient": "model: squared gradient",
+        "stationarity_labels": "soft labels: squared change"}
 
 
 def pseudo_label_counts(entry: RoundSummary) -> dict[int, float]:
@@ -77,6 +91,7 @@ def _heat_map(axes: Axes, values: list[list[float]], numbers: list[int], names: 
     step = max(1, math.ceil(len(numbers) / 16))
     axes.set_xticks(range(0, len(numbers), step), [str(number) for number in numbers[::step]])
     axes.set_xlabel("round")
+    axes.set_ylabel("class")
     bar = axes.figure.colorbar(picture, ax=axes, pad=0.02)
     bar.set_label(what)
     bar.outline.set_visible(False)
@@ -85,17 +100,18 @@ def _heat_map(axes: Axes, values: list[list[float]], numbers: list[int], names: 
             for column, value in enumerate(line):
                 if math.isfinite(value):
                     axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7,
-                              color="#000000" if value > 0.6 * top else "#ffffff")
+                              color="#000000" if value > 0.5 * top else "#ffffff")
 
 
 def _pseudo_label_accuracy(axes: Axes, study: StudySummary, theme: Theme) -> bool:
     drawn = False
-    for name, label, colour in (("pseudo_label_accuracy", "of all pseudo-labels", theme.other),
-                                ("threshold_accuracy", "of those that were kept", theme.accent)):
+    # The second may hide the first where all are kept, so the first is broader.
+    for name, label, colour, width in (("pseudo_label_accuracy", "of all pseudo-labels", theme.other, 4.5),
+                                       ("threshold_accuracy", "of those that were kept", theme.accent, 2.0)):
         points = _mean_over_silos(study, name)
         if points:
             axes.plot([number for number, _ in points], [100 * value for _, value in points], color=colour,
-                      marker=marker_of(len(points)), markersize=3.5, label=label)
+                      linewidth=width, marker=marker_of(len(points)), markersize=1.75 * width, label=label)
             drawn = True
     ratios = _mean_over_silos(study, "label_ratio")
     if drawn:
@@ -126,17 +142,15 @@ def _local_accuracy(axes: Axes, study: StudySummary, theme: Theme) -> bool:
                   color=theme.accent, marker=marker_of(len(common)), markersize=3.5, label="global")
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")
+    wide_enough(axes)
     legend(axes)
     whole_numbers(axes)
     return True
 
 
 def _forgetting(axes: Axes, study: StudySummary, theme: Theme) -> bool:
-    lines = {"at the coordinator": [(entry.number, entry.metrics["labelled_accuracy"]) for entry in study.rounds
-                                    if "labelled_accuracy" in entry.metrics],
-             "at silos, before training": _mean_over_silos(study, "labelled_accuracy_before"),
-             "at silos, after training": _mean_over_silos(study, "labelled_accuracy_after")}
     drawn = False
+    lines = {label: _points(study, name) for name, label in _REMEMBERED.items()}
     for (label, points), colour in zip(lines.items(), theme.lines, strict=False):
         if points:
             axes.plot([number for number, _ in points], [100 * value for _, value in points], color=colour,
@@ -145,6 +159,27 @@ def _forgetting(axes: Axes, study: StudySummary, theme: Theme) -> bool:
     if drawn:
         axes.set_xlabel("round")
         axes.set_ylabel("accuracy on labelled images (%)")
+        wide_enough(axes)
+        legend(axes)
+        whole_numbers(axes)
+    return drawn
+
+
+def _stationarity(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    drawn = False
+    for (name, label), colour, style in zip(_GAP.items(), (theme.accent, theme.other, theme.lines[2]),
+                                            ("-", (0, (5, 2)), (0, (2, 2))), strict=True):
+        points = [(number, value) for number, value in _points(study, name) if value > 0]  # 0 has no logarithm
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, marker=marker_of(len(points)),
+                      markersize=3.5, label=label)
+            drawn = True
+    if drawn:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: "")
+        axes.set_xlabel("round")
+        axes.set_ylabel("distance from standing still")
         legend(axes)
         whole_numbers(axes)
     return drawn
@@ -154,14 +189,22 @@ def _of_the_method(axes: Axes, study: StudySummary, theme: Theme) -> bool:
     metrics = method_metrics(study)
     if not metrics:
         return False
-    for (name, points), colour in zip(sorted(metrics.items())[:MAX_LINES], theme.lines, strict=False):
-        top = max(abs(value) for _, value in points) or 1.0
-        axes.plot([number for number, _ in points], [value / top for _, value in points], color=colour,
-                  marker=marker_of(len(points)), markersize=3.5, label=f"{name.replace('_', ' ')} (of {top:.3g})")
-    axes.set_xlabel("round")
-    axes.set_ylabel("share of its largest value")
-    legend(axes)
-    whole_numbers(axes)
+    figure: Any = axes.figure
+    axes.remove()
+    shown = sorted(metrics.items())[:MAX_LINES]
+    columns = min(4, math.ceil(len(shown) / 2) if len(shown) > 3 else len(shown))
+    cells = figure.subplots(math.ceil(len(shown) / columns), columns, squeeze=False)
+    for cell in cells.flat[len(shown):]:
+        cell.remove()
+    for (name, points), cell in zip(shown, cells.flat, strict=False):
+        cell.plot(*zip(*points, strict=True), color=theme.accent, linewidth=1.6, marker=marker_of(3 * len(points)),
+                  markersize=3)
+        cell.set_title(name.replace("_", " "), fontsize=9, color=theme.text)
+        cell.tick_params(labelsize=8)
+        cell.margins(y=0.12)
+        cell.locator_params(axis="y", nbins=4)
+        whole_numbers(cell)
+    figure.supxlabel("round", fontsize=10, color=theme.faint)
     return True
 
 
@@ -171,6 +214,7 @@ DIAGNOSTIC_FIGURES: dict[str, tuple[str, Callable[[Axes, Any, Theme], bool]]] = 
     "recall_by_class": ("Recall of every class", _recall_by_class),
     "local_accuracy": ("Local and global accuracy", _local_accuracy),
     "forgetting": ("Labelled images: what is remembered", _forgetting),
+    "stationarity": ("Stationarity gap", _stationarity),
     "method": ("Numbers of the method", _of_the_method),
 }
 """File name -> title and how it is drawn; a function returns False when the study has no such numbers."""
@@ -199,10 +243,24 @@ def describe_diagnostic(name: str, study: StudySummary) -> str:
         return (f"Lines: test accuracy of the silos' own models and of the aggregated one; in round {entry.number}: "
                 f"{percent(entry.metrics[_LOCAL])} and {percent(entry.accuracy)}.")
     if name == "forgetting":
-        return "Lines: accuracy on the labelled images, by round."
+        return f"Lines: accuracy on the labelled images, by round; {_ends(study, _REMEMBERED, percent)}."
+    if name == "stationarity":
+        end = _ends(study, _GAP, "{:.3g}".format)
+        return f"Lines, logarithmic: the stationarity gap and its parts, by round; {end}."
     said = "; ".join(f"{key.replace('_', ' ')} {points[-1][1]:.4g}" for key, points in
                      sorted(method_metrics(study).items()))
-    return f"Lines: numbers of the method by round, each against its largest value. At the end: {said}."
+    return f"Lines: numbers of the method by round, each on a scale of its own. At the end: {said}."
+
+
+def _ends(study: StudySummary, names: Mapping[str, str], written: Callable[[float], str]) -> str:
+    """The last value of each metric that there is."""
+    ends = [f"{label} {written(points[-1][1])}" for name, label in names.items() if (points := _points(study, name))]
+    return f"at the end: {', '.join(ends)}"
+
+
+def _points(study: StudySummary, name: str) -> list[tuple[int, float]]:
+    """(round, value) of a metric of the round."""
+    return [(entry.number, entry.metrics[name]) for entry in study.rounds if _is_number(entry.metrics, name)]
 
 
 def _mean_over_silos(study: StudySummary, name: str) -> list[tuple[int, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from common.evaluation import Evaluation, evaluate
 from common.exchange import Environment, Strategy, TensorGroup, Tensors
 from common.tensors import load_into
 
-__all__ = ["MOST_LABELLED", "LocalModels", "build_with", "diagnostics_of", "export_model", "measure_model",
-           "metrics_of"]
+__all__ = ["MOST_LABELLED", "LocalModels", "UpdateObserver", "build_with", "diagnostics_of", "export_model",
+           "measurable", "measure_model", "metrics_of"]
 
 MOST_LABELLED = 10_000
 """Larger labelled sets are not measured in every round."""
@@ -46,7 +46,7 @@ def measure_model(environment: Environment, classes: tuple[str, ...], parameters
         labelled = None
     if test is None and validation is None and labelled is None:
         return {}
-    model = _measurable(environment, parameters, statistics)
+    model = measurable(environment, parameters, statistics)
     if model is None:
         return {}
     metrics: dict[str, float] = {}
@@ -65,6 +65,16 @@ def diagnostics_of(strategy: Strategy[Any], state: Any) -> dict[str, float]:
         return {}
     found = {str(name): float(value) for name, value in strategy.diagnostics(state).items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+class UpdateObserver(Protocol):
+    """Looks at the updates of a phase before they are folded, and has numbers for the round's metrics."""
+
+    def measure(self, silo: str, state: Any, groups: Mapping[str, TensorGroup], kept: Any) -> None:
+        """Looks at one update, with the state that its task was made of and what is kept for the silo."""
+
+    def metrics(self) -> dict[str, float]:
+        """What was found; finite numbers."""
 
 
 class LocalModels:
@@ -88,7 +98,7 @@ class LocalModels:
             parameters, statistics = self._strategy.local_model(state, groups, kept)
         except (SemisiloError, LookupError, NotImplementedError):
             return
-        model = _measurable(self._environment, parameters, statistics)
+        model = measurable(self._environment, parameters, statistics)
         if model is not None:
             self._accuracies[silo] = evaluate(model, test, form=self._environment.image).accuracy
 
@@ -100,8 +110,8 @@ class LocalModels:
                 **{f"local_accuracy/{silo}": value for silo, value in self._accuracies.items()}}
 
 
-def _measurable(environment: Environment, parameters: Tensors, statistics: Tensors) -> nn.Module | None:
-    """The network, or None without the batch-norm statistics that it needs."""
+def measurable(environment: Environment, parameters: Tensors, statistics: Tensors) -> nn.Module | None:
+    """The study's network to be evaluated, or None without the batch-norm statistics that it needs."""
     if not statistics and batch_norm.layers_of(environment.build_model()):
         return None
     return build_with(environment, parameters, statistics)

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds", "percent",
-           "unit_of", "whole_numbers"]
+           "unit_of", "whole_numbers", "wide_enough"]
 
 MAX_LINES = 8
 """More silos than this become a mean and a range."""
 MAX_MARKERS = 60
+_LEGEND_CHARACTERS = 112
+"""That fit into the width of a plot, the line before each label counted as six."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,19 @@ def unit_of(largest: float) -> tuple[float, str]:
 
 
 def legend(axes: Axes) -> None:
-    """A legend above the axes, where it covers no line."""
-    axes.figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+    """A legend above the axes, where it covers no line; in as many columns as fit."""
+    _, labels = axes.get_legend_handles_labels()
+    longest = max((len(label) for label in labels), default=1)
+    columns = max(1, min(4, _LEGEND_CHARACTERS // (longest + 6)))
+    axes.figure.legend(loc="outside upper center", ncols=columns, fontsize=9)
+
+
+def wide_enough(axes: Axes, percents: float = 5.0) -> None:
+    """Widens an axis of percents, so that a difference of nothing does not fill the picture."""
+    low, high = axes.get_ylim()
+    if high - low < percents:
+        middle = min(max((low + high) / 2, percents / 2), 100 - percents / 2)
+        axes.set_ylim(middle - percents / 2 - 0.5, middle + percents / 2 + 0.5)
 
 
 def whole_numbers(axes: Axes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from coordinator.summary import RoundSummary, StudySummary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FIGURES", "DrawnFigure", "draw_figures"]
+__all__ = ["FIGURES", "DrawnFigure", "draw_figure", "draw_figures"]
 
 _SIZE_INCHES = (7.2, 3.9)
 _DPI = 160
@@ -59,6 +60,14 @@ def draw_figures(study: StudySummary) -> tuple[DrawnFigure, ...]:
         plots.append(DrawnFigure(name=name, title=title, description=description, light_png=light or _nothing(LIGHT),
                                  dark_png=dark or _nothing(DARK)))
     return tuple(plots)
+
+
+def draw_figure(name: str, title: str, description: str, draw: Callable[[Axes, None, Theme], bool]) -> DrawnFigure:
+    """A plot that does not come from the ledger; `draw` may put other axes in the place of those that it gets."""
+    light, dark = _draw(draw, None, LIGHT), _draw(draw, None, DARK)
+    assert light is not None
+    assert dark is not None
+    return DrawnFigure(name=name, title=title, description=description, light_png=light, dark_png=dark)
 
 
 def _nothing(theme: Theme) -> bytes:
@@ -101,7 +110,7 @@ def _accuracy_by_round(axes: Axes, study: StudySummary, theme: Theme) -> bool:
     measured = measured_rounds(study)
     if not measured:
         return False
-    _accuracy_line(axes, [entry.number for entry in measured], measured, study, theme)
+    _accuracy_line(axes, [entry.number for entry in measured], measured, study, theme, balanced=True)
     axes.set_xlabel("round (0: the coordinator alone, before any silo has worked)")
     whole_numbers(axes)
     return True
@@ -119,11 +128,16 @@ def _accuracy_by_bytes(axes: Axes, study: StudySummary, theme: Theme) -> bool:
 
 
 def _accuracy_line(axes: Axes, xs: list[float] | list[int], measured: list[RoundSummary], study: StudySummary,
-                   theme: Theme) -> None:
+                   theme: Theme, *, balanced: bool = False) -> None:
     values = [100 * entry.accuracy for entry in measured if entry.accuracy is not None]
     axes.plot(xs, values, color=theme.accent, marker=marker_of(len(xs)), markersize=4,
               label="federated")
     low, high = min(values), max(values)
+    even = _balanced(measured) if balanced else []
+    if even:
+        axes.plot(*zip(*even, strict=True), color=theme.lines[2], linestyle=(0, (2, 1)), linewidth=1.6,
+                  label="balanced: mean recall of the classes")
+        low, high = min(low, *(value for _, value in even)), max(high, *(value for _, value in even))
     if study.labelled_only is not None:
         line = 100 * study.labelled_only
         axes.axhline(line, color=theme.other, linestyle=(0, (5, 3)), linewidth=1.8,
@@ -172,7 +186,12 @@ def _label_ratio(axes: Axes, study: StudySummary, theme: Theme) -> bool:
         return False
     silos = sorted({silo for entry in rounds for silo in entry.label_ratio}, key=str.encode)
     marker = marker_of(len(rounds))
-    if len(silos) <= MAX_LINES:
+    alike = all(len(set(entry.label_ratio.values())) == 1 for entry in rounds)
+    if len(silos) > 1 and alike and not _has_abstention(study):  # one line would hide the others
+        common = [100 * next(iter(entry.label_ratio.values())) for entry in rounds]
+        axes.plot([entry.number for entry in rounds], common, color=theme.accent, marker=marker, markersize=3.5,
+                  label=f"the same at all {len(silos)} silos")
+    elif len(silos) <= MAX_LINES:
         for silo, colour in zip(silos, theme.lines, strict=False):
             points = [(entry.number, 100 * entry.label_ratio[silo]) for entry in rounds if silo in entry.label_ratio]
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=3.5, label=silo)
@@ -218,6 +237,8 @@ def _describe(name: str, study: StudySummary) -> str:
                  else f"over {describe_bytes(max(spent.values()))} of {kind}")
         text = (f"Line: test accuracy {along}, from {percent(measured[0].accuracy)} "
                 f"to {percent(measured[-1].accuracy)}.")
+        if name == "accuracy_by_round" and (even := _balanced(measured)):
+            text += f" Dotted line: balanced accuracy, {even[-1][1]:.1f} % at the end."
         if study.labelled_only is not None:
             text += f" Dashed line: labels alone reach {percent(study.labelled_only)}."
         return text
@@ -236,6 +257,16 @@ def _describe(name: str, study: StudySummary) -> str:
     values = last.label_ratio.values()
     return (f"Lines: share of a silo's images that got a pseudo-label, by round; in round {last.number} between "
             f"{percent(min(values))} and {percent(max(values))}.")
+
+
+def _balanced(measured: list[RoundSummary]) -> list[tuple[int, float]]:
+    """(round, balanced accuracy in percent); none where it never differs from the accuracy by a point, as with as many
+    test images of every class."""
+    found = [(entry, entry.metrics.get("balanced_accuracy")) for entry in measured]
+    points = [(entry.number, 100 * value, 100 * (entry.accuracy or 0.0)) for entry, value in found
+              if isinstance(value, (int, float)) and math.isfinite(value)]
+    uneven = any(abs(value - accuracy) >= 1 for _, value, accuracy in points)
+    return [(number, value) for number, value, _ in points] if uneven else []
 
 
 def _spent(study: StudySummary) -> tuple[str, dict[int, int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.durable import write_durably
 from coordinator.federation import Federation
-from coordinator.figures import draw_figures
+from coordinator.figures import DrawnFigure, draw_figures
 from coordinator.ledger import Ledger
 from coordinator.report_page import render_page
 from coordinator.roster import LedgerRoster
@@ -29,11 +30,16 @@ def write_report(federation: Federation, ledger: Ledger, study: str, out: Path |
                        federation=federation.name, address=federation.config.address.public)
 
 
-def write_pages(ledger: Ledger, study: str, folder: Path, *, federation: str = "", address: str = "") -> Path:
-    """As `write_report`, from a ledger alone; without a federation's name it is that of a simulation."""
+def write_pages(ledger: Ledger, study: str, folder: Path, *, federation: str = "", address: str = "",
+                more_figures: Sequence[DrawnFigure] = ()) -> Path:
+    """As `write_report`, from a ledger alone; without a federation's name it is that of a simulation.
+
+    Args:
+        more_figures: plots that follow those of every study.
+    """
     summary = summarise(ledger, study)
     folder.mkdir(parents=True, exist_ok=True)
-    figures = draw_figures(summary)
+    figures = (*draw_figures(summary), *more_figures)
     for figure in figures:
         write_durably(folder / f"{figure.name}.png", figure.light_png)
     page = folder / "index.html"

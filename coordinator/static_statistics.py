@@ -37,6 +37,10 @@ __all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally"]
 _LOG = logging.getLogger("semisilo.coordinator")
 
 STATISTICS = Phase("statistics", asks="roster", quorum="any")
+_MOST_VALUES = 2**40
+"""Of one channel at one silo: 20 million images of 224 x 224. Of 8192 silos the sum can still be counted (2^53)."""
+_LARGEST = 1e18
+"""Largest mean and standard deviation of one silo: their squares, summed, are finite in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +117,17 @@ class StaticStatistics:
     def fold(self, tally: StatisticsTally, header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> StatisticsTally:
         """Merges one silo's statistics.
 
-        Impossible ones (a negative variance, say) are left out with a warning: one silo must not stop the study, and
-        the others' are as good without them.
+        Impossible ones (a negative variance, say, or a count with which those of the others vanish or can no longer be
+        added) are left out with a warning: one silo must not stop the study, and the others' are as good without them.
         """
         try:
             theirs = batch_norm.from_tensors(groups["batch_norm"].tensors)
             so_far = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
+            if any(layer.count > _MOST_VALUES for layer in theirs.values()):
+                raise BadPayload(f"They claim more than {_MOST_VALUES} values of a channel.")
+            if any(bool((layer.mean.abs() > _LARGEST).any() or (layer.var > _LARGEST**2).any())
+                   for layer in theirs.values()):
+                raise BadPayload("Merged with others, mean or variance could overflow.")
             merged = batch_norm.merge([*so_far, theirs])
         except BadPayload as error:
             _LOG.warning("batch-norm statistics of silo %s are left out: %s", header.silo, error.text)

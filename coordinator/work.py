@@ -28,7 +28,14 @@ from common.store import PayloadStore
 from common.tensor_cache import TensorCache
 from coordinator.baseline import train_labelled_only
 from coordinator.downlink import Downlink
-from coordinator.evaluation import LocalModels, diagnostics_of, export_model, measure_model, metrics_of
+from coordinator.evaluation import (
+    LocalModels,
+    UpdateObserver,
+    diagnostics_of,
+    export_model,
+    measure_model,
+    metrics_of,
+)
 from coordinator.spooled import Expected, SoundFiles, check_file, expected_of
 from coordinator.stores import open_payloads
 from coordinator.strategies import load_strategy
@@ -184,7 +191,7 @@ class Operations:
         assert names == sorted(set(names), key=str.encode), "updates are folded in silo order, each silo once"
         headers = tuple(UpdateHeader(silo=update["silo"], num_examples=update["num_examples"],
                                      metrics=update["metrics"]) for update in updates)
-        own_models = LocalModels(study.strategy, study.environment) if study.config.study.local_accuracy else None
+        observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
@@ -193,15 +200,21 @@ class Operations:
                                       self._expected_of(state, step, round, header.silo, before))
             tally, after = study.strategy.fold(now, tally, header, groups, before)
             kept[header.silo] = None if after is None else study.states.save(after)
-            if own_models is not None:
-                own_models.measure(header.silo, now, groups, before)
+            for observer in observers:
+                observer.measure(header.silo, now, groups, before)
             del before, groups, after
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
+        metrics = {name: value for observer in observers for name, value in observer.metrics().items()}
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
         return {"state": self._save(study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)),
-                "kept": kept, "metrics": {} if own_models is None else own_models.metrics()}
+                "kept": kept, "metrics": metrics}
+
+    def _observers(self, round: int) -> list[UpdateObserver]:
+        """What looks at every update before it is folded. To be extended where more may be seen than here."""
+        study = self._opened()
+        return [LocalModels(study.strategy, study.environment)] if study.config.study.local_accuracy else []
 
     def evaluate(self, state: str, round: int) -> dict[str, Any]:
         """The model of a state on the coordinator's images, and the strategy's diagnostics.

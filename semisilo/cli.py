@@ -39,6 +39,7 @@ app = typer.Typer(
     Examples:
       semisilo demo                     one coordinator and three silos, real processes, a minute or two
       semisilo simulate study.toml      a hundred silos and more in one process
+      semisilo report runs/study        the report of a simulation again
       semisilo split study.toml --out parts      the same images as files, for real silos
     """)
 
@@ -168,6 +169,57 @@ def simulate(
         raise
     if json_ is not None:
         json_.write_text(result.to_json(), encoding="utf-8")
+    show_result(console, result, page)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
+                                        help="Folder of a simulation, such as runs/NAME.")],
+    loss_surface: Annotated[bool, typer.Option(
+        "--loss-surface", help="Fed-SHVR: measure the loss around the newest model first, and plot it.")] = False,
+    points: Annotated[int | None, typer.Option(
+        "--points", min=3, show_default=False,
+        help="With --loss-surface: points along each of two random directions; an odd number. Default: 11, which takes "
+             "121 passes over all images.")] = None,
+    span: Annotated[float | None, typer.Option(
+        "--span", show_default=False,
+        help="With --loss-surface: how far to go each way; 1, the default, moves every tensor by its own length.")]
+    = None,
+) -> None:
+    """Writes the report, metrics.csv and metrics.json of a simulation again, also while it runs or after it failed.
+
+    The page shows accuracy, bytes and label ratio by round, and whatever the study has measured: classes of the
+    pseudo-labels and how many are right, recall of every class, local accuracy, what is forgotten, the stationarity
+    gap, the numbers of the method. With --loss-surface it gains the loss around a model of Fed-SHVR, with and without
+    the confidence penalty; it stays in RUN/loss_surface.json and in later reports of the same model.
+
+    \b
+    Examples:
+      semisilo report runs/study
+      semisilo report runs/study --loss-surface
+      semisilo report runs/study --loss-surface --points 21 --span 0.5
+    """
+    from rich.console import Console
+
+    from common.errors import UsageError
+    from semisilo.processes import interrupt_on_termination
+    from semisilo.simulation.display import progress_bar, show_result
+    from semisilo.simulation.folder import SimulationFolder
+    from semisilo.simulation.output import report as write_report
+
+    console = Console(highlight=False)
+    if not loss_surface and (points is not None or span is not None):
+        raise UsageError("--points and --span have no effect without --loss-surface.",
+                         remedy="Add --loss-surface, or leave them out.")
+    with interrupt_on_termination():
+        if loss_surface:
+            from semisilo.simulation.surface import measure_surface
+
+            with progress_bar(console) as progress:
+                measure_surface(SimulationFolder(run.absolute()), points=11 if points is None else points,
+                                span=1.0 if span is None else span, progress=progress)
+        result, page = write_report(run)
     show_result(console, result, page)
 
 

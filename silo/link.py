@@ -46,6 +46,7 @@ from common.status import CHECK_SECONDS_KEY, from_rpc_error
 from common.store import PayloadStore
 from common.wire import round_service_pb2 as pb
 from common.wire import round_service_pb2_grpc as pb_grpc
+from silo.ending import Ending
 from silo.retry import Backoff, waits
 
 __all__ = ["SMALLEST_MEASURED_BYTES", "Link", "LinkSettings", "Verdict", "is_fatal"]
@@ -293,9 +294,10 @@ class Link:
     async def _send(self, update_id: str, path: Path, offset: int, on_bytes: Callable[[int], None]) -> None:
         call: Any = self.channel.stream_unary(f"/{_SERVICE}/SubmitUpdate",
                                          response_deserializer=pb.SubmitUpdateResponse.FromString)()
-        end = offset
+        ending = Ending(call)
+        end, answer_seconds = offset, self._settings.answer_seconds
         try:
-            async with asyncio.timeout(self._settings.answer_seconds):
+            async with asyncio.timeout(answer_seconds):
                 await self._write(call, _first_message(update_id), calls=1)
                 await call.initial_metadata()  # the coordinator has a place for it now, or none and says why
             start = time.monotonic()
@@ -306,14 +308,18 @@ class Link:
                         self._put_off(patience)
                         on_bytes(end := piece.end)
                 await call.done_writing()
-        except asyncio.InvalidStateError:
-            pass  # the coordinator has answered before the end; its answer says why
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError, grpc.aio.InternalError):
+            # The coordinator has answered before the end, or the line is gone; the end of the call says which and why.
+            answer_seconds = self._settings.call_seconds
         except BaseException:
             call.cancel()
             raise
         try:
-            async with asyncio.timeout(self._settings.answer_seconds):
-                answer = await call
+            async with asyncio.timeout(answer_seconds):
+                try:
+                    answer = await call
+                except grpc.aio.AioRpcError as error:
+                    raise ending.of(error) from None
                 self._heard("SubmitUpdate", answer)
                 if end - offset >= SMALLEST_MEASURED_BYTES:
                     seconds = time.monotonic() - start

@@ -206,6 +206,21 @@ def test_fedprox_without_mu_is_fedavg_with_a_uniform_mean_bit_for_bit(objective:
     assert tensors.digest(prox.state.w) == tensors.digest(plain.state.w) != tensors.digest(pulled.state.w)
 
 
+def test_scaffold_is_fed_shvr_where_silos_are_equally_large_and_all_take_part() -> None:
+    """baselines.md section 2: eta_g = 1, p_k = 1/K, equal tau. On labels alone, so that both have one objective."""
+    silos = {name: SiloData(labelled=_small(12, seed)) for name, seed in (("a", 1), ("b", 2), ("c", 3))}
+    shared = {"local_epochs": 3, "labelled_batch": 4}
+    scaffold = _small_study("scaffold", silos, objective="sl", lambda_s=1.0, steps_rule="fed_shvr", **shared)
+    shvr = _small_study("fed_shvr", silos, **shared)
+    fed_sh = _small_study("fed_shvr", silos, variant="fed_sh", **shared)
+    for study in (scaffold, shvr, fed_sh):
+        study.run()
+    assert scaffold.answers["a"].metrics["steps"] == shvr.answers["a"].metrics["steps"] == 9
+    for name, w in scaffold.state.w.items():
+        assert torch.allclose(w, shvr.state.w[name], atol=1e-6), name
+    assert any(not torch.allclose(w, fed_sh.state.w[name], atol=1e-4) for name, w in scaffold.state.w.items())
+
+
 def test_a_silo_alone_is_not_touched_by_the_others() -> None:
     together = _small_study("local", SILOS, objective="pseudo_label", momentum=0.9)
     apart = _small_study("local", {"b": SILOS["b"]}, objective="pseudo_label", momentum=0.9)

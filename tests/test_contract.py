@@ -195,6 +195,15 @@ def test_every_method_has_both_halves_and_a_consistent_spec() -> None:
             from_dict(spec.settings, {"scenario": scenario, **study.settings})
 
 
+def test_what_is_disclosed_names_the_classes_of_pseudo_labels_and_the_losses_that_leave_a_silo() -> None:
+    """Class counts say what kind of patients a silo has: an operator must read of them before joining."""
+    for name, spec in METHODS.items():
+        if "pseudo_labels/*" in spec.metrics:
+            assert "class" in spec.discloses, name
+        if any(metric.endswith("loss") for metric in spec.metrics):
+            assert "losses" in spec.discloses, name
+
+
 # Groups and numbers ---------------------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from benchmarks.lossy.results import Measured, write_results
-from benchmarks.lossy.simulation import Setting, Simulation, bloodcells, digits
-from common.uplink import parse_uplink
+from benchmarks.lossy.simulation import NUM_SILOS, Setting, bloodcells, digits, simulated
 
 HERE = Path(__file__).parent
 NOTES = HERE / "notes.md"
@@ -60,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write RESULTS.md and figure from all measurements")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR)
-    torch.set_num_threads(1)
     name = "bloodcells" if chosen.bloodcells else "digits"
     make: Callable[..., Setting] = partial(bloodcells, chosen.bloodcells) if chosen.bloodcells else digits
     for seed in range(1, chosen.seeds + 1):
@@ -80,11 +76,10 @@ def _measure(folder: Path, make: Callable[..., Setting], form: Form, *, seed: in
     if path.exists():
         return
     setting = make(seed, rounds=rounds)
-    uplink = parse_uplink(form.uplink, rounding=form.rounding, error_feedback=form.error_feedback)
     started = time.monotonic()
-    course = Simulation(setting, uplink).run()
+    course = simulated(setting, form.uplink, rounding=form.rounding, error_feedback=form.error_feedback)
     found: dict[str, Any] = {**asdict(form), "data": setting.name, "seed": seed, "rounds": rounds,
-                             "dense_bytes": setting.dense_bytes, "num_silos": len(setting.silos),
+                             "dense_bytes": course.dense_bytes, "num_silos": NUM_SILOS,
                              "accuracies": course.accuracies, "uplink_bytes": course.uplink_bytes}
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found) + "\n")

@@ -16,6 +16,7 @@ from common.methods.fedprox import FEDPROX
 from common.methods.fedrgd import FEDRGD
 from common.methods.fedsgd import FEDSGD
 from common.methods.local import LOCAL
+from common.methods.scaffold import SCAFFOLD
 from common.methods.semifl import SEMIFL, SemiFLSettings
 from common.methods.spec import MethodPlugin, MethodSpec, Scenario, check_metrics, is_declared
 
@@ -23,7 +24,8 @@ __all__ = ["METHODS", "MethodPlugin", "MethodSpec", "Scenario", "SemiFLSettings"
            "find_method", "is_declared"]
 
 METHODS: dict[str, MethodSpec] = {
-    spec.name: spec for spec in (SEMIFL, FED_SHVR, FEDMATCH, FEDMIX, FEDAVG, FEDPROX, FEDNOVA, LOCAL, FEDRGD, FEDSGD)}
+    spec.name: spec for spec in (SEMIFL, FED_SHVR, FEDMATCH, FEDMIX, FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, LOCAL, FEDRGD,
+                               FEDSGD)}
 
 
 def find_method(name: str) -> MethodSpec:

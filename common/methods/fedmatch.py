@@ -183,6 +183,7 @@ FEDMATCH = MethodSpec(
               "compute those silos' models; with keep_helpers it stores them. A silo that does not permit the group "
               "helper_psi/* does not take part, so its own psi goes to nobody. The coordinator sees a silo's own "
               "weights sigma and psi, keeps them, scores or compares its model on images of its own, and learns how "
-              "many labelled and unlabelled images it has and how many of these were labelled with each class; where "
-              "silos measure batch-norm statistics also mean, variance and count at every such layer.",
+              "many labelled and unlabelled images it has, its losses and how many of the unlabelled ones got a "
+              "pseudo-label of each class; where silos measure batch-norm statistics also mean, variance and count "
+              "at every such layer.",
 )

@@ -112,7 +112,7 @@ FEDMIX = MethodSpec(
     settings=FedMixSettings,
     set_by_strategy=("round_lr",),
     discloses="A silo receives, besides the global model, the model that the coordinator has trained on its own labels "
-              "(sigma). The coordinator sees a silo's model difference, how many images it used, how many of them got "
-              "a pseudo-label of each class, and keeps count of the rounds in which the silo took part; with "
-              "sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer.",
+              "(sigma). The coordinator sees a silo's model difference, how many images it used, its losses, how many "
+              "of the images got a pseudo-label of each class, and keeps count of the rounds in which the silo took "
+              "part; with sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer.",
 )

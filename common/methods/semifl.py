@@ -97,6 +97,8 @@ SEMIFL = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps"),
     settings=SemiFLSettings,
     set_by_strategy=("round_lr",),
-    discloses="The coordinator sees a silo's model difference, how many images it used and which share it could label; "
-              "with sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer.",
+    discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
+              "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
+              "silo took part; with sbn_source = \"coordinator+silos\" also mean, variance and count at every "
+              "batch-norm layer.",
 )

@@ -11,14 +11,15 @@ from common.errors import BadPayload
 from common.exchange import Meaning
 from common.logs import printable
 
-__all__ = ["PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource", "at_least",
-           "below_one", "check_metrics", "counts_of", "is_declared", "positive", "within"]
+__all__ = ["MAX_COUNT", "PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource",
+           "at_least", "below_one", "check_metrics", "counts_of", "is_declared", "positive", "within"]
 
 Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
 StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
 """Who measures static batch-norm statistics: `coordinator.static_statistics`."""
 
-_MAX_COUNT = 10**9
+MAX_COUNT = 10**9
+"""Largest number of images or steps that a silo may claim; a product of two still fits into 64 bits."""
 _STATISTICS = "statistics"
 """Name of the phase in which silos measure batch-norm statistics and train nothing."""
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
@@ -98,8 +99,8 @@ def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: boo
             raise BadPayload(f"The metric '{name}' is not a finite number.")
     for name in counts_of(spec, phase) if update else ():
         value = metrics.get(name, 0.0)
-        if not (1 <= value <= _MAX_COUNT and value == int(value)):
-            raise BadPayload(f"The metric '{name}' must be a whole number from 1 to {_MAX_COUNT}.")
+        if not (1 <= value <= MAX_COUNT and value == int(value)):
+            raise BadPayload(f"The metric '{name}' must be a whole number from 1 to {MAX_COUNT}.")
 
 
 # Checks of settings: each raises ValueError with a text that names the setting, what it is and what it must be.

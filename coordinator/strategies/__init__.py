@@ -18,6 +18,7 @@ STRATEGIES: dict[str, str] = {
     "fedmix": "coordinator.strategies.fedmix:FedMixStrategy",
     "fedrgd": "coordinator.strategies.fedrgd:FedRGDStrategy",
     "fedsgd": "coordinator.strategies.fedsgd:FedSGDStrategy",
+    "scaffold": "coordinator.strategies.scaffold:ScaffoldStrategy",
     "semifl": "coordinator.strategies.semifl:SemiFLStrategy",
 }
 """Built-in method -> "module:Class"; plug-ins name their own."""

@@ -11,6 +11,10 @@ Source: FedMatch, Jeong et al., arXiv 2006.12097 (v1) and ICLR 2021 (v3) with of
 |            | trained for the next round (not after the last one); then batch-norm statistics                       |
 | round ends | validation loss of the new model, plateau rule of the learning rate                                   |
 
+A strategy works where a phase ends, not where a round begins: so with labels at the coordinator the model that is
+evaluated and judged by the plateau rule holds the sigma of the next round already (not in the last round, where it is
+the paper's), and sigma follows a fall of the learning rate one round later than the silos.
+
 Memory: sigma, psi, sigma's momentum, one shadow at a time, and the thresholded psi of those who may become helpers:
 by reliability the H + 1 best silos of the last round (whoever asks, the H best others are among them); by similarity
 all silos of the last round; with helper_pool = "all" every silo so far, since any may become anybody's best.
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,7 +36,7 @@ from common.decomposition import initial_psi, theta
 from common.errors import BadConfiguration, BadData
 from common.exchange import FROM_TASK, Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
 from common.methods.fedmatch import FedMatchSettings
-from common.sparse_transfer import comm_cost, density, nonzero_count, num_elements, sparse_delta, threshold
+from common.sparse_transfer import comm_cost, density, nonzero_count, num_elements, threshold
 from common.training import check_finite
 from coordinator.helper_choice import (
     helpers_by_embedding,
@@ -45,6 +49,7 @@ from coordinator.helper_choice import (
 from coordinator.measured_models import MeasuredModels
 from coordinator.plateau import Plateau, plateau_lr
 from coordinator.sigma_training import train_sigma
+from coordinator.sparse_downlink import SparseDownlink
 from coordinator.static_statistics import STATISTICS, StaticStatistics, StatisticsTally
 from coordinator.weighted_mean import WeightedMean
 from coordinator.weights import counted, weights_of
@@ -124,28 +129,6 @@ class FedMatchTally:
     s2c_percent: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Received:
-    """What a silo starts its task from."""
-
-    sigma: Mapping[str, Tensor]
-    psi: Mapping[str, Tensor]
-    values_sent: int
-    """Of both, without helpers; all of them where there is no shadow."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """Tensor groups made from one state: the same objects in all tasks, so that each is encoded once."""
-
-    state: FedMatchState
-    sigma: TensorGroup
-    psi: TensorGroup
-    batch_norm: TensorGroup | None
-    others: dict[str, TensorGroup] = field(default_factory=dict)
-    """Made when first asked for: "model", and "helper/<silo>"."""
-
-
 class FedMatchStrategy:
     """The coordinator half of FedMatch."""
 
@@ -175,7 +158,7 @@ class FedMatchStrategy:
         self._environment = environment
         self._statistics = StaticStatistics(environment, settings.sbn_source)
         self._at_silo = settings.scenario == "labels-at-silo"
-        self._served: _Served | None = None
+        self._downlink = SparseDownlink(l1_thres=settings.l1_thres, delta_thres=settings.delta_thres)
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
 
@@ -195,18 +178,11 @@ class FedMatchStrategy:
     def task(self, state: FedMatchState, phase: Phase, silo: str, kept: FedMatchShadow | None, *, round: int) -> Task:
         """sigma and psi over the silo's shadow, batch-norm statistics, helpers, and the learning rate."""
         if phase.name == STATISTICS.name:
-            return self._statistics.task(self._group_of("model", lambda: self.model(state)[0], state))
-        served = self._groups(state)
-        groups = {"sigma": served.sigma, "psi": served.psi}
-        if kept is not None:
-            received = self._received(state, kept)
-            for name, result, shadow in (("sigma", received.sigma, kept.sigma), ("psi", received.psi, kept.psi)):
-                groups[name] = TensorGroup(result, Meaning.OVERWRITE, base=tensors.digest(shadow), base_tensors=shadow)
-        if served.batch_norm is not None:
-            groups["batch_norm"] = served.batch_norm
+            return self._statistics.task(self._downlink.shared(state, "model", lambda: self.model(state)[0]))
+        groups = self._downlink.groups(state, kept)
         for place, helper in enumerate(self._helpers_of(state, silo, round=round)):
-            groups[f"helper_psi/{place}"] = self._group_of(f"helper/{helper}", partial(pool_psi, state.pool, helper),
-                                                           state)
+            groups[f"helper_psi/{place}"] = self._downlink.shared(
+                state, f"helper/{helper}", partial(pool_psi, state.pool, helper))
         return Task(groups=groups, settings={"round_lr": state.lr})
 
     def expects(self, state: FedMatchState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
@@ -234,7 +210,7 @@ class FedMatchStrategy:
         """Scores or embeds one silo, adds its differences to the sums, and keeps what it holds as its shadow."""
         if isinstance(tally, StatisticsTally):
             return self._statistics.fold(tally, header, groups), kept
-        received, silo, at_silo = self._received(state, kept), header.silo, self._at_silo
+        received, silo, at_silo = self._downlink.received(state, kept), header.silo, self._at_silo
         psi = dict(groups["psi"].tensors)
         sigma = dict(groups["sigma"].tensors if at_silo else received.sigma)
         tally = self._compared(state, tally, silo, theta(sigma if at_silo else state.sigma, psi))
@@ -278,7 +254,7 @@ class FedMatchStrategy:
     def local_model(self, state: FedMatchState, groups: Mapping[str, TensorGroup],
                     kept: FedMatchShadow | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """sigma_k + psi_k, with statistics of its own where the coordinator can measure them."""
-        sigma = groups["sigma"].tensors if self._at_silo else self._received(state, kept).sigma
+        sigma = groups["sigma"].tensors if self._at_silo else self._downlink.received(state, kept).sigma
         model_k = theta(sigma, groups["psi"].tensors)
         return model_k, self._statistics_of(model_k, state)
 
@@ -287,33 +263,6 @@ class FedMatchStrategy:
         that has lost what it held is sent more); "mean_score", "psi_density", "sigma_loss", "validation_loss", and the
         "lr" of the next round."""
         return state.numbers
-
-    # What crosses -----------------------------------------------------------------------------------------------------
-
-    def _received(self, state: FedMatchState, kept: FedMatchShadow | None) -> _Received:
-        settings = self._settings
-        if kept is None:
-            served = self._groups(state)
-            return _Received(served.sigma.tensors, served.psi.tensors, 2 * num_elements(state.psi))
-        sigma = sparse_delta(state.sigma, kept.sigma, l1_thres=0.0, delta_thres=settings.delta_thres)
-        psi = sparse_delta(state.psi, kept.psi, l1_thres=settings.l1_thres, delta_thres=settings.delta_thres)
-        return _Received(sigma.receiver_after, psi.receiver_after, sigma.nnz + psi.nnz)
-
-    def _groups(self, state: FedMatchState) -> _Served:
-        if self._served is None or self._served.state is not state:
-            psi = threshold(state.psi, self._settings.l1_thres)
-            self._served = _Served(
-                state, TensorGroup(state.sigma, digest=tensors.digest(state.sigma)),
-                TensorGroup(psi, digest=tensors.digest(psi)),
-                TensorGroup(state.batch_norm) if state.batch_norm else None)
-        return self._served
-
-    def _group_of(self, name: str, make: Callable[[], dict[str, Tensor]], state: FedMatchState) -> TensorGroup:
-        others = self._groups(state).others
-        if name not in others:
-            values = make()
-            others[name] = TensorGroup(values, digest=tensors.digest(values))
-        return others[name]
 
     # Helpers ----------------------------------------------------------------------------------------------------------
 
@@ -347,7 +296,9 @@ class FedMatchStrategy:
             return tally
         statistics = self._statistics_of(model_k, state)
         if self._scores:
-            score = self._models.on_validation(model_k, statistics).accuracy
+            found = self._models.on_validation(model_k, statistics)
+            # Where logits are not finite all predictions are one class: some accuracy, but no reliability.
+            score = found.accuracy if math.isfinite(found.loss) else 0.0
             tally = replace(tally, scores={**tally.scores, silo: score})
         if self._embeds:
             embedding = self._models.embedding(model_k, statistics)
@@ -394,13 +345,14 @@ class FedMatchStrategy:
 
     def _prepared(self, state: FedMatchState, *, round: int) -> FedMatchState:
         """Trains sigma for the next round where the coordinator does, and measures batch-norm statistics."""
-        settings, environment, self._served = self._settings, self._environment, None
+        settings, environment = self._settings, self._environment
+        self._downlink.forget()
         numbers = dict(state.numbers)
         if settings.coordinator_epochs and round < environment.rounds:
             assert environment.data.labelled is not None
             found = train_sigma(environment, settings, environment.data.labelled, sigma=state.sigma, psi=state.psi,
                                 momentum=state.sigma_buf, lr=state.lr, round=round)
-            state = replace(state, sigma=found.sigma, sigma_buf=found.momentum)
+            state = replace(state, sigma=found.sigma, sigma_buf=found.momentum if settings.momentum else None)
             numbers["sigma_loss"] = found.loss
         numbers["psi_density"] = density(threshold(state.psi, settings.l1_thres))
         own: dict[str, Tensor] = {}

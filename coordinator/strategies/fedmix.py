@@ -11,6 +11,9 @@ Source: Zhang et al., FedMix (arXiv 2110.13388).
 
 In the paper's time the coordinator and the silos train side by side; so sigma starts from the model that was sent,
 and what silos are pulled to is the sigma of the round before.
+
+Labels are learnt from weak views, as in the other methods with labels at the coordinator; the paper names augmentation
+for silos only. `[augmentation] policy = "none"` would take it from both.
 """
 
 from __future__ import annotations

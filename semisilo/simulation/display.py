@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +19,7 @@ from coordinator.summary import accuracy_in, planned_rounds, seconds_left
 from semisilo.simulation.federation import SimulationWatcher
 from semisilo.simulation.result import SimulationResult
 
-__all__ = ["ConsoleWatcher", "show_result"]
+__all__ = ["ConsoleWatcher", "progress_bar", "show_result"]
 
 _OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
 _REFRESH_SECONDS = 0.25
@@ -107,6 +109,19 @@ class ConsoleWatcher(SimulationWatcher):
         silos = f", {answered} of {asked} silos" if asked else ""
         self._bar.update(self._bar.task_ids[0], description=f"round {number}/{planned}{silos}", completed=done,
                          facts=facts, now=text[:60], refresh=True)
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callable[[float, str], None]]:
+    """A bar for one long step; gives a function that is told the share that is done, 0 to 1, and what is done."""
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24, complete_style="cyan"),
+                  TaskProgressColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        step = bar.add_task("", total=1.0)
+
+        def tell(share: float, text: str = "") -> None:
+            bar.update(step, completed=share, description=text[:60])
+
+        yield tell
 
 
 def show_result(console: Console, result: SimulationResult, page: Path) -> None:

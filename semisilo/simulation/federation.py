@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from common import __version__
-from common.compute import InlineCompute, OnProgress
+from common.compute import OnProgress
 from common.config import to_dict
 from common.errors import ComputeFailed, SemisiloError
 from common.exchange import TaskSpec
@@ -62,7 +62,7 @@ class SimulatedFederation:
     def __init__(self, dealt: Dealt, folder: SimulationFolder, ledger: Ledger, *, device: str,
                  watcher: SimulationWatcher) -> None:
         """`device` is "cpu" or "cuda"; empty: an accelerator where there is one."""
-        from coordinator.work import Operations  # torch, only now
+        from semisilo.simulation.measuring import MeasuringCompute  # torch, only now
 
         self._dealt = dealt
         self._study = dealt.study.name
@@ -73,7 +73,7 @@ class SimulatedFederation:
         self._clock = PhaseClock()
         self._bulletin = Bulletin()
         self._roster = AvailableRoster(ledger, study=self._study, settings=self._settings, seed=self._seed)
-        self._compute = InlineCompute(lambda progress: Operations(progress, device=device))
+        self._compute = MeasuringCompute(dealt, ledger, device=device)
         payloads = open_payloads(folder.payloads)
         spool = open_spool(folder.spool, limit_bytes=0)
         payloads.clean()

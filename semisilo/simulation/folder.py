@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.config import canonical_json, to_dict
 from common.durable import write_durably
@@ -19,6 +20,8 @@ from semisilo.simulation.parts import write_coordinator
 __all__ = ["SimulationFolder", "begin"]
 
 _RECORD = "simulation.json"
+_DIAGNOSTICS = ("stationarity_gap", "forgetting")
+"""Settings of [simulation] that change no bits: they may be turned on and off between two calls."""
 _FORMAT = 1
 
 
@@ -58,6 +61,18 @@ class SimulationFolder:
         """What is simulated here, so that it is not gone on with as another one."""
         return self.folder / _RECORD
 
+    def read_record(self) -> dict[str, Any]:
+        """What `begin` has noted. Raises: UsageError when this is no simulation's folder, or not of this version."""
+        try:
+            record = json.loads(self.record.read_bytes())
+            if isinstance(record, dict) and record.get("format") == _FORMAT and self.ledger.exists():
+                return record
+        except (OSError, ValueError):
+            pass
+        raise UsageError(f"{self.folder} holds no simulation.",
+                         remedy="Name a folder that `semisilo simulate` has written, such as runs/NAME; of a federation"
+                                " it is `coordinator report`.")
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Held while a simulation runs here; the kernel lets go of it however the process ends.
@@ -84,16 +99,24 @@ def begin(folder: SimulationFolder, dealt: Dealt) -> None:
     """
     study = dealt.study
     now = {"format": _FORMAT, "study": study.name, "config": to_dict(dealt.config),
-           "simulation": to_dict(study.simulation), "digest": dealt.digest()}
+           "simulation": _without_diagnostics(to_dict(study.simulation)), "digest": dealt.digest()}
+    source = {"folder": str(study.folder), "tables": to_dict(study.tables), "simulation": to_dict(study.simulation)}
     if folder.record.exists():
         before = json.loads(folder.record.read_bytes())
+        before["simulation"] = _without_diagnostics(before.get("simulation", {}))
         changed = [key for key in now if canonical_json(before.get(key)) != canonical_json(now[key])]
         if changed:
             raise UsageError(f"{folder.folder} holds a simulation with another {' and another '.join(changed)}.",
                              remedy="Choose another folder with --out, or remove that one.")
+        if before.get("source") != source:  # the study file has moved, or diagnostics were turned on
+            write_durably(folder.record, canonical_json({**now, "source": source}).encode() + b"\n")
     elif any(path.name != "lock" for path in folder.folder.iterdir()):
         raise UsageError(f"{folder.folder} is not empty, and holds no simulation.", remedy="Choose another --out.")
     else:
-        write_durably(folder.record, canonical_json(now).encode() + b"\n")
+        write_durably(folder.record, canonical_json({**now, "source": source}).encode() + b"\n")
     if not (folder.studies / study.name / "study.toml").exists():  # written last
         write_coordinator(dealt, folder.studies / study.name)
+
+
+def _without_diagnostics(simulation: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in simulation.items() if key not in _DIAGNOSTICS}

@@ -1,4 +1,4 @@
-"""The files beside a simulation's ledger, and the command that writes the parts of a study."""
+"""The files beside a simulation's ledger, and the commands that write them again and the parts of a study."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from common.errors import UsageError
 from coordinator.ledger import Ledger
 from coordinator.report import write_pages
 from semisilo.simulation.dealing import deal_study
+from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.parts import write_parts
-from semisilo.simulation.result import SimulationResult
+from semisilo.simulation.result import SimulationResult, read_result
 from semisilo.simulation.settings import load_simulated_study
+from semisilo.simulation.surface import drawn_surface
 
-__all__ = ["split_study", "write_output"]
+__all__ = ["report", "split_study", "write_output"]
 
 
 def write_output(result: SimulationResult) -> Path:
@@ -22,9 +24,29 @@ def write_output(result: SimulationResult) -> Path:
     write_durably(result.folder / "metrics.json", result.to_json().encode())
     ledger = Ledger(result.folder / "ledger.sqlite")
     try:
-        return write_pages(ledger, result.study, result.folder / "report")
+        return write_pages(ledger, result.study, result.folder / "report",
+                           more_figures=drawn_surface(result.folder, state=result.digest))
     finally:
         ledger.close()
+
+
+def report(run: Path) -> tuple[SimulationResult, Path]:
+    """Writes the files of a simulation again, at whatever moment; its result so far, and the report's page.
+
+    Args:
+        run: the simulation's folder.
+    Raises: UsageError when it holds no simulation, or one that has not begun.
+    """
+    folder = SimulationFolder(run.absolute())
+    name = folder.read_record()["study"]
+    ledger = Ledger(folder.ledger)
+    try:
+        if name not in {row.name for row in ledger.studies()}:
+            raise UsageError(f"{run}: this simulation has not begun.", remedy="Call `semisilo simulate STUDY` first.")
+        result = read_result(ledger, name, folder.folder)
+    finally:
+        ledger.close()
+    return result, write_output(result)
 
 
 def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:

@@ -87,12 +87,32 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
     if threads is not None:
         tables.setdefault("numerics", {})["threads"] = threads
     draft = _draft(tables, where)
+    _check_diagnostics(simulation, draft, where)
     start_with = tables.get("study", {}).get("start_with", 1)
     if start_with > simulation.split.silos:
         raise BadConfiguration(f"{where}: [study]: start_with = {start_with}: there are only {simulation.split.silos}"
                                " silos.", remedy="Leave it out.")
     return SimulatedStudy(name=name, folder=folder, tables=tables, simulation=simulation,
                           draft=draft)
+
+
+def _check_diagnostics(simulation: SimulationSettings, draft: StudyConfig, where: str) -> None:
+    """Raises: BadConfiguration for a diagnostic that the method cannot have."""
+    method = draft.method
+    if simulation.stationarity_gap and method.name != "fed_shvr":
+        raise BadConfiguration(f"{where}: [simulation]: stationarity_gap = true: the gap is one of Fed-SHVR's"
+                               f" objective, which {method.name} does not have.", remedy="Remove that line.")
+    if not simulation.forgetting:
+        return
+    if method.settings.scenario != "labels-at-silo":
+        raise BadConfiguration(f"{where}: [simulation]: forgetting = true: in {method.settings.scenario} the silos have"
+                               " no labelled images.", remedy="Remove that line; the coordinator's own labelled images"
+                               " are measured in every round.")
+    from coordinator.strategies import load_strategy  # torch, only here
+
+    if not hasattr(load_strategy(method.name), "local_model"):
+        raise BadConfiguration(f"{where}: [simulation]: forgetting = true: of an update of {method.name} the"
+                               " coordinator cannot tell the silo's own model.", remedy="Remove that line.")
 
 
 def name_of(path: Path) -> str:

@@ -18,6 +18,7 @@ TRAINERS: dict[str, str] = {
     "fedmix": "silo.trainers.fedmix:FedMixTrainer",
     "fedrgd": "silo.trainers.fedrgd:FedRGDTrainer",
     "fedsgd": "silo.trainers.fedsgd:FedSGDTrainer",
+    "scaffold": "silo.trainers.scaffold:ScaffoldTrainer",
     "semifl": "silo.trainers.semifl:SemiFLTrainer",
 }
 """Built-in method -> "module:Class"; plug-ins name their own."""

@@ -276,11 +276,16 @@ class _Work:
         return True
 
     def _vote(self, inputs_BCHW: Tensor, weights: Mapping[str, Tensor]) -> tuple[AgreementVotes, list[Tensor]]:
-        """The vote of local model and helpers, and the helpers' probabilities."""
+        """The vote of local model and helpers, and the helpers' probabilities.
+
+        A helper is another silo's model and so not to be trusted: one whose answer is not finite (huge weights are
+        enough) is left out of the batch, for it would make this silo's own weights not finite.
+        """
         self.network.model.eval()
         with torch.no_grad():
-            prob_BK, *helper_probs = (torch.softmax(self.network.forward(inputs_BCHW, each), dim=-1)
-                                      for each in (weights, *self._helpers))
+            prob_BK, *all_probs = (torch.softmax(self.network.forward(inputs_BCHW, each), dim=-1)
+                                   for each in (weights, *self._helpers))
+        helper_probs = [each_BK for each_BK in all_probs if bool(torch.isfinite(each_BK).all())]
         votes = agreement_votes(prob_BK, helper_probs, self._settings.confidence_threshold,
                                 tie_break=self._settings.tie_break)
         return votes, helper_probs

@@ -171,6 +171,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[SemisiloError], str]] = [
     ("more bytes than can be", {"size_bytes": 2**62}, BadPayload, "at most"),
     ("fewer bytes than its groups", {"size_bytes": 33}, BadPayload, "fewer bytes"),
     ("a negative count", {"example_count": -1}, BadPayload, "example_count"),
+    ("a count that weights cannot be computed with", {"example_count": 2**62}, BadPayload, "example_count"),
     ("a negative time", {"training_seconds": -0.1}, BadPayload, "time"),
     ("no time at all", {"training_seconds": math.nan}, BadPayload, "time"),
     ("an undeclared metric", {"metrics": {"loss": 1.0, "patient_age": 60.0}}, BadPayload, "patient_age"),

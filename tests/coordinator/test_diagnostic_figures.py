@@ -13,8 +13,10 @@ from coordinator.diagnostic_figures import (
     method_metrics,
     pseudo_label_counts,
 )
+from coordinator.figure_style import legend, wide_enough
 from coordinator.figures import FIGURES, draw_figures
 from coordinator.report_page import render_page
+from coordinator.states import TaskState
 from coordinator.summary import StudySummary, audit, summarise
 from tests.coordinator.ledger_fixture import SILOS, fill_study
 
@@ -34,6 +36,9 @@ def study(plain: StudySummary) -> StudySummary:
                    "recall/0": 0.9, "recall/1": 0.1 * number, "correction_norm": 3.0 - 0.4 * number}
         silos = {}
         if number:
+            metrics |= {"labelled_accuracy_before": 0.5, "labelled_accuracy_after": 0.4 + 0.05 * number,
+                        "stationarity_gap": 10.0 ** -number, "stationarity_gradient": 10.0 ** -number,
+                        "stationarity_labels": 0.0}
             metrics |= {"local_accuracy": 0.5, **{f"local_accuracy/{silo}": 0.4 + 0.1 * place
                                                   for place, silo in enumerate(SILOS)}}
             silos = {silo: {"label_ratio": 0.5, "pseudo_labels/0": 10.0 * number, "pseudo_labels/1": 30.0,
@@ -70,6 +75,64 @@ def test_words_say_the_last_numbers(study: StudySummary) -> None:
     assert "pseudo label accuracy 90.0 %" in describe_diagnostic("pseudo_label_accuracy", study)
     assert "50.0 %" in describe_diagnostic("local_accuracy", study)
     assert "correction norm 0.6" in describe_diagnostic("method", study)
+    assert "before training 50.0 %, at silos, after training 70.0 %" in describe_diagnostic("forgetting", study)
+    assert "gap 1e-06" in describe_diagnostic("stationarity", study)
+
+
+def test_balanced_accuracy_is_drawn_where_it_differs_by_a_point(study: StudySummary) -> None:
+    """0.6 in every round, which is far from the accuracy of some."""
+    by_round, by_bytes = draw_figures(study)[:2]
+    assert "balanced accuracy, 60.0 % at the end" in by_round.description
+    assert "balanced" not in by_bytes.description
+    even = replace(study, rounds=tuple(replace(entry, metrics={**entry.metrics, "balanced_accuracy": entry.accuracy})
+                                       for entry in study.rounds))
+    assert "balanced" not in draw_figures(even)[0].description
+    assert draw_figures(even)[0].light_png != by_round.light_png
+
+
+def test_a_gap_of_nothing_has_no_place_on_a_logarithmic_axis(study: StudySummary) -> None:
+    still = replace(study, rounds=tuple(
+        replace(entry, metrics={name: 0.0 if name.startswith("stationarity") else value
+                                for name, value in entry.metrics.items()}) for entry in study.rounds))
+    assert "stationarity" not in [figure.name for figure in draw_figures(still)]
+
+
+def test_silos_that_label_alike_are_one_line_unless_one_abstained(study: StudySummary) -> None:
+    def picture(ratios: dict[str, float], outcome: TaskState) -> bytes:
+        rounds = tuple(replace(entry, label_ratio=ratios if entry.number else {},
+                               outcomes=dict.fromkeys(SILOS, outcome) if entry.number else {})
+                       for entry in study.rounds)
+        drawn = {each.name: each.light_png for each in draw_figures(replace(study, rounds=rounds))}
+        return drawn["label_ratio"]
+
+    alike = dict.fromkeys(SILOS, 0.0)
+    assert picture(alike, TaskState.UPDATED) == picture(dict.fromkeys(reversed(SILOS), 0.0), TaskState.UPDATED)
+    assert picture(alike, TaskState.ABSTAINED) != picture(alike, TaskState.UPDATED), "crosses must stay"
+
+
+def test_a_legend_takes_as_many_columns_as_fit_and_an_axis_of_percents_is_never_narrow() -> None:
+    from matplotlib.figure import Figure
+
+    def columns(*labels: str) -> int:
+        figure = Figure()
+        axes = figure.add_subplot()
+        for label in labels:
+            axes.plot([1], [1], label=label)
+        legend(axes)
+        return int(figure.legends[0]._ncols)
+
+    assert columns("a", "b", "c", "d") == 4
+    assert columns("x" * 40, "y") == 2
+    assert columns("x" * 200) == 1
+    axes = Figure().add_subplot()
+    axes.plot([1, 2], [99.9, 100.0])
+    wide_enough(axes)
+    low, high = axes.get_ylim()
+    assert low < 95.1
+    assert high > 100
+    axes.set_ylim(0, 100)
+    wide_enough(axes)
+    assert axes.get_ylim() == (0, 100)
 
 
 def test_numbers_of_the_method_are_those_that_no_other_plot_shows(study: StudySummary) -> None:

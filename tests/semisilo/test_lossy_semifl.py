@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
-import torch
 
-from benchmarks.lossy.simulation import Course, Simulation, digits
-from common.uplink import Uplink, parse_uplink
+from benchmarks.lossy.simulation import Course, digits, simulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,43 +15,34 @@ NOISE = 0.03
 355 images near 94 % has a standard error of 1.3, a difference of two at most 1.8. The control is 11 points below."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @cache
-def course(uplink: Uplink) -> Course:
-    """20 rounds from 20 labels with seed 1, as in benchmarks/lossy."""
-    return Simulation(digits(1, rounds=20), uplink).run()
+def course(uplink: str, *, error_feedback: bool = True) -> Course:
+    """20 rounds from 20 labels with seed 1, as in benchmarks/lossy; with the default rounding."""
+    return simulated(digits(1, rounds=20), uplink, error_feedback=error_feedback)
 
 
 @pytest.mark.parametrize(("uplink", "most_bytes"), [
     ("bf16", 0.36), ("int8", 0.26), ("int4", 0.14), ("top-k 10%", 0.12)])
 def test_a_lossy_form_reaches_the_accuracy_of_exact_updates(uplink: str, most_bytes: float) -> None:
     """With error feedback and the default rounding; `most_bytes` is the largest share of a dense update, 226 kB."""
-    exact, lossy = course(parse_uplink("smallest")), course(parse_uplink(uplink))
+    exact, lossy = course("smallest"), course(uplink)
     assert exact.accuracies[-1] > exact.accuracies[0] + 0.1, "the study learns"
     assert lossy.accuracies[0] == exact.accuracies[0], "round 0 is the coordinator alone"
     assert lossy.accuracies[-1] > exact.accuracies[-1] - NOISE, (lossy.accuracies, exact.accuracies)
-    dense = digits(1, rounds=20).dense_bytes
-    assert max(lossy.uplink_bytes) < most_bytes * 3 * dense < min(exact.uplink_bytes)
+    assert max(lossy.uplink_bytes) < most_bytes * 3 * exact.dense_bytes < min(exact.uplink_bytes)
 
 
 @pytest.mark.parametrize(("uplink", "most_bytes"), [("top-k 1%", 0.015), ("top-k 1% int8", 0.009)])
 def test_a_hundredth_of_the_elements_keeps_most_of_the_gain(uplink: str, most_bytes: float) -> None:
     """In 20 rounds top-k 1 % ended 0.2 above, 4.2 below and 2.2 below exact updates with seeds 1, 2 and 3: not within
     noise, so the bound is twice as wide; what is left without it, the control, is 11 below."""
-    exact, lossy = course(parse_uplink("smallest")), course(parse_uplink(uplink))
+    exact, lossy = course("smallest"), course(uplink)
     assert lossy.accuracies[-1] > exact.accuracies[-1] - 2 * NOISE, (lossy.accuracies, exact.accuracies)
-    assert max(lossy.uplink_bytes) < most_bytes * 3 * digits(1, rounds=20).dense_bytes
+    assert max(lossy.uplink_bytes) < most_bytes * 3 * lossy.dense_bytes
 
 
 def test_the_control_an_update_that_lost_nearly_everything_is_noticed() -> None:
     """6 of 56 554 elements a round and no error feedback: little more than the coordinator's own training is left."""
-    exact = course(parse_uplink("smallest"))
-    lost = course(parse_uplink("top-k 0.01%", error_feedback=False))
+    exact = course("smallest")
+    lost = course("top-k 0.01%", error_feedback=False)
     assert lost.accuracies[-1] < exact.accuracies[-1] - 2 * NOISE, (lost.accuracies, exact.accuracies)

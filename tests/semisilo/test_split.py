@@ -14,6 +14,8 @@ import pytest
 from common.config import to_dict
 from common.data.archive import digits
 from common.data.form import ImageForm
+from common.data.partly_labelled import read_partly_labelled
+from common.data.readers import read_images
 from common.errors import SemisiloError, UsageError
 from coordinator.study import load_study
 from semisilo.simulation.dealing import Dealt, deal_study, silo_names
@@ -114,6 +116,58 @@ def test_nobody_has_an_image_of_somebody_else_and_every_image_is_one_of_the_set(
             assert np.array_equal(archive["unlabelled_images"], train.images[entry["indices"]])
         counts = np.bincount(train.labels_N[entry["indices"]], minlength=10).tolist()
         assert list(entry["class_counts"].values()) == counts
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("scenario", ["labels-at-coordinator", "labels-at-silo"])
+def test_each_file_has_the_pictures_labels_and_steps_that_the_manifest_names(tmp_path: Path, scenario: str,
+                                                                             channels: int) -> None:
+    generator = np.random.default_rng(5)
+    colour = (3,) if channels == 3 else ()
+    pictures, tests = (generator.integers(0, 256, (number, 8, 8, *colour), dtype=np.uint8) for number in (1500, 30))
+    labels, test_labels = (generator.permutation(np.arange(number) % 10) for number in (1500, 30))
+    np.savez(tmp_path / "all.npz", train_images=pictures, train_labels=labels, test_images=tests,
+             test_labels=test_labels)
+    method, split = ("semifl", {}) if scenario == "labels-at-coordinator" else ("fedmatch", STREAMING)
+    dealt = dealt_of(study(method, scenario, simulation={"data": str(tmp_path / "all.npz")}, split=split, data={
+        "image": {"size": 8, "channels": channels, "mean": [0.3] * channels, "std": [0.4] * channels}}))
+    out = tmp_path / "parts"
+    manifest = json.loads(write_parts(dealt, out).read_text())
+
+    def pixels_of(indices: list[int]) -> Any:
+        chosen = pictures[indices]
+        return chosen[:, None] if channels == 1 else chosen.transpose(0, 3, 1, 2)
+    form = ImageForm(size=8, channels=channels, mean=(0.3,) * channels, std=(0.4,) * channels)
+    for place, entry in enumerate(manifest["silos"].values()):
+        read = read_partly_labelled(str(out / entry["file"]), form, classes=dealt.classes, use_labels=True)
+        assert read.unlabelled is not None
+        assert read.unlabelled.labels_N is None
+        assert np.array_equal(read.unlabelled.images_NCHW.numpy(), pixels_of(entry["indices"]))
+        if scenario == "labels-at-coordinator":
+            assert read.labelled is None
+            continue
+        assert read.labelled is not None
+        assert read.labelled.labels_N is not None
+        held = entry["labelled"]["indices"]
+        assert np.array_equal(read.labelled.images_NCHW.numpy(), pixels_of(held))
+        assert read.labelled.labels_N.tolist() == labels[held].tolist()
+        assert read.steps_N is not None
+        assert np.array_equal(read.steps_N, dealt.split.steps_of(place))
+        assert read.rounds_per_step == manifest["rounds_per_step"] == 3
+    sets = {name: entry for name, entry in manifest["coordinator"].items() if name != "test"}
+    assert set(sets) == {"labelled", "validation"} if scenario == "labels-at-coordinator" else {"validation"}
+    for entry in sets.values():
+        found = read_images(str(out / entry["file"]), size=8, channels=channels)
+        assert np.array_equal(found.images.images_NCHW.numpy(), pixels_of(entry["indices"]))
+        assert found.images.labels_N is not None
+        assert [found.classes[label] for label in found.images.labels_N] == [
+            str(label) for label in labels[entry["indices"]]]
+    found = read_images(str(out / manifest["coordinator"]["test"]["file"]), size=8, channels=channels)
+    assert np.array_equal(found.images.images_NCHW.numpy(),
+                          tests[:, None] if channels == 1 else tests.transpose(0, 3, 1, 2))
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert files == {"manifest.json", "coordinator/study.toml", *(
+        entry["file"] for entry in [*manifest["silos"].values(), *manifest["coordinator"].values()])}
 
 
 def test_the_manifest_has_the_digest_of_every_array_and_how_the_split_was_made(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     hold_polls: bool = True
     chunk_bytes: int = 65_536
     fault: Callable[[str, Any], SemisiloError | None] = lambda rpc, request: None
-    """Asked before every RPC; what it returns is raised."""
+    """Asked before every RPC, and as "SubmitUpdate chunk" after every chunk of an upload; what it returns is raised."""
     alter: Callable[[bytes, int], bytes] = lambda data, attempt: data
     """Changes a payload before it is served."""
     hang_downloads: int = 0
@@ -161,6 +161,7 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
                 assert message.chunk.offset == len(have)
                 assert message.chunk.crc32 == zlib.crc32(message.chunk.data)
                 have += message.chunk.data
+                await self._check("SubmitUpdate chunk", message, context)
         declared = next(begin for begin in reversed(self.begins) if begin.update_id == update_id)
         data = bytes(self.spool[update_id])
         if len(data) < declared.update.payload.size_bytes:  # a cut looks like the end of the stream here

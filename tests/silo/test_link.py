@@ -286,6 +286,28 @@ def test_a_phase_that_closes_during_the_upload_ends_it_with_the_reason(tmp_path:
     run(work())
 
 
+@pytest.mark.parametrize("where", ["SubmitUpdate", "SubmitUpdate chunk"])
+def test_the_reason_for_which_an_upload_is_ended_early_is_heard_at_the_first_time(tmp_path: Path, where: str) -> None:
+    """The silo still writes when the coordinator ends the call. gRPC for Python then says "Internal error from Core"
+    instead of the reason, at nearly every try of ours in both places before `silo.ending` was there: the upload of a
+    revoked silo was repeated for ever."""
+    async def work() -> None:
+        asked: list[str] = []
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            asked.append(rpc)
+            return CertificateRevoked("The operator has revoked silo 'a'.") if rpc == where else None
+        request = declaration(tmp_path / "update", random_bytes(8 * MIB))
+        coordinator = FakeCoordinator(fault=fault)
+        async with serving(coordinator) as port, linked(port) as link:
+            for _ in range(20):
+                coordinator.spool.clear()
+                with pytest.raises(CertificateRevoked, match="operator has revoked"):
+                    await link.upload(request, tmp_path / "update")
+        assert asked.count("BeginUpdate") == asked.count("SubmitUpdate") == 20
+    run(work())
+
+
 def test_an_objection_to_the_declaration_is_raised_and_one_to_the_bytes_when_it_comes_again(tmp_path: Path) -> None:
     async def work() -> None:
         request = declaration(tmp_path / "update", random_bytes(1000))

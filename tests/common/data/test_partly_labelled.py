@@ -12,9 +12,7 @@ import pytest
 from PIL import Image
 
 from common.data.form import ImageForm
-from common.data.manifest import write_split
 from common.data.partly_labelled import PartlyLabelled, PartlySurvey, read_partly_labelled, survey_partly_labelled
-from common.data.splits import Split
 from common.errors import BadData
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
@@ -257,14 +255,13 @@ def test_counting_does_not_import_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
-def test_what_a_split_writes_for_a_silo_is_what_the_silo_reads(tmp_path: Path) -> None:
-    labels = np.arange(12) % 3
-    pixels = np.ones((12, 1, 8, 8), np.uint8) * np.arange(12, dtype=np.uint8)[:, None, None, None]
-    split = Split(silos=(np.array([0, 2, 4, 6]), np.array([], dtype=np.int64)),
-                  labelled=(np.array([1, 3, 5]), np.array([7])),
-                  steps=((np.array([2, 6]), np.array([0, 4])), (np.array([], dtype=np.int64),) * 2))
-    write_split(tmp_path, split, pixels, labels, classes=("owl", "cat", "dog"), source="x", settings={},
-                silo_names=("a", "b"), rounds_per_step=5)
+def test_labels_and_steps_in_one_file_are_read_in_the_order_of_the_studys_classes(tmp_path: Path) -> None:
+    """As `semisilo split` writes it; that it does so is tested in tests/semisilo/test_split.py."""
+    pixels = np.ones((12, 8, 8), np.uint8) * np.arange(12, dtype=np.uint8)[:, None, None]
+    for name, labelled, unlabelled, steps in (("a", [1, 3, 5], [0, 2, 4, 6], [1, 0, 1, 0]), ("b", [7], [], [])):
+        np.savez(tmp_path / f"{name}.npz", labelled_images=pixels[labelled], labelled_labels=np.array(labelled) % 3,
+                 classes=np.array(["owl", "cat", "dog"]), unlabelled_images=pixels[np.array(unlabelled, int)],
+                 unlabelled_steps=np.array(steps, int), rounds_per_step=np.array(5))
     first, second = (read(str(tmp_path / f"{name}.npz")) for name in "ab")
     assert first.labelled is not None
     assert first.unlabelled is not None

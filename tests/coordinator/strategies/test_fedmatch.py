@@ -241,6 +241,17 @@ def test_reliability_weighs_by_accuracy_of_the_silos_own_model() -> None:
     assert _close(after.psi, _moved(state.psi, weighted), atol=1e-5)
 
 
+def test_a_model_without_finite_answers_has_score_0_and_no_weight() -> None:
+    """Its weights are finite, its logits are not: every prediction then falls on one class, which is some accuracy."""
+    silos = _silos(aggregation="reliability")
+    psi, sigma = silos.state.psi, silos.state.sigma
+    after = silos.step({"a": {"psi": 0.25}, "b": {"psi": 3e38, "sigma": 3e38}})
+    assert after.scores["b"] == 0.0
+    assert after.scores["a"] > 0.0
+    assert _close(after.psi, _plus(psi, 0.25))
+    assert _close(after.sigma, sigma)
+
+
 def _moved(psi: Any, change: float) -> dict[str, Tensor]:
     """psi turned so that class 0 wins more or less often: a constant on all weights would change no prediction."""
     pattern = torch.linspace(-1, 1, 3)
@@ -462,6 +473,15 @@ def test_sigma_is_trained_before_round_1_and_after_every_round_but_the_last() ->
     last = silos.step({"a": {"psi": 0.1}})
     assert _close(last.sigma, sigma, atol=1e-3), "round 2 is the last: nobody would get another sigma"
     assert "sigma_loss" not in silos.strategy.diagnostics(last)
+
+
+def test_without_momentum_none_is_kept_for_sigma() -> None:
+    """Zeros would be as large as the model, in every checkpoint."""
+    silos = _silos(COORDINATOR, momentum=0.0, lr=0.01)
+    assert silos.state.sigma_buf is None
+    before = silos.state.sigma
+    assert silos.step({"a": {"psi": 0.1}}).sigma_buf is None
+    assert not _same(silos.state.sigma, before)
 
 
 def test_with_labels_at_silos_the_coordinator_does_not_train() -> None:

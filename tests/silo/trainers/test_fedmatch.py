@@ -187,6 +187,14 @@ def test_one_helper_and_five_helpers_work() -> None:
         assert _answer(_task(helpers=[_part(seed) for seed in range(count)], num_helpers=count))
 
 
+def test_a_helper_without_a_finite_answer_has_no_vote_and_does_no_harm() -> None:
+    """Weights near the largest number of float32 are finite and pass every check of what arrives; their logits are
+    not."""
+    broken = {name: torch.full_like(tensor, 3e38) for name, tensor in PSI.items()}
+    beside, without = _answer(_task(helpers=[broken, *HELPERS], num_helpers=3)), _answer(_task(helpers=HELPERS))
+    assert all(_same(beside[name], without[name]) for name in ("sigma", "psi"))
+
+
 # What goes up ---------------------------------------------------------------------------------------------------------
 
 def test_an_answer_overwrites_what_was_received_with_what_is_worth_sending() -> None:

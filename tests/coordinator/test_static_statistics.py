@@ -1,0 +1,64 @@
+"""Static batch-norm statistics from silos: what one of them claims must not stop the study or silence the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.batch_norm import StaticBatchNorm
+from common.data.form import AugmentationSettings, ImageForm
+from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from coordinator.static_statistics import StaticStatistics
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), StaticBatchNorm(2))
+
+
+def _statistics() -> StaticStatistics:
+    return StaticStatistics(Environment(
+        seed=1, rounds=1, num_silos=3, data=CoordinatorData(), build_model=_net,
+        image=ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,)), augmentation=AugmentationSettings()), "silos")
+
+
+def _of(count: int, mean: float, var: float = 1.0) -> dict[str, Tensor]:
+    return {"1.mean": torch.full((2,), mean), "1.var": torch.full((2,), var), "1.count": torch.tensor([count])}
+
+
+def _merged(answers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    statistics = _statistics()
+    tally = statistics.begin({})
+    for silo, tensors in answers.items():
+        header = UpdateHeader(silo, 5, {})
+        tally = statistics.fold(tally, header, {"batch_norm": TensorGroup(dict(tensors), Meaning.VALUES)})
+    return statistics.finish(tally, _of(1, 9.0))
+
+
+def test_silos_count_by_their_values() -> None:
+    """mu = (100 * 1 + 300 * 3) / 400; var = (99 * 1 + 299 * 1 + 100 * 1.5^2 + 300 * 0.5^2) / 399."""
+    merged = _merged({"a": _of(100, 1.0), "b": _of(300, 3.0)})
+    assert merged["1.mean"].tolist() == pytest.approx([2.5, 2.5])
+    assert merged["1.var"].tolist() == pytest.approx([698 / 399] * 2)
+
+
+@pytest.mark.parametrize("wrong", [
+    pytest.param(_of(2**53, 7.0), id="a count with which merging leaves what a double can count"),
+    pytest.param(_of(2**62, 7.0), id="a count beyond that"), pytest.param(_of(0, 7.0), id="no value"),
+    pytest.param(_of(10, 7.0, -1.0), id="a negative variance"),
+    pytest.param(_of(10, float("nan")), id="not a number"),
+    pytest.param(_of(10, 3e38), id="a mean that makes the variance overflow"),
+])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_impossible_statistics_are_left_out_and_the_others_count(wrong: dict[str, Tensor], place: int) -> None:
+    honest = [("a", _of(100, 1.0)), ("b", _of(300, 3.0))]
+    answers = dict([*honest[:place], ("x", wrong), *honest[place:]])
+    merged = _merged(answers)
+    for name, tensor in _merged(dict(honest)).items():
+        assert torch.equal(merged[name], tensor)
+
+
+def test_without_answers_the_last_rounds_stay() -> None:
+    assert torch.equal(_merged({})["1.mean"], torch.full((2,), 9.0))
