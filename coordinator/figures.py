@@ -136,7 +136,7 @@ def _accuracy_line(axes: Axes, xs: list[float] | list[int], measured: list[Round
     even = _balanced(measured) if balanced else []
     if even:
         axes.plot(*zip(*even, strict=True), color=theme.lines[2], linestyle=(0, (2, 1)), linewidth=1.6,
-                  label="balanced: mean recall of the classes")
+                  label="balanced accuracy")
         low, high = min(low, *(value for _, value in even)), max(high, *(value for _, value in even))
     if study.labelled_only is not None:
         line = 100 * study.labelled_only
