@@ -11,8 +11,9 @@ from benchmarks.lossy.simulation import Course, digits, simulated
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOISE = 0.03
-"""Exact updates end at 94.4, 95.5 and 93.5 % with seeds 1, 2 and 3: a standard deviation of 1.0 points. One accuracy on
-355 images near 94 % has a standard error of 1.3, a difference of two at most 1.8. The control is 11 points below."""
+"""With silos of other names exact updates ended at 94.4, 95.5 and 93.5 % with seeds 1, 2 and 3
+(benchmarks/lossy/RESULTS.md, as are the other numbers here): a standard deviation of 1.0 points. One accuracy on
+355 images near 94 % has a standard error of 1.3, a difference of two at most 1.8. The control was 11 points below."""
 
 
 @cache
