@@ -96,7 +96,7 @@ class LocalModels:
             return
         try:
             parameters, statistics = self._strategy.local_model(state, groups, kept)
-        except (SemisiloError, LookupError, NotImplementedError):
+        except (SemisiloError, LookupError):
             return
         model = measurable(self._environment, parameters, statistics)
         if model is not None:

@@ -81,7 +81,7 @@ class OverwritingStrategy:
 
     def __init__(self, settings: OverwritingSettings, environment: Environment) -> None:
         self._settings = settings
-        self._served: tuple[int, TensorGroup] | None = None
+        self._served: tuple[State, TensorGroup] | None = None
 
     def start(self, initial: Mapping[str, Tensor]) -> State:
         return State(psi=dict(initial), seen=0.0)
@@ -132,8 +132,8 @@ class OverwritingStrategy:
         return groups["psi"].tensors, {}
 
     def _whole(self, state: State) -> TensorGroup:
-        if self._served is None or self._served[0] != id(state):
-            self._served = id(state), TensorGroup(state.psi, digest=tensors.digest(state.psi))
+        if self._served is None or self._served[0] is not state:
+            self._served = state, TensorGroup(state.psi, digest=tensors.digest(state.psi))
         return self._served[1]
 
 

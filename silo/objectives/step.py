@@ -75,7 +75,7 @@ class Objective:
 
     def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
         """The unlabelled term, for a step that has unlabelled images. The model is in training mode."""
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} looks at no unlabelled images, and was given some")
 
     def after_step(self, model: nn.Module) -> None:
         """Told after every change of the model."""
