@@ -44,7 +44,7 @@ SMALL_OPERATIONS = (
     "AutoContrast", "Equalize", "Invert", "Brightness", "Color", "Contrast", "Sharpness", "Cutout", "Posterize",
     "Rotate", "ShearX", "ShearY", "Solarize", "TranslateX", "TranslateY",
 )
-"""The pool of RandAugment in the policies "small" and "semifl_official"; the second gives three of them constant sizes."""
+"""The pool of RandAugment in "small" and "semifl_official"; the second gives three of them constant sizes."""
 
 FEDMATCH_OPERATIONS = (
     "AutoContrast", "Equalize", "Rotate", "Solarize", "Color", "Posterize", "Contrast", "Brightness", "Sharpness",
