@@ -284,7 +284,7 @@ def test_a_long_step_has_a_bar() -> None:
     import io
 
     stream = io.StringIO()
-    with progress_bar(Console(file=stream, force_terminal=True, width=100)) as tell:
+    with progress_bar(Console(file=stream, force_terminal=True, width=100, _environ={"TERM": "xterm-256color"})) as tell:
         tell(0.5, "measuring the loss")
     assert "measuring the loss" in stream.getvalue()
     assert "50%" in stream.getvalue()
