@@ -11,6 +11,7 @@ import typer
 from common import __version__
 from common.cli_errors import run_cli
 from common.errors import UsageError
+from coordinator.options import Folder, JsonOption
 
 __all__ = ["main"]
 
@@ -28,8 +29,6 @@ app = typer.Typer(
 
 ScenarioOption = Annotated[Literal["labels-at-coordinator", "labels-at-silo"], typer.Option(
     "--scenario", help="Where the labelled images are; decides what stands in the study file.")]
-Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION",
-                                      help="The federation folder; the current one by default.")]
 
 
 def _version(value: bool) -> None:
@@ -173,7 +172,7 @@ def serve(folder: Folder = Path(),
 
 @app.command()
 def status(folder: Folder = Path(),
-           as_json: Annotated[bool, typer.Option("--json", help="Print facts as JSON.")] = False) -> None:
+           as_json: JsonOption = False) -> None:
     """Show studies, silos and the current round; works while `serve` runs and when it does not."""
     import json
 

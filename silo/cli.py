@@ -13,6 +13,7 @@ import typer
 
 from common import __version__
 from common.cli_errors import run_cli
+from silo.options import HomeOption, JsonOption, home_of
 
 __all__ = ["app", "main"]
 
@@ -30,11 +31,6 @@ app = typer.Typer(
     \b
     What may leave this site is written in silo.toml, in the silo's home folder.
     """)
-
-HomeOption = Annotated[Path | None, typer.Option(
-    "--home", metavar="DIR", show_default=False,
-    help="The silo's folder: identity, silo.toml, memory. Default: $SEMISILO_HOME, else ~/.semisilo")]
-
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -77,7 +73,7 @@ def enroll(
     from silo.home import SiloHome
     from silo.policy import policy_text
 
-    folder = _home(home)
+    folder = home_of(home)
     words = sys.stdin.read() if line == ["-"] else " ".join(line)
     identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force))
     typer.echo(f"Enrolled as silo '{identity.silo}' of federation '{identity.federation}' at {identity.address}.")
@@ -137,14 +133,14 @@ def join(
     set_up_logging(verbose=verbose)
     from silo.app import join as join_federation
 
-    raise typer.Exit(join_federation(_home(home), data=data, labelled=labelled, test=test, on_error=on_error,
+    raise typer.Exit(join_federation(home_of(home), data=data, labelled=labelled, test=test, on_error=on_error,
                                      exit_when_finished=exit_when_finished))
 
 
 @app.command()
 def status(
     home: HomeOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Shows who this silo is and what its agent is doing.
 
@@ -157,19 +153,13 @@ def status(
 
     from silo.status_view import facts, lines
 
-    found = facts(_home(home), now=time.time())
+    found = facts(home_of(home), now=time.time())
     if json_:
         import json
 
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
         typer.echo("\n".join(lines(found, now=time.time())))
-
-
-def _home(option: Path | None) -> Path:
-    from silo.home import default_home
-
-    return (option if option is not None else default_home()).expanduser().absolute()
 
 
 def main() -> None:
