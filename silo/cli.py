@@ -6,7 +6,6 @@ Nothing heavy is imported before a command needs it, so that help, version and s
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
