@@ -254,7 +254,7 @@ round_timeout = "30m"
 round_limit = "2d"
 
 [wire]
-uplink = "raw"
+uplink = "auto"
 '''
 
 

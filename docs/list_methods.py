@@ -1,4 +1,4 @@
-"""Writes the reference of methods in `docs/methods.md` from their specs; `--check` says whether it is current.
+"""Writes what `docs/methods.md` and `docs/privacy.md` say of each method from its spec; `--check`: is it current?
 
 Everything stands in `common/methods/`: the first paragraphs of a method's module, its `MethodSpec`, and the docstring
 under each field of its settings. So the page cannot say what the program does not.
@@ -17,8 +17,8 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-PAGE = DOCS / "methods.md"
 HEADING = "## Reference\n"
+PRIVACY_HEADING = "## Method by method\n"
 sys.path.insert(0, str(ROOT))
 
 from common.methods import METHODS, MethodSpec  # noqa: E402 - the checkout's, not an installed one
@@ -46,6 +46,19 @@ def _part(spec: MethodSpec) -> str:
         meaning = _choices(spec.settings, field.name) + texts.get(field.name, "")
         lines.append(f"| `{field.name}` | {_default(field)} | {_cell(meaning)} |\n")
     return "".join(lines)
+
+
+def privacy() -> str:
+    """The section of what leaves a site, to the end of its page: one part for every method of the table."""
+    parts = [PRIVACY_HEADING, "\nWritten by `make docs` from `common/methods/`: the same declaration that both sides "
+             "enforce.\n"]
+    for spec in METHODS.values():
+        facts = [("leaves the site", _groups(spec.up)),
+                 ("numbers that leave", ", ".join(f"`{name}`" for name in spec.metrics) or "none"),
+                 ("arrives", _groups(spec.down)), ("who learns what", spec.discloses)]
+        parts.append(f"\n### {spec.name}\n\n| | |\n|---|---|\n")
+        parts += [f"| {name} | {_cell(text)} |\n" for name, text in facts]
+    return "".join(parts)
 
 
 def _groups(groups: typing.Mapping[str, Any]) -> str:
@@ -91,14 +104,16 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Writes or checks."""
-    text = PAGE.read_text(encoding="utf-8")
-    fresh = text[:text.index(HEADING)] + reference()
-    if sys.argv[1:] == ["--check"]:
-        if fresh != text:
-            sys.exit("docs/methods.md does not describe the methods as they are. Run: make docs")
-        print("docs/methods.md is current")
-        return
-    PAGE.write_text(fresh, encoding="utf-8")
+    for name, heading, section in (("methods.md", HEADING, reference), ("privacy.md", PRIVACY_HEADING, privacy)):
+        page = DOCS / name
+        text = page.read_text(encoding="utf-8")
+        fresh = text[:text.index(heading)] + section()
+        if sys.argv[1:] != ["--check"]:
+            page.write_text(fresh, encoding="utf-8")
+        elif fresh != text:
+            sys.exit(f"docs/{name} does not describe the methods as they are. Run: make docs")
+        else:
+            print(f"docs/{name} is current")
 
 
 if __name__ == "__main__":
