@@ -22,7 +22,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy bench-papers-small lint docs protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy bench-papers-small lint docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -78,6 +78,10 @@ lint: setup  ## check style, types, protos, and that what is generated is curren
 docs: setup  ## write the modules of docs/architecture.md and the reference of docs/methods.md anew
 	$(BIN)/python -P docs/list_modules.py
 	$(BIN)/python -P docs/list_methods.py
+
+site: setup docs  ## build the documentation as a site that works offline: build/site/index.html
+	@echo "==> mkdocs build" >&2
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 protos: setup  ## write common/wire/ anew from protos/
 	$(BIN)/python protos/generate.py

@@ -1,0 +1,39 @@
+"""The documentation builds as a site without a warning, and the site fetches nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+_FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a broken link or an unlisted page ends the build."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=ROOT,
+                          env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_there_and_its_search_works_from_a_disk(site: Path) -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (site / page.with_suffix(".html").name).is_file()
+    assert not list(site.rglob("*.py"))
+    assert "confidence_threshold" in (site / "search" / "search_index.js").read_text(encoding="utf-8")
+
+
+def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    found = {(page.name, address) for page in site.rglob("*.html")
+             for address in _FETCHED.findall(page.read_text(encoding="utf-8"))}
+    assert found == set()
