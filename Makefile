@@ -22,7 +22,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy bench-papers-small lint docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -74,6 +74,12 @@ lint: setup  ## check style, types, protos, and that what is generated is curren
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -P docs/list_modules.py --check
 	$(BIN)/python -P docs/list_methods.py --check
+	$(BIN)/hadolint deploy/*.Dockerfile
+	$(BIN)/shellcheck deploy/install.sh
+
+lint-deploy: $(VENV)/.semisilo-deploy  ## check deploy/ with Compose, Helm, the schemas of Kubernetes, and systemd where it is
+	@echo "==> what others' tools say to deploy/" >&2
+	$(BIN)/python -m pytest tests/test_deploy.py tests/test_deploy_linters.py $(PYTEST_ARGS)
 
 docs: setup  ## write the modules of docs/architecture.md and the reference of docs/methods.md anew
 	$(BIN)/python -P docs/list_modules.py
@@ -117,6 +123,11 @@ $(VENV)/.semisilo-dev: pyproject.toml | $(VENV)/.made
 	@echo "==> installing semisilo and the tools of development into $(VENV) (the first time this fetches torch, which is large)" >&2
 	$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $(VENV)/.semisilo $@
+
+$(VENV)/.semisilo-deploy: $(VENV)/.semisilo-dev
+	@echo "==> installing Compose, Helm and the schemas of Kubernetes into $(VENV)" >&2
+	$(BIN)/python -m pip install --editable '.[deploy]'
+	@touch $@
 
 $(VENV)/.semisilo-fuzz: $(VENV)/.semisilo-dev
 	@echo "==> installing the fuzzer into $(VENV)" >&2

@@ -23,8 +23,9 @@ from common.data.form import ImageForm
 from common.errors import BadPayload, LayoutMismatch
 
 __all__ = [
-    "LayerStatistics", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics", "StatisticsMissing",
-    "batches", "convert", "from_tensors", "layers_of", "load", "measure", "merge", "normalisation_layer", "to_tensors",
+    "LayerStatistics", "NoReplacement", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics",
+    "StatisticsMissing", "batches", "convert", "from_tensors", "layers_of", "load", "measure", "merge",
+    "normalisation_layer", "to_tensors",
 ]
 
 Normalisation = Literal["static_batch", "group", "layer", "none"]
@@ -37,6 +38,10 @@ class OneValuePerChannel(ValueError):
 
 class StatisticsMissing(RuntimeError):
     """Inference was asked of a static batch-norm layer that has no statistics; mean 0, variance 1 would be wrong."""
+
+
+class NoReplacement(ValueError):
+    """A network has a layer that keeps statistics of its own, and nothing is known that could stand in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class StaticBatchNorm(nn.Module):
     """Batch normalisation over all axes but the second, for inputs of 2 to 5 axes.
 
     Training mode uses the batch's own mean and biased variance and keeps nothing. Evaluation mode uses the statistics
-    given by `load`.
+    given by `load`. A layer that was given statistics by `fix` uses these in both modes, and is measured no more.
     """
 
     mean: Tensor | None
@@ -67,6 +72,7 @@ class StaticBatchNorm(nn.Module):
 
     def __init__(self, num_features: int, *, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
+        self.fixed = False
         self.num_features = num_features
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
@@ -81,7 +87,7 @@ class StaticBatchNorm(nn.Module):
 
         Raises: OneValuePerChannel in training; StatisticsMissing in evaluation.
         """
-        if not self.training:
+        if self.fixed or not self.training:
             if self.mean is None or self.var is None:
                 raise StatisticsMissing("Static batch-norm has no statistics yet: measure them before inference.")
             return functional.batch_norm(input, self.mean, self.var, self.weight, self.bias, False, 0.0, self.eps)
@@ -96,9 +102,39 @@ class StaticBatchNorm(nn.Module):
             raise OneValuePerChannel(f"One value per channel at a batch-norm layer of {self.num_features} channels.")
         return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
+    def fix(self, mean: Tensor, var: Tensor) -> None:
+        """Statistics for good, float32 (C,) each: the layer is no longer among `layers_of`."""
+        self.mean, self.var, self.fixed = mean.clone(), var.clone(), True
+
     def extra_repr(self) -> str:
         """Shown by `print(model)`."""
-        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
+        fixed = ", fixed" if self.fixed else ""
+        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}{fixed}"
+
+
+class _ThenActs(nn.Module):
+    """What some libraries put into their batch-norm layers behind the normalisation. The names are theirs, so that
+    weights of an activation are called as in their files."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As of the next class, then drop and activation."""
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output
+
+
+class _StaticBatchNormAct(_ThenActs, StaticBatchNorm):
+    pass
+
+
+class _GroupNormAct(_ThenActs, nn.GroupNorm):
+    pass
+
+
+class _IdentityAct(_ThenActs, nn.Identity):
+    pass
 
 
 def normalisation_layer(kind: Normalisation, channels: int, *, eps: float = 1e-5, affine: bool = True) -> nn.Module:
@@ -115,22 +151,64 @@ def normalisation_layer(kind: Normalisation, channels: int, *, eps: float = 1e-5
 
 
 def convert(model: nn.Module, kind: Normalisation) -> None:
-    """Replaces every `nn.BatchNorm1d/2d/3d` below `model` in place, keeping eps and the initial affine values."""
-    for parent in list(model.modules()):
+    """Replaces every batch-norm layer below `model` in place, keeping eps, the initial affine values, and, of layers
+    that have one, the activation behind the normalisation.
+
+    Raises: NoReplacement, naming a layer that is neither torch's own batch-norm nor one followed by `drop` and `act`
+        (timm's), and for any other that keeps running statistics: those of every site would be others.
+    """
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            if not isinstance(child, nn.modules.batchnorm._BatchNorm):
-                continue
-            layer = normalisation_layer(kind, child.num_features, eps=child.eps, affine=child.affine)
-            if child.affine and not isinstance(layer, nn.Identity):
-                with torch.no_grad():
-                    layer.weight.copy_(child.weight)  # type: ignore[operator]
-                    layer.bias.copy_(child.bias)  # type: ignore[operator]
-            setattr(parent, name, layer)
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(parent, name, _replacement(child, kind, f"{path}.{name}".lstrip(".")))
+    for name, buffer in model.named_buffers():
+        if name.rpartition(".")[2] in ("running_mean", "running_var") and buffer is not None:
+            layer = name.rpartition(".")[0]
+            raise NoReplacement(f"its layer {layer} ({type(model.get_submodule(layer)).__name__}) keeps statistics of"
+                                " its own, for which nothing here stands in")
 
 
-def layers_of(model: nn.Module) -> dict[str, StaticBatchNorm]:
-    """The static batch-norm layers by name, in the order of `named_modules()`."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, StaticBatchNorm)}
+def _replacement(child: nn.modules.batchnorm._BatchNorm, kind: Normalisation, where: str) -> nn.Module:
+    """The layer in the place of a batch-norm layer."""
+    channels, eps, affine = child.num_features, child.eps, child.affine
+    layer = normalisation_layer(kind, channels, eps=eps, affine=affine)
+    if not type(child).forward.__module__.startswith("torch."):  # one that does more than to normalise
+        drop, act = getattr(child, "drop", None), getattr(child, "act", None)
+        if not isinstance(drop, nn.Module) or not isinstance(act, nn.Module):
+            raise NoReplacement(f"its layer {where} is a batch-norm of its own kind ({type(child).__name__}), for which"
+                                " nothing here stands in")
+        acting = _acting(layer, channels, eps=eps, affine=affine)
+        acting.drop, acting.act = drop, act
+        if isinstance(acting, nn.Identity):  # what batch-norm gave was a tensor of its own, this is another's
+            for module in acting.modules():
+                if getattr(module, "inplace", False):
+                    module.inplace = False  # type: ignore[assignment]
+        layer = acting
+    if affine and not isinstance(layer, nn.Identity):
+        with torch.no_grad():
+            layer.weight.copy_(child.weight)  # type: ignore[operator]
+            layer.bias.copy_(child.bias)  # type: ignore[operator]
+    return layer
+
+
+def _acting(layer: nn.Module, channels: int, *, eps: float, affine: bool) -> _ThenActs:
+    """A layer like the given one that has a place for drop and activation."""
+    if isinstance(layer, StaticBatchNorm):
+        return _StaticBatchNormAct(channels, eps=eps, affine=affine)
+    if isinstance(layer, nn.GroupNorm):
+        return _GroupNormAct(layer.num_groups, channels, eps=eps, affine=affine)
+    return _IdentityAct()
+
+
+def layers_of(model: nn.Module, *, fixed_too: bool = False) -> dict[str, StaticBatchNorm]:
+    """The static batch-norm layers by name, in the order of `named_modules()`.
+
+    Args:
+        fixed_too: also those whose statistics are fixed; nobody measures them, and a model that is written out has
+            them as well.
+    """
+    return {name: module for name, module in model.named_modules()
+            if isinstance(module, StaticBatchNorm) and (fixed_too or not module.fixed)}
 
 
 def batches(count: int, batch_size: int) -> list[slice]:

@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from common.errors import SemisiloError
-from common.logs import printable
+from common.logs import printable, writes_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "run_cli"]
+__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "Terminated", "clean_exit_on_termination",
+           "run_cli"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+
+class Terminated(SystemExit):
+    """A signal other than Ctrl-C's asks this process to end: with the status that a shell gives a process which the
+    signal has ended. Not a KeyboardInterrupt, of which the parser makes status 130."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.exit_status = 128 + number
+
+
+@contextmanager
+def clean_exit_on_termination() -> Iterator[None]:
+    """Around a command that SIGTERM ends with status 0, from its first moment: as long as its event loop has not taken
+    the signal over, nothing has begun that would have to be ended."""
+    def leave(number: int, frame: object) -> None:
+        sys.exit(0)
+
+    if threading.current_thread() is not threading.main_thread():  # as in a test; signals are not its business
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
 
 _REMEDIES = {
     errno.ENOSPC: "Free some space, then try again.",
@@ -39,8 +71,8 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         app: the commands. A command may raise `typer.Exit(status)`.
         arguments: words after the command's name; None for those of this process.
         name: the command's name in help and errors; None for that of this process.
-    Returns: 0 for success, 2 for wrong usage, 1 for a failure, 130 after an interrupt. The line `error: ...` with the
-        remedy goes to standard error.
+    Returns: 0 for success, 2 for wrong usage, 1 for a failure, 130 after an interrupt, 143 after a SIGTERM that cut the
+        work short (`Terminated`). The line `error: ...` with the remedy goes to standard error.
     """
     try:
         result = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
@@ -48,10 +80,12 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         return result if isinstance(result, int) and not isinstance(result, bool) else 0
     except typer.Exit as exit:
         return int(exit.exit_code)
+    except Terminated as termination:
+        return termination.exit_status
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except SemisiloError as error:
-        _say(error.line())
+        _say(error.line(), code=error.code)
         return error.exit_status
     except _USAGE_EXCEPTION as error:
         return _usage(error)
@@ -84,6 +118,9 @@ def _usage(error: Any) -> int:
     return int(error.exit_code)
 
 
-def _say(line: str) -> None:
+def _say(line: str, *, code: str = "") -> None:
+    if writes_json():  # who reads that log can read nothing else
+        logging.getLogger("semisilo").error("%s", line, extra={"error_code": code})
+        return
     sys.stderr.write(f"error: {printable(line, limit=2000)}\n")
     sys.stderr.flush()

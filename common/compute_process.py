@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import importlib
 import json
-import logging
 import os
 import queue
 import signal
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.errors import ComputeFailed, SemisiloError
+from common.logs import set_up_child_logging
 
 __all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "OnProgress", "ProgressThrottle", "describe", "run_operation"]
 
@@ -178,7 +178,7 @@ def _main(target: str, descriptor: str, parent: str) -> None:
     # service manager sends to both must not make a running task look failed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    set_up_child_logging()
     end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)
     connection = _Connection(end)

@@ -12,7 +12,7 @@ import re
 from typing import Any, TypeVar
 
 from common.config import canonical_json, from_dict, to_dict
-from common.data.form import AugmentationSettings, ImageForm
+from common.data.form import AugmentationSettings, ImageForm, Reading
 from common.errors import BadPayload
 from common.exchange import ModelSettings, Numerics, TaskSpec
 from common.manifest import parse_reference as reference_from_proto
@@ -104,7 +104,15 @@ def model_from_proto(message: round_pb.ModelSpec) -> ModelSettings:
 
 def image_to_proto(image: ImageForm) -> round_pb.ImageForm:
     """The message of an image form."""
-    return round_pb.ImageForm(**to_dict(image))
+    return round_pb.ImageForm(**to_dict(image) | {"reading": _reading_to_proto(image.reading)})
+
+
+def _reading_to_proto(reading: Reading) -> round_pb.Reading:
+    centre, width = (0.0, 0.0) if isinstance(reading.window, str) else reading.window
+    return round_pb.Reading(
+        window=reading.window if isinstance(reading.window, str) else "fixed", window_centre=centre,
+        window_width=width, window_number=reading.window_number, frames=str(reading.frames), axis=reading.axis,
+        slices=str(reading.slices))
 
 
 def image_from_proto(message: round_pb.ImageForm) -> ImageForm:
@@ -112,7 +120,21 @@ def image_from_proto(message: round_pb.ImageForm) -> ImageForm:
     if len(message.mean) > 3 or len(message.std) > 3 or not all(map(math.isfinite, message.mean)):
         raise BadPayload("The task's image form has a mean or standard deviation that cannot be.")
     return _build(ImageForm, {"size": message.size, "channels": message.channels, "mean": list(message.mean),
-                              "std": list(message.std), "resize": message.resize}, "image")
+                              "std": list(message.std), "resize": message.resize,
+                              "reading": _reading_from_proto(message)}, "image")
+
+
+def _reading_from_proto(message: round_pb.ImageForm) -> dict[str, Any]:
+    """Plain values; empty, which is the default, where an older coordinator sends none."""
+    if not message.HasField("reading"):
+        return {}
+    reading = message.reading
+    window = [reading.window_centre, reading.window_width] if reading.window == "fixed" else reading.window
+    # At most five digits: a longer number is out of range anyway, and takes time to read.
+    frames, slices = (int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else text
+                      for text in (reading.frames, reading.slices))
+    return {"window": window, "window_number": reading.window_number, "frames": frames, "axis": reading.axis,
+            "slices": slices}
 
 
 def augmentation_to_proto(augmentation: AugmentationSettings) -> round_pb.Augmentation:

@@ -18,7 +18,7 @@ from common.losses import cross_entropy
 from common.sgd import SGD, SGDSettings, momentum_of, step
 from common.tensors import add, check_same_layout
 
-__all__ = ["Decomposed", "initial_psi", "theta"]
+__all__ = ["Decomposed", "initial_psi", "parts_of_trained", "theta"]
 
 _PSI_SHARE = 0.2
 
@@ -32,6 +32,18 @@ def initial_psi(sigma: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """psi_0 = 0.2 * sigma_0 for weights (two axes or more) [C]; 0 for biases and batch-norm's gamma and beta [O]."""
     return {name: tensor * _PSI_SHARE if tensor.dim() > 1 else torch.zeros_like(tensor)
             for name, tensor in sigma.items()}
+
+
+def parts_of_trained(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(sigma_0, psi_0) whose sum is a model that was trained before, to the last bit.
+
+    Of weights psi is a fifth of sigma, as at random. As published theta_0 would be 1.2 times the weights: of no
+    consequence for random ones, and another model for trained ones. w / 1.2 lies between w / 2 and 2 w, so w - w / 1.2
+    is exact (Sterbenz), and so is the sum.
+    """
+    sigma = {name: tensor / (1.0 + _PSI_SHARE) if tensor.dim() > 1 else tensor.clone()
+             for name, tensor in weights.items()}
+    return sigma, {name: tensor - sigma[name] for name, tensor in weights.items()}
 
 
 class Decomposed:

@@ -17,6 +17,7 @@ __all__ = [
     "ClockSkew",
     "ComputeFailed",
     "ConnectionRefusedByPeer",
+    "DailyBudget",
     "DiskFull",
     "InvitationExpired",
     "InvitationInvalid",
@@ -24,9 +25,11 @@ __all__ = [
     "LayoutMismatch",
     "MethodNotPermitted",
     "NotPermitted",
+    "OutsideHours",
     "PayloadNotServed",
     "PortInUse",
     "SemisiloError",
+    "SiloLeft",
     "StorageDamaged",
     "TaskClosed",
     "TensorsMissing",
@@ -165,6 +168,18 @@ class MethodNotPermitted(NotPermitted):
     code = "METHOD_NOT_PERMITTED"
 
 
+class DailyBudget(NotPermitted):
+    """The bytes that the silo may carry in a day are used up."""
+
+    code = "DAILY_BUDGET"
+
+
+class OutsideHours(NotPermitted):
+    """It is outside the hours in which the silo may work."""
+
+    code = "OUTSIDE_HOURS"
+
+
 class InvitationInvalid(SemisiloError):
     """The invitation line is damaged, or its token is not known."""
 
@@ -205,6 +220,12 @@ class CertificateRevoked(SemisiloError):
     """The operator has revoked the silo."""
 
     code, status = "CERTIFICATE_REVOKED", "PERMISSION_DENIED"
+
+
+class SiloLeft(CertificateRevoked):
+    """The silo has left the federation on its own wish."""
+
+    code = "SILO_LEFT"
 
 
 class ClockSkew(SemisiloError):

@@ -113,6 +113,8 @@ class PayloadRef:
     """Hex digest of the tensors of its only group: set in tasks, so that who holds them fetches nothing."""
     reference: str = ""
     """Hex digest of the tensors that its reader must hold; empty for a payload that stands alone."""
+    held_bytes: int = 0
+    """Dense bytes of tensors that its reader holds, so that no file is named; the coordinator's own note, not sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,12 +132,22 @@ class ModelSettings:
     """The network of a study."""
 
     name: str = "small_cnn"
-    """A built-in name, a torchvision name, or "package.module:factory"."""
+    """A built-in name, a torchvision name, "timm/NAME", or "package.module:factory"."""
     classes: tuple[str, ...] = ()
     """Class names in label order; frozen when the study starts."""
     normalisation: Literal["auto", "static_batch", "group", "layer", "none"] = "auto"
     """What stands in the place of batch-norm layers; models.md, "Batch normalisation in a federation". "auto": what the
     network's paper has, that is "none" for those that were published without, else "static_batch"."""
+    weights: str = ""
+    """The coordinator's file of trained weights to start from; empty: random ones. It does not travel."""
+    freeze: tuple[str, ...] | str = ()
+    """Parts of the network that keep their weights, as parameter names, module names or patterns; or "backbone", all
+    but the head. It does not travel: tasks bring the frozen tensors as group `frozen`, which says it all."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.freeze, str) and self.freeze != "backbone":
+            raise ValueError(f'freeze = "{self.freeze}": write a list of names, such as ["{self.freeze}"], or'
+                             ' "backbone" for all but the head.')
 
     @property
     def normalisation_layers(self) -> Literal["static_batch", "group", "layer", "none"]:
@@ -271,6 +283,8 @@ class Environment:
     augmentation: AugmentationSettings
     device: str = "cpu"
     progress: Any = None
+    trained_before: bool = False
+    """Whether the initial model is one that was trained before, so that it must be started from as it is."""
 
     def report(self, fraction: float, text: str = "") -> None:
         """Tells how far the work is; cheap to call after every batch."""

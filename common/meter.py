@@ -136,7 +136,7 @@ class ConnectionMeter:
     """
 
     def __init__(self, *, local_port: int = 0, remote_port: int = 0, remote_hosts: Collection[str] = (),
-                 linger_seconds: float = 5.0) -> None:
+                 linger_seconds: float = 5.0, except_local_port: int = 0) -> None:
         """Chooses the connections.
 
         Args:
@@ -145,8 +145,10 @@ class ConnectionMeter:
             remote_hosts: only connections to these addresses, as numbers; empty for any.
             linger_seconds: how long the kernel may take to end a closed connection: a peer may never acknowledge it.
                 Then the last sample stands.
+            except_local_port: not those that this port accepted: a listener of this process that serves somebody else.
         """
         self._local_port = local_port
+        self._except_local_port = except_local_port
         self._remote_port = remote_port
         self._remote_hosts = frozenset(format_peer(host, 0) for host in remote_hosts)
         self._linger_seconds = linger_seconds
@@ -256,6 +258,7 @@ class ConnectionMeter:
 
     def _wanted(self, local: tuple[str, int], peer: tuple[str, int]) -> bool:
         return ((not self._local_port or local[1] == self._local_port)
+                and not (self._except_local_port and local[1] == self._except_local_port)
                 and (not self._remote_port or peer[1] == self._remote_port)
                 and (not self._remote_hosts or format_peer(peer[0], 0) in self._remote_hosts))
 

@@ -20,6 +20,7 @@ from common.codec import (
     HEADER_BYTES,
     Bits,
     BlockHeader,
+    ElementType,
     IndexEncoding,
     ValueEncoding,
     all_finite,
@@ -143,6 +144,30 @@ class PayloadReader:
                         return found
                     blocks.skip(spec.num_elements)
         raise BadPayload(f"The group '{name}' has no tensor '{tensor}'.")
+
+    @property
+    def first_block(self) -> int:
+        """Where the blocks begin in the file."""
+        return len(MAGIC)
+
+    def headers(self, name: str) -> Iterator[tuple[BlockHeader, ElementType]]:
+        """The checked headers of the blocks of a group in order, with the type of their elements; nothing is decoded.
+
+        Nothing for a group without bytes, which is zero in every bit. Raises: BadPayload.
+        """
+        group = self.group(name)
+        if not group.encoded_bytes:
+            return
+        start = self._starts[name]
+        blocks = _Blocks(self._file.fileno(), group, start, start + group.encoded_bytes)
+        for run in runs_of(group.tensors):
+            blocks.begin(run)
+            left = _count(run)
+            while left:
+                elements = min(BLOCK_ELEMENTS, left)
+                yield blocks.pass_over(elements), ELEMENT_TYPES[run[0].dtype]
+                left -= elements
+        blocks.finish()
 
     def _open_reference(self, group: GroupManifest, reference: HeldTensors | None) -> Iterator[Bits] | None:
         if group.reference_form is ReferenceForm.ALONE:
@@ -271,12 +296,17 @@ class _Blocks:
                 self._rest = self._rest[step:]
                 count -= step
             elif (block := min(BLOCK_ELEMENTS, self._left)) <= count:
-                header = self._header(block)
-                self._position += header.body_bytes
+                self.pass_over(block)
                 count -= block
             else:
                 self._rest = np.zeros(block, dtype=self._kind.bits)
                 self._decode(self._rest)
+
+    def pass_over(self, elements: int) -> BlockHeader:
+        """The header of the next block, which must have that many elements and is not decoded. Raises: BadPayload."""
+        header = self._header(elements)
+        self._position += header.body_bytes
+        return header
 
     def finish(self) -> None:
         """Raises: BadPayload when there is something after the last tensor."""

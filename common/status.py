@@ -31,6 +31,7 @@ from common.errors import (
     UsageError,
     by_code,
 )
+from common.log_context import bind, log_context, request_id_in
 from common.logs import printable
 
 __all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
@@ -59,6 +60,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Excepti
         shown = error
     else:
         shown = _concealed(error)
+    bind(error_code=error.code if isinstance(error, SemisiloError) else shown.code)
     status = getattr(grpc.StatusCode, shown.status, grpc.StatusCode.INTERNAL)
     await context.abort(status, printable(shown.text, limit=_TEXT_LIMIT), (
         (CODE_KEY, shown.code), (REMEDY_KEY, printable(shown.remedy, limit=_TEXT_LIMIT).encode())))
@@ -67,7 +69,10 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Excepti
 
 @asynccontextmanager
 async def answering_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Around the body of an RPC: whatever it raises reaches the caller through `abort_with`."""
+    """Around the body of an RPC: whatever it raises reaches the caller through `abort_with`, and log lines on the way
+    have the id that the caller gave its request."""
+    if "request_id" not in log_context():
+        bind(request_id=request_id_in(context.invocation_metadata()))
     try:
         yield
     except (grpc.aio.BaseError, asyncio.CancelledError, GeneratorExit):
@@ -115,7 +120,7 @@ def _from_status(status: grpc.StatusCode, details: str) -> SemisiloError:
 
 def _concealed(error: Exception) -> SemisiloError:
     """What a caller may know of an error that is the coordinator's own business; the log has the rest."""
-    request = secrets.token_hex(4)
+    request = str(log_context().get("request_id") or secrets.token_hex(4))
     if isinstance(error, SemisiloError):
         _log.error("request %s: %s: %s", request, error.code, error.line())
     else:

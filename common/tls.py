@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from common.errors import BadConfiguration, PortInUse
 from common.identity import coordinator_name
 
 if TYPE_CHECKING:
+    import grpc
     import grpc.aio
 
 __all__ = [
@@ -76,6 +75,8 @@ def server_options(*, message_limit_bytes: int = MESSAGE_LIMIT_BYTES) -> Options
 
 def channel_credentials(*, authority_pem: bytes, own: Credentials | None = None) -> grpc.ChannelCredentials:
     """Trusts the pinned authority and nothing else; shows the silo's certificate where there is one."""
+    import grpc  # late: `silo status` needs this module for `Credentials` alone
+
     if own is None:
         return grpc.ssl_channel_credentials(root_certificates=authority_pem)
     return grpc.ssl_channel_credentials(root_certificates=authority_pem, private_key=own.key_pem,
@@ -91,6 +92,8 @@ def server_credentials(current: Callable[[], Credentials], *,
             without a restart. Must be quick and safe to call from any thread.
         silo_authority_pem: the authority whose certificates silos must show; None where they need none (enrolment).
     """
+    import grpc
+
     required = silo_authority_pem is not None
 
     def configuration(own: Credentials) -> grpc.ServerCertificateConfiguration:

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from common.allocator import settle_allocator
 from common.compute import ProcessCompute
-from common.config import parse_duration
-from common.errors import BadConfiguration, DiskFull, SemisiloError
+from common.errors import DiskFull, SemisiloError
 from common.tls import listen, server_credentials, server_options
 from common.wire import enrollment_service_pb2_grpc
 from coordinator.authority import CoordinatorCertificate, load_authority
@@ -24,20 +23,26 @@ from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.desk import Desk
 from coordinator.display import Display
 from coordinator.engine import Engine, EngineFolders
-from coordinator.enrollment import Authority, EnrollmentSettings
 from coordinator.enrollment_services import EnrollmentPort, RenewalService
 from coordinator.federation import Federation
+from coordinator.invitations import authority_of
 from coordinator.ledger import Ledger
 from coordinator.link_rates import LinkRates
 from coordinator.live import LiveStatus, write
 from coordinator.metering import RoundMeter
+from coordinator.page import server as page_server
+from coordinator.page.reader import PageSource
+from coordinator.page.service import PageService
+from coordinator.page.token import operator_token
 from coordinator.queue import queue_new_studies
 from coordinator.roster import LedgerRoster
 from coordinator.services import RoundServicer
 from coordinator.states import StudyState
 from coordinator.stores import open_payloads, open_spool
+from coordinator.tracking.companion import keep_tracking
+from coordinator.tracking.settings import check_installed
 
-__all__ = ["authority_of", "serve"]
+__all__ = ["serve"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _WATCH_SECONDS = 0.5
@@ -51,21 +56,6 @@ _LATELY_SECONDS = 600.0
 _QUIET_SECONDS = 1.5
 
 
-def authority_of(federation: Federation, roster: LedgerRoster) -> Authority:
-    """The federation's authority, which signs and revokes.
-
-    Raises: StorageDamaged for files that are missing; BadConfiguration when they are another federation's.
-    """
-    life = parse_duration(federation.config.limits.invitation_life, where="invitation_life")
-    keys = load_authority(federation.authority)
-    if keys.federation != federation.name:
-        raise BadConfiguration(f'{federation.folder / "federation.toml"}: [federation]: name = "{federation.name}", but'
-                               f" {federation.authority} was made for '{keys.federation}'.",
-                               remedy=f'Write name = "{keys.federation}" again.')
-    return Authority(keys=keys, roster=roster,
-                     settings=EnrollmentSettings(invitation_seconds=life))
-
-
 async def serve(federation: Federation, *, exit_when_finished: bool, console: Console) -> int:
     """Serves silos and runs queued studies until stopped.
 
@@ -77,6 +67,7 @@ async def serve(federation: Federation, *, exit_when_finished: bool, console: Co
     Raises: SemisiloError for what keeps it from starting.
     """
     settle_allocator()
+    check_installed(federation.config.tracking)
     with federation.lock():
         ledger = Ledger(federation.ledger)
         try:
@@ -120,7 +111,7 @@ class _Server:
             federation=self._federation.name, max_uploads=self._federation.config.limits.uploads,
             rates=self._rates).add_to(server)
         enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            RenewalService(authority, self._roster), server)
+            RenewalService(authority, self._roster, on_leave=self._left), server)
         listen(server, address.listen_address,
                server_credentials(certificate.current, silo_authority_pem=keys.pem))
         port = EnrollmentPort(address=address.listen_enrollment_address,
@@ -130,15 +121,34 @@ class _Server:
         await self._compute.start()
         await server.start()
         _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
+        page = page_server.offer(self._federation.config.page, self._page_service)
+        self._bulletin.page = page.address if page is not None else ""
         try:
             return await self._until_stopped([
                 self._watch(), self._write_live(), self._settle(), self._display.run(), self._enrollment(port),
-                self._refresh(certificate)], exit_when_finished=exit_when_finished, failed=refused)
+                self._refresh(certificate), *([page.run()] if page is not None else []),
+                *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
+                exit_when_finished=exit_when_finished, failed=refused)
         finally:
             self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
             self._meter.settle(study=self._bulletin.study, round=self._bulletin.round, phase="standby")
+
+    def _page_service(self) -> PageService:
+        federation = self._federation
+        return PageService(
+            PageSource(federation=federation.name, address=federation.config.address.public, ledger=federation.ledger,
+                       read_only=False),
+            live=lambda: LiveStatus.from_bulletin(self._bulletin), federation=federation,
+            token=lambda: operator_token(federation.page_token), acted=self._bulletin.notify)
+
+    def _left(self, silo: str) -> None:
+        """A silo has left: nobody waits for it any more."""
+        self._bulletin.held.pop(silo, None)
+        self._bulletin.silos.pop(silo, None)
+        self._bulletin.notify()
+        self._bulletin.call()
 
     def _queue_studies(self) -> bool:
         """Queues what is new; whether a study file was wrong.

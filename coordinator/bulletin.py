@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from common.log_context import bind
+
 __all__ = ["Bulletin", "SiloProgress", "StandbyReason"]
 
 
@@ -51,6 +53,8 @@ class Bulletin:
     fraction: float = 0.0
     """Share of the activity that is done, 0..1."""
     silos: dict[str, SiloProgress] = field(default_factory=dict)
+    page: str = ""
+    """Address of the operator page; empty when there is none."""
     connected: dict[str, int] = field(default_factory=dict)
     """Silo -> RPCs in flight."""
     held: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -90,12 +94,15 @@ class Bulletin:
             self.text = text
         if study is not None:
             self.study = study
+            bind(study=study or None, round=None, phase=None)  # what the engine's log lines are about
         if round is not None:
             self.round = round
+            bind(round=round)
         if rounds is not None:
             self.rounds = rounds
         if phase is not None:
             self.phase = phase
+            bind(phase=phase or None)
         self.notify()
 
     def progress(self, fraction: float, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 from cryptography import x509
 
-from common.errors import CertificateExpired, CertificateRevoked, ClockSkew, UnknownSilo, WrongAuthority
+from common.errors import CertificateExpired, CertificateRevoked, ClockSkew, SiloLeft, UnknownSilo, WrongAuthority
 from common.identity import not_after_unix, not_before_unix, silo_uri_of, split_silo_uri, utc_text
 from coordinator.enrollment import Roster
 
@@ -52,7 +52,8 @@ def caller_silo(context: grpc.aio.ServicerContext[Any, Any], federation: str) ->
 def check_caller(certificate: CallerCertificate, roster: Roster, now: float) -> None:
     """Whether the caller may be served at this moment; call it on every RPC, and again during long ones.
 
-    Raises: CertificateExpired, ClockSkew (not valid yet), UnknownSilo, CertificateRevoked; each with its remedy.
+    Raises: CertificateExpired, ClockSkew (not valid yet), UnknownSilo, CertificateRevoked, SiloLeft; each with its
+        remedy.
     """
     silo = certificate.silo
     invite = f"Ask the coordinator's operator to run: coordinator invite {silo}"
@@ -69,6 +70,8 @@ def check_caller(certificate: CallerCertificate, roster: Roster, now: float) -> 
     if status.revoked:
         raise CertificateRevoked(f"The operator of the coordinator has revoked silo '{silo}'.",
                                  remedy=f"If that was a mistake: {invite[0].lower()}{invite[1:]}")
+    if status.left_unix is not None:
+        raise SiloLeft(f"Silo '{silo}' has left this federation on {utc_text(status.left_unix)}.", remedy=invite)
     if certificate.serial not in status.valid_serials:
         raise CertificateRevoked(f"This certificate of silo '{silo}' has been replaced by a newer invitation.",
                                  remedy=f"Use the newer identity, or {invite[0].lower()}{invite[1:]}")

@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from common.errors import Unreachable
+from common.log_context import bind
 from coordinator.bulletin import Bulletin
 from coordinator.callers import CallerCertificate, caller_silo, check_caller
 from coordinator.metering import RoundMeter
@@ -50,6 +51,7 @@ class Call:
         self._certificate = caller_silo(self._context, self._federation)
         self.check()
         silo = self._certificate.silo
+        bind(silo=silo)
         self._meter.bind(self._context.peer(), silo)
         self._bulletin.connected[silo] = self._bulletin.connected.get(silo, 0) + 1
         return silo

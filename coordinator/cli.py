@@ -9,9 +9,17 @@ from typing import Annotated, Literal
 import typer
 
 from common import __version__
-from common.cli_errors import run_cli
+from common.cli_errors import clean_exit_on_termination, run_cli
 from common.errors import UsageError
-from coordinator.options import Folder, JsonOption
+from coordinator import (
+    commands_backup,
+    commands_data,
+    commands_handover,
+    commands_models,
+    commands_operate,
+    commands_track,
+)
+from coordinator.options import Folder, JsonOption, LogFormatOption, SiloName, StudyFileName, StudyName
 
 __all__ = ["main"]
 
@@ -25,10 +33,20 @@ app = typer.Typer(
          "    coordinator serve\n\n"
          "    coordinator invite hospital-a        (in another shell; send the line to the hospital)\n\n"
          "    coordinator status\n\n"
-         "    coordinator report first")
+         "    coordinator report first\n\n"
+         "Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM, but 0 of serve.")
 
 ScenarioOption = Annotated[Literal["labels-at-coordinator", "labels-at-silo"], typer.Option(
     "--scenario", help="Where the labelled images are; decides what stands in the study file.")]
+
+
+def tell(as_json: bool, facts: dict[str, object], text: str) -> None:
+    """Prints what a command has done: facts for a program, or text for a person."""
+    if as_json:
+        import json
+
+        text = json.dumps(facts, ensure_ascii=False, indent=2)
+    typer.echo(text)
 
 
 def _version(value: bool) -> None:
@@ -48,7 +66,10 @@ def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower
          address: Annotated[str, typer.Option(help="host:port that silos will connect to; the next port is used for "
                                                    "enrollment.")] = "localhost:8443",
          folder: Annotated[Path | None, typer.Option("--folder", "-C", help="Where to make it; ./NAME by default.")]
-         = None, scenario: ScenarioOption = "labels-at-coordinator") -> None:
+         = None, scenario: ScenarioOption = "labels-at-coordinator",
+         if_missing: Annotated[bool, typer.Option("--if-missing", help="Do nothing when the folder is this federation "
+                                                  "already; for scripts.")] = False,
+         as_json: JsonOption = False) -> None:
     """Make a federation folder with its own certificate authority and a first study.
 
     Example: coordinator init lung-federation --address hub.example:8443
@@ -56,18 +77,27 @@ def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower
     import time
 
     from coordinator.authority import create_authority, ensure_coordinator_certificate
-    from coordinator.federation import create_federation
+    from coordinator.federation import create_federation, open_federation
     from coordinator.ledger import Ledger
     from coordinator.queue import create_study
 
     place = Path(name) if folder is None else folder
+    if if_missing and (place / "federation.toml").exists():
+        if (known := open_federation(place).name) != name:
+            raise UsageError(f"{place} is the federation '{known}'.", remedy="Name another folder.")
+        facts = {"federation": name, "folder": str(place), "made": False}
+        tell(as_json, facts, f"Federation {name} is in {place} already.")
+        return
     federation = create_federation(place, name=name, address=address)
     create_authority(federation.authority, name, now=time.time())
     ensure_coordinator_certificate(federation.authority, time.time())
     Ledger(federation.ledger).close()
     study = create_study(federation, "first", scenario=scenario)
-    typer.echo(f"Federation {name} is ready in {federation.folder}\n"
-               f"  silos connect to    {address} (enrollment: {federation.config.address.enrollment_address})\n"
+    enrollment = federation.config.address.enrollment_address
+    facts = {"federation": name, "folder": str(federation.folder), "made": True, "address": address,
+             "enrollment_address": enrollment, "authority": str(federation.authority), "study": str(study)}
+    tell(as_json, facts, f"Federation {name} is ready in {federation.folder}\n"
+               f"  silos connect to    {address} (enrollment: {enrollment})\n"
                f"  keep secret         {federation.authority} (whoever has it can let silos in)\n\n"
                f"Next:\n"
                f"  edit    {study}\n"
@@ -79,60 +109,55 @@ def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower
 def invite(silo: Annotated[str, typer.Argument(help="Name of the silo: lower-case letters, digits, hyphens.")],
            folder: Folder = Path(),
            life: Annotated[str, typer.Option(help='How long the line can be used, for example "2h"; the setting '
-                                                  "invitation_life by default.")] = "") -> None:
+                                                  "invitation_life by default.")] = "",
+           as_json: JsonOption = False) -> None:
     """Print one line for a silo: address, one-time token and the authority's certificate.
 
     Send it over a channel that you trust; it works once. A new line for the same silo replaces the one before, and,
     once used, ends the silo's earlier certificates. Example: coordinator invite hospital-a
     """
-    import time
-
-    from common.config import parse_duration
-    from coordinator.app import authority_of
+    from coordinator import operate
     from coordinator.federation import open_federation
     from coordinator.ledger import Ledger
-    from coordinator.roster import LedgerRoster
 
     federation = open_federation(folder)
-    ledger = Ledger(federation.ledger)
     address = federation.config.address
-    line = authority_of(federation, LedgerRoster(ledger)).invite(
-        silo, address=address.public, enrollment_address=address.enrollment_address, now=time.time(),
-        life_seconds=parse_duration(life, where="--life") if life else None)
-    typer.echo(line)
-    if sys.stdout.isatty():
+    made = operate.invite(federation, Ledger(federation.ledger), silo, life=life, origin="command")
+    tell(as_json, {"silo": silo, "line": made.line, "address": address.public,
+                   "enrollment_address": address.enrollment_address, "expires_unix": made.expires_unix}, made.line)
+    if sys.stdout.isatty() and not as_json:
         typer.echo(f"\nSend this line to {silo}; there: silo enroll LINE\n"
                    f"'coordinator serve' must run for that, reachable at {address.enrollment_address}.", err=True)
 
 
 @app.command()
-def revoke(silo: Annotated[str, typer.Argument(help="Name of the silo.")], folder: Folder = Path()) -> None:
+def revoke(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False) -> None:
     """End a silo's membership at once; what it has contributed stays.
 
     Works at the silo's next call, and ends one in flight within seconds. `coordinator invite NAME` lets it back in.
     Example: coordinator revoke hospital-a
     """
+    from coordinator import operate
     from coordinator.federation import open_federation
     from coordinator.ledger import Ledger
-    from coordinator.roster import LedgerRoster
 
-    LedgerRoster(Ledger(open_federation(folder).ledger)).revoke(silo)
-    typer.echo(f"Silo {silo} is revoked.")
+    operate.revoke(Ledger(open_federation(folder).ledger), silo, origin="command")
+    tell(as_json, {"silo": silo, "state": "revoked"}, f"Silo {silo} is revoked.")
 
 
 @app.command()
 def new(study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = Path(),
-        scenario: ScenarioOption = "labels-at-coordinator") -> None:
+        scenario: ScenarioOption = "labels-at-coordinator", as_json: JsonOption = False) -> None:
     """Make a study file to edit. Example: coordinator new second --scenario labels-at-silo"""
     from coordinator.federation import open_federation
     from coordinator.queue import create_study
 
     path = create_study(open_federation(folder), study, scenario=scenario)
-    typer.echo(f"Edit {path}, then: coordinator queue {study}")
+    tell(as_json, {"study": study, "path": str(path)}, f"Edit {path}, then: coordinator queue {study}")
 
 
 @app.command()
-def queue(study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = Path()) -> None:
+def queue(study: StudyFileName, folder: Folder = Path(), as_json: JsonOption = False) -> None:
     """Check a study file and put it in the queue of the running coordinator.
 
     `coordinator serve` also queues new studies when it starts. Example: coordinator queue second
@@ -143,36 +168,48 @@ def queue(study: Annotated[str, typer.Argument(help="Name of the study.")], fold
 
     federation = open_federation(folder)
     config = queue_study(federation, Ledger(federation.ledger), study)
-    typer.echo(f"Study {study} is queued: {config.method.name}, {config.study.rounds} rounds.")
+    facts = {"study": study, "state": "queued", "method": config.method.name, "rounds": config.study.rounds}
+    tell(as_json, facts, f"Study {study} is queued: {config.method.name}, {config.study.rounds} rounds.")
 
 
 @app.command()
 def serve(folder: Folder = Path(),
           exit_when_finished: Annotated[bool, typer.Option("--exit-when-finished",
                                                            help="End when no study is left in the queue.")] = False,
-          verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False) -> None:
+          verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+          log_format: LogFormatOption = "text",
+          page: Annotated[str | None, typer.Option("--page", metavar="HOST:PORT", envvar="SEMISILO_PAGE",
+                                                   help="Where the operator page listens, instead of [page] listen of "
+                                                        "federation.toml; '' for no page. For containers.")] = None,
+          ) -> None:
     """Serve silos and run the queued studies, one after another.
 
     Safe to kill and start again at any moment: the study goes on where it was and ends with the same model.
     """
-    import asyncio
+    with clean_exit_on_termination():
+        import asyncio
 
-    from rich.console import Console
+        from rich.console import Console
 
-    from common.logs import set_up_logging
+        from common.logs import set_up_logging
 
-    set_up_logging(verbose=verbose)  # before gRPC, which looks once how much it should say
+        set_up_logging(verbose=verbose, log_format=log_format)  # before gRPC, which looks once how much it should say
 
-    from coordinator.app import serve as run
-    from coordinator.federation import open_federation
+        from coordinator.app import serve as run
+        from coordinator.federation import open_federation, with_page_at
 
-    federation = open_federation(folder)
-    raise typer.Exit(asyncio.run(run(federation, exit_when_finished=exit_when_finished, console=Console(stderr=True))))
+        federation = open_federation(folder)
+        if page is not None:
+            federation = with_page_at(federation, page)
+        console = Console(stderr=True, force_terminal=False if log_format == "json" else None)  # no live view in a log
+        raise typer.Exit(asyncio.run(run(federation, exit_when_finished=exit_when_finished, console=console)))
 
 
 @app.command()
 def status(folder: Folder = Path(),
-           as_json: JsonOption = False) -> None:
+           as_json: JsonOption = False,
+           check: Annotated[bool, typer.Option("--check", help="Say nothing; exit status 0 while `serve` runs here, "
+                                                              "else 1. For health checks.")] = False) -> None:
     """Show studies, silos and the current round; works while `serve` runs and when it does not."""
     import json
 
@@ -185,6 +222,8 @@ def status(folder: Folder = Path(),
     from coordinator.status import gather, render
 
     federation = open_federation(folder)
+    if check:
+        raise typer.Exit(0 if read(federation.live) is not None else 1)
     facts = gather(federation, Ledger(federation.ledger), read(federation.live))
     if as_json:
         typer.echo(json.dumps(to_dict(facts), indent=2))
@@ -193,10 +232,11 @@ def status(folder: Folder = Path(),
 
 
 @app.command()
-def report(study: Annotated[str, typer.Argument(help="Name of the study; the last one by default.")] = "",
+def report(study: StudyName = "",
            folder: Folder = Path(),
            out: Annotated[Path | None, typer.Option(help="Folder for the page and the plots; "
-                                                         "studies/STUDY/report by default.")] = None) -> None:
+                                                         "studies/STUDY/report by default.")] = None,
+           as_json: JsonOption = False) -> None:
     """Write a self-contained HTML page and PNG plots: accuracy by round and by bytes, and what everything cost."""
     from coordinator.federation import open_federation
     from coordinator.ledger import Ledger
@@ -211,7 +251,15 @@ def report(study: Annotated[str, typer.Argument(help="Name of the study; the las
             raise UsageError("There is no study to report on.", remedy="Run one first: coordinator serve.")
         name = known[-1].name
     page = write_report(federation, ledger, name, out or federation.studies / ledger.study(name).name / "report")
-    typer.echo(f"Report: {page}")
+    tell(as_json, {"study": name, "page": str(page)}, f"Report: {page}")
+
+
+commands_backup.add_to(app)
+commands_data.add_to(app)
+commands_operate.add_to(app)
+commands_handover.add_to(app)
+commands_models.add_to(app)
+commands_track.add_to(app)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from common.compute import Compute
 from common.config import from_dict
+from common.encodings import Encoded
 from common.errors import (
     BadPayload,
     PayloadNotServed,
@@ -27,6 +28,7 @@ from common.errors import (
     WrongBase,
 )
 from common.exchange import FROM_TASK, GroupLayout, PayloadRef, TaskSpec
+from common.log_context import bind
 from common.logs import printable
 from common.manifest import GroupManifest, check_base, check_manifest, is_meant
 from common.methods import check_metrics, find_method
@@ -34,16 +36,19 @@ from common.methods.spec import MAX_COUNT
 from common.store import PartialFile, PayloadStore
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs
+from coordinator.encodings import DownloadEncodings, add_encoded, held_groups
 from coordinator.ledger import Ledger
 from coordinator.roster import LedgerRoster
 from coordinator.rows import DeclaredUpdate, PhaseRow, TaskRow
 from coordinator.states import StudyState, TaskState
+from coordinator.study_description import StudyDescription, describe_study
 
 __all__ = ["Announcement", "BeginAnswer", "Desk", "Hello", "Standby"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
 _ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
+_LONGEST_AWAY_SECONDS = 31 * 86400.0
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
 
@@ -59,6 +64,9 @@ class Hello:
     memory_round: int = 0
     held: frozenset[str] = frozenset()
     """Digests of the tensor groups that it holds."""
+    away_reason: str = ""
+    """Why it takes no task, by its own policy; empty when it takes tasks."""
+    away_until_unix: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +113,7 @@ class Desk:
         self._spool = spool
         self._compute = compute
         self._clock = clock
+        self._encodings = DownloadEncodings(payloads)
         self.dismissed: dict[str, float] = {}
         """Silo -> when it was last told that there is no study; Unix seconds."""
         self._late_task: dict[str, str] = {}
@@ -113,19 +122,24 @@ class Desk:
 
     async def await_task(self, silo: str, hello: Hello, *, timeout_seconds: float) -> TaskSpec | Standby:
         """The silo's open task; waits for one up to `timeout_seconds`. Its first call makes the silo join."""
-        self._roster.joined(silo, version=hello.version, methods=hello.methods, labelled_count=hello.labelled_count,
-                            unlabelled_count=hello.unlabelled_count, memory_study=hello.memory_study,
-                            memory_round=hello.memory_round)
+        now = self._clock()
+        until = min(hello.away_until_unix, now + _LONGEST_AWAY_SECONDS)
+        away = bool(hello.away_reason) and until > now
+        with self._ledger.transaction(lasting=False):
+            self._roster.joined(silo, version=hello.version, methods=hello.methods,
+                                labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
+                                memory_study=hello.memory_study, memory_round=hello.memory_round)
+            self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
         self._bulletin.held[silo] = hello.held
         self._bulletin.notify()
         first = self._bulletin.reason
         end = self._clock() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
                                else timeout_seconds)
         while True:
-            task = self._current_task(silo)
+            task = None if hello.away_reason else self._current_task(silo)
             if task is not None:
-                if task.given_unix is None:
-                    self._ledger.task_given(task.task_id)
+                if task.given_unix is None and self._ledger.task_given(task.task_id):
+                    return await self._given_first(task, hello.held)
                 return await self._readable(task, hello.held)
             reason = self._bulletin.reason
             if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
@@ -134,6 +148,13 @@ class Desk:
                 return Standby(reason=reason, study=self._bulletin.study, round=self._bulletin.round,
                                rounds=self._bulletin.rounds, text=self._bulletin.text)
             await self._bulletin.wait_for_call(end - self._clock())
+
+    async def _given_first(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
+        """The task, with a note of what it need not send."""
+        spec = await self._readable(task, held)
+        add_encoded(self._ledger, held_groups(spec.payloads), study=task.study,
+                    round=task.round, direction="down")
+        return spec
 
     async def _readable(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
         """The task with payloads that a silo which holds `held` can read: they were written for what it held when the
@@ -151,6 +172,10 @@ class Desk:
             "held": {task.silo: sorted(held)}, "link_bytes_per_second": 0.0})))
         return self._ledger.replace_payloads(
             task, [from_dict(PayloadRef, payload) for payload in answer["tasks"][task.silo]["payloads"]])
+
+    def describe_study(self, silo: str) -> StudyDescription | None:
+        """What the study that runs or is next asks of a silo; None when there is none."""
+        return describe_study(self._ledger, silo)
 
     def report(self, silo: str, task_id: str, *, stage: str, fraction: float, text: str) -> str:
         """Takes note of progress; returns the reason to abort, or an empty text to go on."""
@@ -178,13 +203,16 @@ class Desk:
                                  remedy="Restore the folder from a backup.")
         return self._payloads.path(digest)
 
-    def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int) -> None:
-        """Accounts for the bytes of a payload that went out in one stream, complete or not."""
+    def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int, *, offset: int = 0) -> None:
+        """Accounts for the bytes of a payload that went out in one stream from `offset` on, complete or not."""
         task = self._task_of(silo, task_id)
         groups = next((payload["groups"] for payload in task.spec["payloads"] if payload["digest"] == digest), ())
-        add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
-                                      direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
-                                      count=1)])
+        encoded = self._encodings.carried(digest, offset=offset, sent_bytes=sent_bytes)
+        with self._ledger.transaction(lasting=False):
+            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
+                                          direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
+                                          count=1)])
+            add_encoded(self._ledger, encoded, study=task.study, round=task.round, direction="down")
 
     # Outcomes ---------------------------------------------------------------------------------------------------------
 
@@ -311,6 +339,8 @@ class Desk:
             add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
                                           direction="up", kind="payload", item=item, bytes=size, count=1)
                                      for item, size in sizes])
+            add_encoded(self._ledger, [from_dict(Encoded, row) for row in checked.get("encoded", ())],
+                        study=task.study, round=task.round, direction="up")
         self._note_held(task, made=checked.get("held", ()))
         self._bulletin.notify()
 
@@ -351,6 +381,7 @@ class Desk:
         task = self._ledger.task(task_id)
         if task is None or task.silo != silo:
             raise TaskClosed("The coordinator knows no such task of this silo.")
+        bind(study=task.study, round=task.round, phase=task.spec["phase"], task_id=task.task_id)
         return task
 
     def _note_held(self, task: TaskRow, *, made: Collection[str] = ()) -> None:

@@ -129,8 +129,11 @@ class Display:
     def _title(self) -> RenderableType:
         if self._federation is None:
             return Rule("semisilo coordinator", style="dim", align="left")
-        return Rule(Text.assemble(("federation ", "dim"), (self._federation.name, "bold"), ("  at  ", "dim"),
-                                  self._federation.config.address.public), style="dim", align="left")
+        title = Text.assemble(("federation ", "dim"), (self._federation.name, "bold"), ("  at  ", "dim"),
+                              self._federation.config.address.public)
+        if self._bulletin.page:
+            title.append("  page  ", "dim").append(self._bulletin.page)
+        return Rule(title, style="dim", align="left")
 
     def _study_line(self, study: StudyRow) -> RenderableType:
         style = {StudyState.FAILED: "red", StudyState.PAUSED: "yellow", StudyState.STOPPED: "yellow",
@@ -190,16 +193,22 @@ class Display:
     def _silo_state(self, silo: SiloRow) -> tuple[str, str]:
         if silo.revoked_unix is not None:
             return "revoked", "red"
+        if silo.left_unix is not None:
+            return "left", "dim"
         answer = self._facts.answers.get(silo.name)
         if answer is TaskState.OPEN:
             progress = self._current_progress(silo.name)
             if progress is not None and self._is_present(silo):
                 return progress.stage, "cyan"
+            if silo.is_away(time.time()):
+                return silo.away_reason, "yellow"
             return ("asked", "") if self._is_present(silo) else ("away", "yellow")
         if answer is not None and self._facts.rounds and self._facts.rounds[-1].closed_unix is None:
             return _ANSWER_WORDS[answer]
         if silo.joined_unix is None:
             return "enrolled", "dim"
+        if silo.is_away(time.time()):
+            return silo.away_reason, "yellow"
         return ("connected", "green") if self._is_present(silo) else ("away", "yellow")
 
     def _is_present(self, silo: SiloRow) -> bool:

@@ -59,7 +59,8 @@ class Downlink:
         group = self._with_digest(group)
         if group.digest in held:
             self._used.add(group.digest)
-            return PayloadRef("", 0, (name,), tensors=group.digest)
+            return PayloadRef("", 0, (name,), tensors=group.digest,
+                              held_bytes=sum(tensor.nbytes for tensor in group.tensors.values()))
         if group.meaning is Meaning.OVERWRITE:
             return self._for_one_silo(name, group, held)
         self._used.add(group.digest)

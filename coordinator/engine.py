@@ -34,6 +34,7 @@ _LOG = logging.getLogger("semisilo.coordinator")
 _COMPUTE_ATTEMPTS = 3
 _STATE_ENDING = ".safetensors"
 _ROUND_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
+_WRITTEN, _NOT_WRITTEN = "model_written", "model_not_written"
 _ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 
 
@@ -82,6 +83,8 @@ class Engine:
         self._accountant = accountant
         self._slowest_link = slowest_link
         self._clock = clock
+        self._opened = ""
+        """The study that the compute process has open."""
         self._resumed = True  # the first phase found open after a start gets a fresh deadline
 
     def has_work(self) -> bool:
@@ -93,6 +96,7 @@ class Engine:
 
         A study that cannot go on is marked FAILED with its reason; only DiskFull is raised, with nothing lost.
         """
+        await self._tidy_up()
         study = next((row for row in self._ledger.studies() if row.state not in _ENDED), None)
         if study is None:
             return None
@@ -103,8 +107,11 @@ class Engine:
         except SemisiloError as error:
             _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
                        study.name)
-            self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
+            with self._ledger.transaction():
+                if self._ledger.study_state(study.name) is not StudyState.STOPPED:
+                    self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
             self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
+        await self._tidy_up()
         return self._ledger.study(study.name)
 
     async def _run(self, row: StudyRow) -> None:
@@ -113,28 +120,28 @@ class Engine:
         config = config_from_dict(row.config, where=f"study {name}")
         self._bulletin.set(study=name, round=0, rounds=config.study.rounds, phase="",
                            reason=StandbyReason.COORDINATOR_WORKING, activity="reading images", text="")
-        if row.state is StudyState.QUEUED:
-            self._ledger.set_study_state(name, StudyState.PREPARING)
+        self._ledger.move_study(name, StudyState.QUEUED, StudyState.PREPARING)
+        if await self._stopped(name):
+            return
         study = await self._open(row, config)
         if self._ledger.committed_digest(name) == "":
             await self._prepare(study)
-        if self._ledger.study(name).state is StudyState.PREPARING:
-            self._ledger.set_study_state(name, StudyState.WAITING)
-        await self._wait_for_silos(study)
+        if not await self._wait_for_silos(study):
+            return
         for number in range(1, config.study.rounds + 1):
-            if await self._stopped(study):
+            if await self._stopped(name):
                 return
             last = self._ledger.last_round(name)
             assert last is not None
             if number < last.number or (number == last.number and last.state in _ROUND_OVER):
                 continue
             await self._round(study, number)
-        if await self._stopped(study):
+        while not await self._stopped(name):
+            await self._export(name)
+            if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED):
+                break
+        else:
             return
-        digest = self._ledger.committed_digest(name)
-        model = self._folders.studies / name / "model.safetensors"
-        await self._call("export", {"state": digest, "path": str(model)}, activity="writing the model")
-        self._ledger.set_study_state(name, StudyState.COMPLETED)
         for store in (self._payloads, self._spool):
             store.drop_spares()
         self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
@@ -146,6 +153,7 @@ class Engine:
             "name": row.name, "config": row.config, "study_folder": str(self._folders.studies / row.name),
             "payloads_folder": str(self._folders.payloads), "num_silos": config.study.start_with,
             "frozen": row.frozen}, activity="reading images")
+        self._opened = row.name
         if row.frozen is None:
             self._ledger.set_study_facts(row.name, frozen=answer["frozen"], numerics=answer["numerics"])
         elif row.numerics is not None and canonical_json(row.numerics) != canonical_json(answer["numerics"]):
@@ -169,6 +177,8 @@ class Engine:
             self._ledger.set_study_facts(study.name, baseline=baseline)
             if "accuracy" in baseline.get("metrics", {}):
                 _LOG.info("labels alone reach an accuracy of %.4f", baseline["metrics"]["accuracy"])
+        if await self._stopped(study.name):
+            return
         doing = "training on labels" if study.frozen.num_labelled else "the first model"
         answer = await self._call("prepare", {}, activity=f"round 0: {doing}")
         with self._ledger.transaction():
@@ -178,33 +188,67 @@ class Engine:
         self._accountant.settle(study=study.name, round=0, phase="standby")
         self._log_round(study, 0, answer["metrics"])
 
-    async def _wait_for_silos(self, study: RunningStudy) -> None:
-        if self._ledger.study(study.name).state is StudyState.WAITING:
+    async def _wait_for_silos(self, study: RunningStudy) -> bool:
+        """Until as many silos have joined as the study starts with; False when the operator stops it before."""
+        while not await self._stopped(study.name):
+            self._ledger.move_study(study.name, StudyState.PREPARING, StudyState.WAITING)
+            if self._ledger.study_state(study.name) is StudyState.RUNNING:
+                return True
             if not await self._members(study, study.config.study.start_with):
-                return
-            self._ledger.set_study_state(study.name, StudyState.RUNNING)
+                return False
+            self._ledger.move_study(study.name, StudyState.WAITING, StudyState.RUNNING)
+        return False
 
     async def _members(self, study: RunningStudy, wanted: int) -> list[str]:
         """The roster once it has `wanted` silos; empty when the operator stops the study before."""
-        while len(members := self._roster.members()) < wanted:
-            if await self._stopped(study):
-                return []
+        while not await self._stopped(study.name):
+            if len(members := self._roster.members()) >= wanted:
+                return members
             self._bulletin.reason, self._bulletin.activity = StandbyReason.WAITING_FOR_SILOS, ""
             self._bulletin.text = f"{len(members)} of {wanted} silos have joined"
             await self._bulletin.wait(1.0)
-        return members
+        return []
+
+    async def _available(self, study: RunningStudy) -> tuple[list[str], int]:
+        """Members that may be asked in a round, once there is a quorum of them, and how many to ask.
+
+        Those who are away by their own policy (outside working hours, daily budget used up) are not asked: a round in
+        which they are missed would only wait for its deadline. Nobody, when the operator stops the study before.
+        """
+        participation, told = study.config.participation, False
+        while True:
+            members = await self._members(study, 1)
+            away = self._roster.away_until(self._clock())
+            there = [silo for silo in members if silo not in away]
+            size = min(participation.sample_size(len(members)), len(there)) if members else 0
+            enough = len(there) >= max(1, participation.quorum_of(participation.sample_size(len(members))))
+            if not members or enough or await self._stopped(study.name):
+                if told:
+                    self._bulletin.text = ""
+                return (there, size) if enough else ([], 0)
+            back = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(away[silo] for silo in members if silo in away)))
+            if not told:
+                _LOG.info("too few silos to open a round: %s away by their own policy; the next is back on %s",
+                          ", ".join(silo for silo in members if silo in away), back)
+                told = True
+            self._bulletin.reason, self._bulletin.activity = StandbyReason.WAITING_FOR_SILOS, ""
+            self._bulletin.text = (f"{len(members) - len(there)} of {len(members)} silos are away by their own policy, "
+                                   f"the next is back on {back}")
+            await self._bulletin.wait(1.0)
 
     # Rounds -----------------------------------------------------------------------------------------------------------
 
     async def _round(self, study: RunningStudy, number: int) -> None:
         row = self._ledger.last_round(study.name)
         if row is None or row.number < number:
-            members = await self._members(study, 1)
+            members, size = await self._available(study)
             if not members:
                 return
-            row = await self._open_round(study, number, members)
+            row = await self._open_round(study, number, members, size)
         self._bulletin.set(round=number)
         while row.state not in _ROUND_OVER:
+            if await self._stopped(study.name):
+                return
             if row.state is RoundState.PREPARING:
                 await self._open_phase(study, row)
             elif row.state is RoundState.COLLECTING:
@@ -214,14 +258,11 @@ class Engine:
             else:
                 await self._commit(study, row)
             row = self._ledger.round(study.name, number)
-            if self._ledger.study(study.name).state is StudyState.STOPPED:
-                return
 
-    async def _open_round(self, study: RunningStudy, number: int, members: list[str]) -> RoundRow:
+    async def _open_round(self, study: RunningStudy, number: int, members: list[str], size: int) -> RoundRow:
         start = self._ledger.committed_digest(study.name)
         phases = (await self._call("phases", {"state": start, "round": number}, activity="opening the round"))["phases"]
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
-        size = study.config.participation.sample_size(len(members))
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
         return self._ledger.open_round(study.name, number, start_digest=start, sample=sample, phases=phases)
@@ -272,14 +313,15 @@ class Engine:
         if self._resumed:
             # The coordinator was away: what silos could not deliver meanwhile must not count against them.
             participation, now = study.config.participation, self._clock()
-            self._ledger.move_deadline(phase, deadline_unix=now + participation.timeout_seconds,
-                                       limit_unix=now + participation.limit_seconds)
+            self._ledger.move_deadline(
+                phase, deadline_unix=max(phase.deadline_unix, now + participation.timeout_seconds),
+                limit_unix=max(phase.limit_unix, now + participation.limit_seconds))
             self._resumed = False
             phase = self._ledger.phase(study.name, row.number, row.phase)
         told = False
         self._bulletin.set(reason=StandbyReason.NOT_SAMPLED, phase=phase.name, activity="")
         while True:
-            if await self._stopped(study):
+            if await self._stopped(study.name):
                 return
             states = self._ledger.task_states(study.name, row.number, row.phase)
             waiting = [silo for silo, state in states.items() if state is TaskState.OPEN]
@@ -294,6 +336,11 @@ class Engine:
                 return
             if now >= phase.deadline_unix and answered >= phase.quorum:
                 _LOG.warning("round %d: closed at its deadline without %s", row.number, ", ".join(waiting))
+                break
+            away = self._roster.away_until(now)
+            if answered >= phase.quorum and all(away.get(silo, 0.0) >= phase.deadline_unix for silo in waiting):
+                _LOG.warning("round %d: closed without %s, away by their own policy until after its deadline",
+                             row.number, ", ".join(waiting))
                 break
             if now >= phase.limit_unix:
                 self._fail_round(study, row, f"{answered} of {phase.quorum} answers within round_limit;"
@@ -378,25 +425,69 @@ class Engine:
                 _LOG.warning("%s: %s; trying again", operation, error.line())
         raise AssertionError("unreachable")
 
-    async def _stopped(self, study: RunningStudy) -> bool:
+    async def _stopped(self, name: str) -> bool:
         """Waits while the study is paused; True when the operator has stopped it."""
-        while (state := self._ledger.study_state(study.name)) is StudyState.PAUSED:
-            before, self._bulletin.reason = self._bulletin.reason, StandbyReason.PAUSED
-            await self._bulletin.wait(1.0)
-            self._bulletin.reason = before
-            self._bulletin.call()
-        if state is not StudyState.STOPPED:
-            return False
-        row = self._ledger.last_round(study.name)
-        if row is not None and row.state not in _ROUND_OVER:
-            with self._ledger.transaction():
-                for task in self._ledger.tasks(study.name, row.number, row.phase):
-                    if task.state is TaskState.OPEN:
-                        self._ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
-                self._ledger.set_round_state(study.name, row.number, RoundState.CANCELLED)
-            self._empty_spool(study, row.number)
-        self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} was stopped", activity="")
-        return True
+        if self._ledger.study_state(name) is StudyState.PAUSED:
+            board = self._bulletin
+            before = (board.reason, board.text, board.activity)
+            _LOG.info("study %s is paused; go on with: coordinator resume", name)
+            board.set(reason=StandbyReason.PAUSED, text="paused", activity="")
+            while self._ledger.study_state(name) is StudyState.PAUSED:
+                await board.wait(1.0)
+            board.set(reason=before[0], text=before[1], activity=before[2])
+            _LOG.info("study %s is %s", name, self._ledger.study_state(name))
+        return self._ledger.study_state(name) is StudyState.STOPPED
+
+    async def _export(self, name: str) -> None:
+        """Writes the model of the last committed round, for others to use."""
+        digest = self._ledger.committed_digest(name)
+        model = self._folders.studies / name / "model.safetensors"
+        await self._call("export", {"state": digest, "path": str(model)}, activity="writing the model")
+        self._ledger.event(_WRITTEN, study=name, state_digest=digest)
+
+    async def _tidy_up(self) -> None:
+        """Ends the open round of studies that the operator has stopped, perhaps while nobody served, and writes the
+        model of their last committed round."""
+        for row in self._ledger.studies():
+            if row.state is StudyState.STOPPED:
+                self._cancel_open_round(row.name)
+                digest = self._ledger.committed_digest(row.name)
+                if digest and not self._is_written(row.name, digest):
+                    await self._write_model_of_stopped(row, digest)
+                if self._bulletin.study == row.name and self._bulletin.reason is not StandbyReason.NO_STUDY:
+                    _LOG.info("study %s is stopped", row.name)
+                    self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {row.name} was stopped",
+                                       activity="", phase="")
+
+    def _cancel_open_round(self, name: str) -> None:
+        row = self._ledger.last_round(name)
+        if row is None or row.state in _ROUND_OVER:
+            return
+        with self._ledger.transaction():
+            for task in self._ledger.tasks(name, row.number, row.phase):
+                if task.state is TaskState.OPEN:
+                    self._ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
+            self._ledger.set_round_state(name, row.number, RoundState.CANCELLED)
+        for update_id in self._ledger.unfinished_updates(name, row.number):
+            self._spool.drop_partial(update_id)
+        self._spool.collect(set())
+
+    def _is_written(self, name: str, digest: str) -> bool:
+        """Whether the model of a state was written, or could not be."""
+        return bool(self._ledger.query(
+            "SELECT 1 FROM event WHERE study = ? AND kind IN (?, ?) AND json_extract(detail_json, '$.state_digest') = ?"
+            " LIMIT 1", name, _WRITTEN, _NOT_WRITTEN, digest))
+
+    async def _write_model_of_stopped(self, row: StudyRow, digest: str) -> None:
+        try:
+            if self._opened != row.name:  # it was stopped while nobody served
+                await self._open(row, config_from_dict(row.config, where=f"study {row.name}"))
+            await self._export(row.name)
+        except DiskFull:
+            raise
+        except SemisiloError as error:
+            _LOG.error("study %s is stopped, but its model could not be written: %s", row.name, error.line())
+            self._ledger.event(_NOT_WRITTEN, study=row.name, state_digest=digest, reason=error.line())
 
     def _log_round(self, study: RunningStudy, number: int, metrics: dict[str, float]) -> None:
         missing = "no accuracy yet" if study.frozen.num_test else "no test set"

@@ -17,6 +17,7 @@ from common.errors import (
     InvitationExpired,
     InvitationInvalid,
     InvitationUsed,
+    SiloLeft,
     UnknownSilo,
     UsageError,
 )
@@ -73,6 +74,12 @@ class Roster(Protocol):
 
         Raises: UnknownSilo.
         """
+
+    def leave(self, silo: str) -> float:
+        """Ends a silo's membership on its own wish; returns when it left first. Raises: UnknownSilo."""
+
+    def has_issued(self, silo: str, serial: int) -> bool:
+        """Whether a certificate was ever issued to a silo, whatever became of it."""
 
     def open_invitations(self, now_unix: float) -> int:
         """How many invitations can still be used."""
@@ -188,6 +195,8 @@ class Authority:
         status = self._roster.silo_status(silo)
         if status is None:
             raise UnknownSilo(f"There is no silo '{silo}' in this federation.", remedy=_invite(silo))
+        if status.left_unix is not None:
+            raise SiloLeft(f"Silo '{silo}' has left this federation.", remedy=_invite(silo))
         if status.revoked:
             raise CertificateRevoked(f"Silo '{silo}' has been revoked.", remedy=_invite(silo))
         certificate = issue_silo_certificate(self._keys.key, self._keys.certificate, public_key, silo, now=now,
@@ -204,6 +213,15 @@ class Authority:
         """
         self._roster.revoke(silo)
         _log.info("silo '%s' has been revoked", silo)
+
+    def leave(self, silo: str) -> float:
+        """Ends a silo's membership on its own wish; returns when it left first, Unix seconds. Safe to repeat.
+
+        Raises: UnknownSilo.
+        """
+        left = self._roster.leave(silo)
+        _log.info("silo '%s' has left the federation", silo)
+        return left
 
     def _repeat(self, invitation: Invitation, key_fingerprint: bytes, *, now: float) -> Issued:
         """The silo did not get our first answer. Whoever holds the key may have the certificate again: it is public."""

@@ -1,4 +1,4 @@
-"""EnrollmentService on gRPC: Enroll on a port that opens and shuts by itself, RenewCertificate beside the rest.
+"""EnrollmentService on gRPC: Enroll on a port that opens and shuts by itself; RenewCertificate and Leave elsewhere.
 
 Python gRPC cannot make client certificates optional on one port, hence the second one. It is open while an invitation
 is, and a little longer, so that a silo whose answer was lost can ask again and a late one learns why it is refused.
@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from common.errors import BadPayload
+from common.errors import BadPayload, SiloLeft
 from common.identity import utc_text
 from common.status import answering_errors
 from common.tls import listen, server_options
 from common.wire import enrollment_service_pb2 as pb
 from common.wire import enrollment_service_pb2_grpc as pb_grpc
-from coordinator.callers import caller_silo, check_caller
+from coordinator.callers import CallerCertificate, caller_silo, check_caller
 from coordinator.enrollment import Authority, Roster
 
 __all__ = ["EnrollService", "EnrollmentPort", "RenewalService"]
@@ -62,13 +62,21 @@ class EnrollService(pb_grpc.EnrollmentServiceServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Certificates are renewed at the work port.")
         raise AssertionError("abort returned")
 
+    async def Leave(self, request: pb.LeaveRequest, context: _Context) -> pb.LeaveResponse:
+        """Not served without a certificate."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Silos leave at the work port.")
+        raise AssertionError("abort returned")
+
 
 class RenewalService(pb_grpc.EnrollmentServiceServicer):
-    """RenewCertificate, on the port where silos show their certificates."""
+    """RenewCertificate and Leave, on the port where silos show their certificates."""
 
-    def __init__(self, authority: Authority, roster: Roster, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, authority: Authority, roster: Roster, *, clock: Callable[[], float] = time.time,
+                 on_leave: Callable[[str], None] = lambda silo: None) -> None:
+        """`on_leave` is told the name of a silo that has just left."""
         self._authority = authority
         self._roster = roster
+        self._on_leave = on_leave
         self._clock = clock
 
     async def RenewCertificate(self, request: pb.RenewCertificateRequest,
@@ -83,6 +91,30 @@ class RenewalService(pb_grpc.EnrollmentServiceServicer):
             response.renew_time.seconds = int(issued.renew_unix)
             return response
         raise AssertionError("answering_errors swallowed an error")
+
+    async def Leave(self, request: pb.LeaveRequest, context: _Context) -> pb.LeaveResponse:
+        """Ends the caller's membership; a caller that has left already hears when that was."""
+        async with answering_errors(context):
+            caller = caller_silo(context, self._authority.federation)
+            if not self._has_left(caller):
+                left = self._authority.leave(caller.silo)
+                self._on_leave(caller.silo)
+            else:
+                left = self._roster.leave(caller.silo)
+            response = pb.LeaveResponse()
+            response.left_time.FromMicroseconds(round(left * 1e6))
+            return response
+        raise AssertionError("answering_errors swallowed an error")
+
+    def _has_left(self, caller: CallerCertificate) -> bool:
+        """Whether this is a repeat. Raises: what `check_caller` raises, for whoever is no member for another reason."""
+        try:
+            check_caller(caller, self._roster, self._clock())
+        except SiloLeft:
+            if self._roster.has_issued(caller.silo, caller.serial):
+                return True
+            raise
+        return False
 
     async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:
         """Served at the enrolment port only."""

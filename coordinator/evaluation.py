@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from common import batch_norm
-from common.config import canonical_json
-from common.durable import write_durably
 from common.errors import SemisiloError
 from common.evaluation import Evaluation, evaluate
 from common.exchange import Environment, Strategy, TensorGroup, Tensors
+from common.exported_model import ModelFacts, write_model
 from common.tensors import load_into
 
 __all__ = ["MOST_LABELLED", "LocalModels", "UpdateObserver", "build_with", "diagnostics_of", "export_model",
@@ -129,13 +127,14 @@ def metrics_of(evaluation: Evaluation, classes: tuple[str, ...]) -> dict[str, fl
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def export_model(path: Path, parameters: Tensors, statistics: Tensors, *, facts: Mapping[str, Any]) -> None:
-    """Writes a safetensors file, atomically: the tensors by their names in the model, and facts as JSON.
+def export_model(path: Path, environment: Environment, parameters: Tensors, statistics: Tensors,
+                 facts: ModelFacts) -> None:
+    """Writes a model as a file of its own, atomically: see `common.exported_model`.
 
-    Static batch-norm statistics are "<layer>.mean" and "<layer>.var". The metadata has one entry, "semisilo", since the
-    order of several is not fixed and equal models are to give equal bytes.
+    Batch-norm statistics that nobody has measured yet are not in it.
     """
-    assert not parameters.keys() & statistics.keys(), "a parameter is called like a batch-norm statistic"
-    tensors: dict[str, Tensor] = {name: tensor.detach().cpu().contiguous()
-                                  for name, tensor in (*parameters.items(), *statistics.items())}
-    write_durably(path, save(tensors, metadata={"semisilo": canonical_json(dict(facts))}))
+    model = environment.build_model()
+    load_into(model, parameters)
+    if statistics:
+        batch_norm.load(model, statistics)
+    write_model(path, model, facts)

@@ -8,19 +8,21 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.config import from_dict, load_toml, parse_duration
+from common.config import from_dict, load_toml, parse_duration, to_dict
 from common.errors import BadConfiguration, SemisiloError, UsageError
 from common.methods import Scenario
+from coordinator.tracking.settings import TrackingSettings
 
 __all__ = ["AddressSettings", "Federation", "FederationConfig", "FederationSettings", "LimitSettings",
-           "create_federation", "open_federation", "study_template"]
+           "PageSettings", "create_federation", "open_federation", "study_template", "with_page_at"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
+_HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 GIB = 2**30
 
 
@@ -107,12 +109,34 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PageSettings:
+    """Table [page]: the operator page that `coordinator serve` shows."""
+
+    listen: str = "127.0.0.1:8080"
+    """host:port of the page; port 0 takes any free one, "" switches the page off. There is no TLS on it: beyond this
+    machine, put a reverse proxy with TLS in front, or use an ssh tunnel."""
+    hosts: tuple[str, ...] = ()
+    """Names under which browsers may ask for the page besides localhost and the host of `listen`, for example that of a
+    reverse proxy: "page.hub.example"."""
+
+    def __post_init__(self) -> None:
+        address = _ADDRESS.fullmatch(self.listen)
+        if self.listen and (address is None or int(address[2]) > 65535):
+            raise ValueError(f'listen = "{self.listen}": write host:port, for example "127.0.0.1:8080", or "".')
+        for host in self.hosts:
+            if _HOST.fullmatch(host) is None:
+                raise ValueError(f'hosts: "{host}" is no host name; write it without a scheme or a port.')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FederationConfig:
     """`federation.toml`."""
 
     federation: FederationSettings
     address: AddressSettings
     limits: LimitSettings = field(default_factory=LimitSettings)
+    page: PageSettings = field(default_factory=PageSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +175,11 @@ class Federation:
     def studies(self) -> Path:
         """One folder per study."""
         return self.folder / "studies"
+
+    @property
+    def page_token(self) -> Path:
+        """The operator's token: whoever has it may act through the page."""
+        return self.folder / "page.token"
 
     @property
     def live(self) -> Path:
@@ -193,7 +222,8 @@ def open_federation(folder: Path) -> Federation:
                          remedy="Go there with cd, name it with --folder, or make one: coordinator init NAME.")
     data = load_toml(path)
     parts: dict[str, Any] = {}
-    for name, cls in (("federation", FederationSettings), ("address", AddressSettings), ("limits", LimitSettings)):
+    for name, cls in (("federation", FederationSettings), ("address", AddressSettings), ("limits", LimitSettings),
+                      ("page", PageSettings), ("tracking", TrackingSettings)):
         if name in data:
             parts[name] = from_dict(cls, data.pop(name), where=f"{path}: [{name}]")
     if data:
@@ -203,6 +233,16 @@ def open_federation(folder: Path) -> Federation:
         example = {"federation": 'name = "lung"', "address": 'public = "hub.example:8443"'}[missing[0]]
         raise BadConfiguration(f"{path}: table [{missing[0]}] is missing.", remedy=f"Add [{missing[0]}] {example}.")
     return Federation(folder.resolve(), FederationConfig(**parts))
+
+
+def with_page_at(federation: Federation, listen: str) -> Federation:
+    """The federation with its page at another address than its file says.
+
+    Raises: BadConfiguration for what is no address.
+    """
+    settings = {**to_dict(federation.config.page), "listen": listen}
+    page = from_dict(PageSettings, settings, where="--page")
+    return replace(federation, config=replace(federation.config, page=page))
 
 
 def create_federation(folder: Path, *, name: str, address: str) -> Federation:
@@ -222,7 +262,10 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
         f'public = "{address}"\n# enrollment = "{address.rpartition(":")[0]}:'
         f'{int(address.rpartition(":")[2]) + 1}"\n'
         '# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
-        f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n',
+        f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n\n'
+        '[page]\n# The operator page; "" switches it off.\nlisten = "127.0.0.1:8080"\n'
+        '# hosts = ["page.hub.example"]\n\n'
+        '[tracking]\n# tensorboard = true   # studies/NAME/tensorboard\n# mlflow = "https://mlflow.example"\n',
         encoding="utf-8")
     return open_federation(folder)
 
@@ -236,7 +279,9 @@ rounds = 100
 start_with = 2                    # silos that must have joined before round 1
 
 [model]
-name = "small_cnn"                # or wide_resnet_28_2, any torchvision model, "package.module:factory"
+name = "small_cnn"                # or wide_resnet_28_2, resnet18, "timm/resnet18", ...: `coordinator models` lists them
+# weights = "resnet18.safetensors"  # start from a file of trained weights
+# freeze = "backbone"               # train the head alone; or a list of parts that keep their weights
 
 [data]                            # what the coordinator holds
 {_DATA[scenario]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coordinator.states import RoundState
 from coordinator.summary import RoundSummary, StudySummary
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds", "percent",
-           "unit_of", "whole_numbers", "wide_enough"]
+           "style_of", "unit_of", "whole_numbers", "wide_enough"]
 
 MAX_LINES = 8
 """More silos than this become a mean and a range."""
@@ -39,6 +39,18 @@ LIGHT = Theme(text="#1f2933", faint="#5b6770", grid="#e3e7eb", paper="#ffffff", 
                 lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a4fbf", "#5b6770"))
 DARK = Theme(text="#e6eaee", faint="#9aa7b3", grid="#303a45", paper="#171d24", accent="#56b4e9", other="#f0954e",
                lines=("#56b4e9", "#f0954e", "#2fcf9d", "#e59cc4", "#f0e442", "#9ad1f5", "#b79cf0", "#9aa7b3"))
+
+
+def style_of(theme: Theme) -> Any:
+    """matplotlib's settings for a plot on a page; to be in force while it is drawn."""
+    return {
+        "font.size": 10, "font.family": "DejaVu Sans", "text.color": theme.text, "axes.labelcolor": theme.faint,
+        "axes.edgecolor": theme.grid, "xtick.color": theme.faint, "ytick.color": theme.faint,
+        "axes.grid": True, "grid.color": theme.grid, "axes.axisbelow": True, "axes.spines.top": False,
+        "axes.spines.right": False, "figure.facecolor": theme.paper, "axes.facecolor": theme.paper,
+        "legend.frameon": False, "lines.linewidth": 2.0, "axes.formatter.useoffset": False,
+        "text.parse_math": False,  # a silo's name may hold a dollar sign
+    }
 
 
 def unit_of(largest: float) -> tuple[float, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.describe import describe_bytes
 from coordinator.diagnostic_figures import DIAGNOSTIC_FIGURES, describe_diagnostic
+from coordinator.encoding_figure import describe_encodings, draw_encodings
 from coordinator.figure_style import (
     DARK,
     LIGHT,
@@ -19,6 +20,7 @@ from coordinator.figure_style import (
     marker_of,
     measured_rounds,
     percent,
+    style_of,
     unit_of,
     whole_numbers,
 )
@@ -51,12 +53,13 @@ def draw_figures(study: StudySummary) -> tuple[DrawnFigure, ...]:
     """The plots of a study. One of `FIGURES` without data says so in the picture; a diagnostic that the study does not
     have is left out."""
     plots = []
-    for name, (title, draw) in {**FIGURES, **DIAGNOSTIC_FIGURES}.items():
+    for name, (title, draw) in {**FIGURES, **_ENCODINGS, **DIAGNOSTIC_FIGURES}.items():
         light = _draw(draw, study, LIGHT)
-        if light is None and name in DIAGNOSTIC_FIGURES:
+        if light is None and name not in FIGURES:
             continue
         dark = _draw(draw, study, DARK)
-        description = _describe(name, study) if name in FIGURES else describe_diagnostic(name, study)
+        description = (_describe(name, study) if name in FIGURES else describe_encodings(study) if name in _ENCODINGS
+                       else describe_diagnostic(name, study))
         plots.append(DrawnFigure(name=name, title=title, description=description, light_png=light or _nothing(LIGHT),
                                  dark_png=dark or _nothing(DARK)))
     return tuple(plots)
@@ -87,15 +90,7 @@ def _draw(draw: Callable[[Axes, Any, Theme], bool], study: StudySummary | None, 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: Any = {
-        "font.size": 10, "font.family": "DejaVu Sans", "text.color": theme.text, "axes.labelcolor": theme.faint,
-        "axes.edgecolor": theme.grid, "xtick.color": theme.faint, "ytick.color": theme.faint,
-        "axes.grid": True, "grid.color": theme.grid, "axes.axisbelow": True, "axes.spines.top": False,
-        "axes.spines.right": False, "figure.facecolor": theme.paper, "axes.facecolor": theme.paper,
-        "legend.frameon": False, "lines.linewidth": 2.0, "axes.formatter.useoffset": False,
-        "text.parse_math": False,  # a silo's name may hold a dollar sign
-    }
-    with rc_context(style):
+    with rc_context(style_of(theme)):
         figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -222,6 +217,8 @@ FIGURES: dict[str, tuple[str, Callable[[Axes, StudySummary, Theme], bool]]] = {
     "label_ratio": ("Images that silos could label", _label_ratio),
 }
 """File name -> title and how it is drawn; a function returns False when there is nothing to draw."""
+_ENCODINGS: dict[str, tuple[str, Callable[[Axes, StudySummary, Theme], bool]]] = {
+    "encodings": ("What each encoding saved", draw_encodings)}
 
 
 # In words -------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ processes may open the same ledger: `serve` and the commands of the operator.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -96,6 +97,14 @@ class Ledger(LedgerFile):
         """The state of a study that exists: asked for with every answer of a silo."""
         return StudyState(self.query("SELECT state FROM study WHERE name = ?", name)[0]["state"])
 
+    def move_study(self, name: str, before: StudyState, after: StudyState) -> bool:
+        """Moves a study on, unless it is no longer where it was: an operator may have paused or stopped it."""
+        with self.transaction():
+            if self.study_state(name) is not before:
+                return False
+            self.set_study_state(name, after)
+            return True
+
     def set_study_state(self, name: str, state: StudyState, *, reason: str = "") -> None:
         """Moves a study on; sets its start and end times."""
         with self.transaction() as db:
@@ -105,11 +114,20 @@ class Ledger(LedgerFile):
             check_transition(STUDY_TRANSITIONS, before, state)
             now = time.time()
             db.execute("UPDATE study SET state = ?, reason = ? WHERE name = ?", (state, reason, name))
-            if state is StudyState.PREPARING:
+            if state is StudyState.PREPARING and before is StudyState.QUEUED:
                 db.execute("UPDATE study SET started_unix = ? WHERE name = ?", (now, name))
             if state in (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED):
                 db.execute("UPDATE study SET ended_unix = ? WHERE name = ?", (now, name))
-            self.event(f"study_{state}", study=name, reason=reason)
+            self.event(f"study_{state}", study=name, reason=reason, before=str(before))
+
+    def paused_since(self, name: str) -> tuple[float, StudyState] | None:
+        """Since when a study is paused, and the state that it was in before; None while it is not paused."""
+        rows = self.query("SELECT unix, detail_json FROM event JOIN study ON study.name = event.study WHERE"
+                          " study.name = ? AND study.state = ? AND kind = 'study_paused' ORDER BY number DESC LIMIT 1",
+                          name, StudyState.PAUSED)
+        if not rows:
+            return None
+        return float(rows[0]["unix"]), StudyState(json.loads(rows[0]["detail_json"])["before"])
 
     def set_study_facts(self, name: str, **facts: Any) -> None:
         """Writes `frozen`, `numerics` or `baseline` of a study."""
@@ -132,9 +150,10 @@ class Ledger(LedgerFile):
             self.event("round_opened", study=study, round=number, sample=list(sample))
         return self.round(study, number)
 
-    def rounds(self, study: str) -> list[RoundRow]:
-        """All rounds of a study in order."""
-        return [round_row(row) for row in self.query("SELECT * FROM round WHERE study = ? ORDER BY number", study)]
+    def rounds(self, study: str, *, first: int = 0) -> list[RoundRow]:
+        """All rounds of a study in order, or those from `first` on."""
+        return [round_row(row) for row in self.query("SELECT * FROM round WHERE study = ? AND number >= ?"
+                                                     " ORDER BY number", study, first)]
 
     def round(self, study: str, number: int) -> RoundRow:
         """One round; it must exist."""
@@ -231,11 +250,11 @@ class Ledger(LedgerFile):
                           " ORDER BY opened_unix LIMIT 1", silo, TaskState.OPEN, study, study)
         return task_row(rows[0]) if rows else None
 
-    def task_given(self, task_id: str) -> None:
-        """Notes that the silo has been told of its task."""
+    def task_given(self, task_id: str) -> bool:
+        """Notes that the silo has been told of its task; whether this is the first time."""
         with self.transaction(lasting=False) as db:
-            db.execute("UPDATE task SET given_unix = coalesce(given_unix, ?) WHERE task_id = ?",
-                       (time.time(), task_id))
+            return db.execute("UPDATE task SET given_unix = ? WHERE task_id = ? AND given_unix IS NULL",
+                              (time.time(), task_id)).rowcount == 1
 
     def replace_payloads(self, task: TaskRow, payloads: Sequence[PayloadRef]) -> TaskSpec:
         """The task with other payloads of the same tensor groups: its silo no longer holds what the first need."""

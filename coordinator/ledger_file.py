@@ -39,6 +39,7 @@ class LedgerFile:
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode = WAL")
             self._waits = waits
+            self._origin = ""
             self._lasting = waits
             self._db.execute(f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}")
             self._db.execute("PRAGMA foreign_keys = ON")
@@ -110,8 +111,19 @@ class LedgerFile:
 
     # Events -----------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def acting(self, origin: str) -> Iterator[None]:
+        """What is written in this block was asked for by an operator; its events say by what way, as `origin`."""
+        before, self._origin = self._origin, origin
+        try:
+            yield
+        finally:
+            self._origin = before
+
     def event(self, kind: str, *, study: str = "", **detail: Any) -> None:
         """Appends to the audit trail: `chain = sha256(previous chain + this row)`."""
+        if self._origin:
+            detail["origin"] = self._origin
         with self.transaction() as db:
             last = db.execute("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1").fetchone()
             number, previous = (last["number"] + 1, last["chain"]) if last else (1, "")

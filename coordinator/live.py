@@ -60,6 +60,8 @@ class LiveStatus:
     """Progress of silos that work in the current phase."""
     deadline_unix: float | None = None
     """Deadline of the open phase."""
+    page: str = ""
+    """Address of the operator page; empty when there is none."""
 
     @classmethod
     def from_bulletin(cls, bulletin: Bulletin, *, deadline_unix: float | None = None, pid: int | None = None,
@@ -70,7 +72,7 @@ class LiveStatus:
             study=bulletin.study, round=bulletin.round, rounds=bulletin.rounds, phase=bulletin.phase,
             reason=str(bulletin.reason), activity=bulletin.activity, fraction=_share(bulletin.fraction),
             text=bulletin.text, connected=tuple(sorted(bulletin.connected, key=str.encode)),
-            deadline_unix=deadline_unix,
+            deadline_unix=deadline_unix, page=bulletin.page,
             silos={name: LiveSilo(stage=entry.stage, fraction=_share(entry.fraction), text=entry.text, unix=entry.unix)
                    for name, entry in sorted(bulletin.silos.items())})
 

@@ -26,3 +26,5 @@ class SiloStatus:
     revoked: bool
     valid_serials: frozenset[int]
     """Serials issued and neither revoked nor replaced by a later invitation; expiry is not looked at."""
+    left_unix: float | None = None
+    """When it left on its own wish; None while it is a member."""

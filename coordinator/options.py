@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["Folder", "JsonOption"]
+__all__ = ["Folder", "JsonOption", "LogFormatOption", "RunningStudyName", "SiloName", "StudyFileName", "StudyName"]
+
+
+def _studies(ctx: typer.Context, incomplete: str) -> list[str]:
+    from coordinator.completion import studies  # late: only the shell's TAB needs it
+
+    return studies(ctx, incomplete)
+
+
+def _study_files(ctx: typer.Context, incomplete: str) -> list[str]:
+    from coordinator.completion import study_files
+
+    return study_files(ctx, incomplete)
+
+
+def _silos(ctx: typer.Context, incomplete: str) -> list[str]:
+    from coordinator.completion import silos
+
+    return silos(ctx, incomplete)
+
 
 Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION",
                                       help="The federation folder; the current one by default.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
+LogFormatOption = Annotated[Literal["text", "json"], typer.Option(
+    "--log-format", envvar="SEMISILO_LOG_FORMAT",
+    help="json: one JSON object per line on standard error, and no live view.")]
+StudyName = Annotated[str, typer.Argument(help="Name of the study; the last one by default.", autocompletion=_studies)]
+RunningStudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=_studies,
+                                                 help="Name of the study; the running one by default.")]
+StudyFileName = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.", autocompletion=_study_files)]
+SiloName = Annotated[str, typer.Argument(metavar="SILO", help="Name of the silo.", autocompletion=_silos)]

@@ -16,6 +16,7 @@ from typing import Any
 
 from common import __version__
 from common.describe import describe_bytes, describe_seconds, describe_share
+from common.encodings import describe_encoding
 from coordinator.figures import DrawnFigure
 from coordinator.roster import SiloRow
 from coordinator.states import RoundState, StudyState, TaskState
@@ -197,7 +198,32 @@ def _costs(study: StudySummary) -> str:
     table = _table(("What", "Down", "Up", "Both", "Count"), rows, totals=totals, caption="What went down and up")
     return (f"<section><h2>Cost</h2>{table}"
             f'<p class="note">{layers} Dense: one model for each download and accepted update,'
-            f" {describe_bytes(traffic.dense_bytes)} each.</p></section>")
+            f" {describe_bytes(traffic.dense_bytes)} each.</p>{_encodings(study)}</section>")
+
+
+def _encodings(study: StudySummary) -> str:
+    if not study.encodings:
+        return ""
+    arrows = {"down": "↓", "up": "↑"}
+    totals = []
+    rows = [[f"{arrows[use.direction]} {use.encoding}", describe_encoding(use.encoding), str(use.blocks or ""),
+             _bytes(use.bytes), _bytes(use.dense_bytes), _saved(use.saved_bytes),
+             describe_share(_part(use.bytes, use.dense_bytes))] for use in study.encodings]
+    for direction in arrows:
+        uses = [use for use in study.encodings if use.direction == direction]
+        spent, dense = sum(use.bytes for use in uses), sum(use.dense_bytes for use in uses)
+        totals.append([f"{arrows[direction]} all", "", str(sum(use.blocks for use in uses) or ""), _bytes(spent),
+                       _bytes(dense), _saved(dense - spent), describe_share(_part(spent, dense))])
+    table = _table(("Encoding", "In words", "Blocks", "Payload", "The same, dense", "Saved", "% of dense"), rows,
+                   totals=totals, words=2, caption="What each encoding saved")
+    return (f"<h3>What each encoding saved</h3>{table}"
+            '<p class="note">↓ to silos, what crossed, so every download counts; groups that a silo held already are'
+            " not sent and count as saved once per task. ↑ from silos, accepted updates. Dense: the same elements as"
+            " they lie in memory.</p>")
+
+
+def _saved(size: int) -> str:
+    return f"−{describe_bytes(-size)}" if size < 0 else _bytes(size)
 
 
 def _silos(study: StudySummary, silos: Sequence[SiloRow]) -> str:
@@ -216,7 +242,8 @@ def _silos(study: StudySummary, silos: Sequence[SiloRow]) -> str:
     rows = []
     for row in silos:
         counts = answers.get(row.name, Counter[TaskState]())
-        membership = "revoked" if row.revoked_unix else "joined" if row.joined_unix else "enrolled"
+        membership = ("revoked" if row.revoked_unix else "left" if row.left_unix else "joined" if row.joined_unix
+                      else "enrolled")
         rows.append([row.name, membership,
                      str(row.labelled_count + row.unlabelled_count) if row.joined_unix else _DASH,
                      str(row.labelled_count) if row.joined_unix else _DASH,
@@ -258,12 +285,26 @@ def _provenance(study: StudySummary, state_digest: str) -> str:
              ("semisilo that wrote this page", __version__),
              *((f"Numerics: {key}", str(value)) for key, value in numerics.items()),
              ("Parameters", f"{frozen['num_parameters']:,}" if "num_parameters" in frozen else _DASH),
+             *_starting_weights(frozen),
              ("Labelled / validation / test images", " / ".join(
                  str(frozen.get(f"num_{part}", _DASH)) for part in ("labelled", "validation", "test"))),
              ("Queued", _moment(row.queued_unix)), ("Started", _moment(row.started_unix)),
              ("Ended", _moment(row.ended_unix)), ("Page written", _moment(time.time()))]
     rows = [[name, value] for name, value in facts]
     return f"<section><h2>Provenance</h2>{_table(('Fact', 'Value'), rows, caption='Provenance', words=2)}</section>"
+
+
+def _starting_weights(frozen: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the network started from, where that was not all random or not all is trained."""
+    facts = []
+    if frozen.get("num_frozen"):
+        facts.append(("Frozen parameters, which nobody trains", f"{frozen['num_frozen']:,}"))
+        facts.append(("Frozen tensors (digest)", str(frozen.get("frozen_digest", _DASH))))
+    if frozen.get("weights"):
+        facts.append(("Started from the file", str(frozen["weights"])))
+        facts.append(("Its SHA-256", str(frozen.get("weights_digest", _DASH))))
+        facts.append(("Not in that file, started at random", ", ".join(frozen.get("left_random", ())) or "nothing"))
+    return facts
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
@@ -331,6 +372,7 @@ body { margin: 0; background: var(--paper); color: var(--text); line-height: 1.5
 main { max-width: 78rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.8rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.2rem 0 .7rem; }
+h3 { font-size: 1.05rem; margin: 1.6rem 0 .6rem; }
 header p { margin: 0; color: var(--faint); }
 .over { margin-bottom: .4rem !important; overflow-wrap: anywhere; }
 .state { font-size: .9rem; font-weight: 600; padding: .1rem .6rem; border-radius: 1rem; vertical-align: middle;
@@ -359,7 +401,7 @@ thead th { color: var(--faint); font-weight: 600; vertical-align: bottom; font-s
 tbody tr:last-child > * { border-bottom: 0; }
 tfoot { border-top: 2px solid var(--line); }
 tfoot th { font-weight: 600; }
-td:not(.number) { overflow-wrap: anywhere; }
+td:not(.number) { overflow-wrap: anywhere; min-width: 8rem; }
 details { padding: .6rem .9rem; margin-top: .8rem; }
 details .scroll { border: 0; margin-top: .5rem; }
 details ul { margin: .5rem 0 0; padding-left: 1.2rem; overflow-wrap: anywhere; }

@@ -1,4 +1,4 @@
-"""The silos of a federation: invitations, certificates, who has joined, who is revoked. Kept in the ledger."""
+"""The silos of a federation: invitations, certificates, who has joined, is revoked or has left. Kept in the ledger."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ class SiloRow:
     memory_study: str
     memory_round: int
     certificate_not_after_unix: float
+    left_unix: float | None = None
+    """When it left on its own wish; None while it is a member."""
+    away_reason: str = ""
+    """Why it takes no task by its own policy, for example "outside working hours"; empty when it takes tasks."""
+    away_until_unix: float = 0.0
+
+    def is_away(self, now_unix: float) -> bool:
+        """Whether the silo takes no task at the moment, by its own policy."""
+        return bool(self.away_reason) and now_unix < self.away_until_unix
 
 
 class LedgerRoster:
@@ -73,7 +82,8 @@ class LedgerRoster:
                                      remedy="Ask the coordinator's operator for a new one.")
             silo = db.execute("SELECT silo FROM invitation WHERE token_hash = ?", (token_hash,)).fetchone()["silo"]
             db.execute("INSERT INTO silo (name, enrolled_unix) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET"
-                       " enrolled_unix = excluded.enrolled_unix, revoked_unix = NULL", (silo, now))
+                       " enrolled_unix = excluded.enrolled_unix, revoked_unix = NULL, left_unix = NULL,"
+                       " away_reason = '', away_until_unix = 0", (silo, now))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
             self._record_certificate(silo, serial, not_after_unix)
             self._ledger.event("silo_enrolled", silo=silo, serial=str(serial))
@@ -91,11 +101,11 @@ class LedgerRoster:
 
     def silo_status(self, silo: str) -> SiloStatus | None:
         """Whether a silo is revoked and which serials are valid; None when the roster has no such silo."""
-        rows = self._ledger.query("SELECT revoked_unix FROM silo WHERE name = ?", silo)
+        rows = self._ledger.query("SELECT revoked_unix, left_unix FROM silo WHERE name = ?", silo)
         if not rows:
             return None
         serials = self._ledger.query("SELECT serial FROM certificate WHERE silo = ? AND revoked_unix IS NULL", silo)
-        return SiloStatus(revoked=rows[0]["revoked_unix"] is not None,
+        return SiloStatus(revoked=rows[0]["revoked_unix"] is not None, left_unix=rows[0]["left_unix"],
                           valid_serials=frozenset(int(row["serial"]) for row in serials))
 
     def admit(self, silos: Sequence[str]) -> None:
@@ -126,6 +136,42 @@ class LedgerRoster:
             self._ledger.cancel_tasks(silo, reason="silo revoked")
             self._ledger.event("silo_revoked", silo=silo)
 
+    def leave(self, silo: str) -> float:
+        """Ends a silo's membership on its own wish: its certificates and its open tasks. A repeat changes nothing.
+
+        Returns: when it left first, Unix seconds. Raises: UnknownSilo.
+        """
+        with self._ledger.transaction() as db:
+            status = self.silo_status(silo)
+            if status is None:
+                raise UnknownSilo(f"There is no silo '{silo}' in this federation.")
+            if status.left_unix is not None:
+                return status.left_unix
+            now = time.time()
+            db.execute("UPDATE silo SET left_unix = ?, joined_unix = NULL, away_reason = '', away_until_unix = 0"
+                       " WHERE name = ?", (now, silo))
+            db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
+            self._ledger.cancel_tasks(silo, reason="the silo has left the federation")
+            self._ledger.event("silo_left", silo=silo)
+            return now
+
+    def has_issued(self, silo: str, serial: int) -> bool:
+        """Whether a certificate was ever issued to a silo, whatever became of it."""
+        return bool(self._ledger.query("SELECT 1 FROM certificate WHERE silo = ? AND serial = ?", silo, str(serial)))
+
+    def away(self, silo: str, *, reason: str, until_unix: float) -> None:
+        """Notes that a silo takes no task by its own policy, or with an empty reason that it does again."""
+        with self._ledger.transaction(lasting=False) as db:
+            known = db.execute("SELECT away_reason, away_until_unix FROM silo WHERE name = ?", (silo,)).fetchone()
+            if known is None or (known["away_reason"], known["away_until_unix"]) == (reason, until_unix):
+                return
+            db.execute("UPDATE silo SET away_reason = ?, away_until_unix = ? WHERE name = ?",
+                       (reason, until_unix, silo))
+            if reason and (reason != known["away_reason"] or until_unix > known["away_until_unix"] + 60):
+                self._ledger.event("silo_away", silo=silo, reason=reason, until_unix=until_unix)
+            elif not reason:
+                self._ledger.event("silo_back", silo=silo)
+
     def open_invitations(self, now_unix: float) -> int:
         """How many invitations can still be used."""
         return int(self._ledger.query("SELECT count(*) AS n FROM invitation WHERE used_unix IS NULL"
@@ -154,10 +200,18 @@ class LedgerRoster:
                         joined_unix=row["joined_unix"], seen_unix=row["seen_unix"], version=row["version"],
                         methods=tuple(json.loads(row["methods_json"])), labelled_count=row["labelled_count"],
                         unlabelled_count=row["unlabelled_count"], memory_study=row["memory_study"],
-                        memory_round=row["memory_round"], certificate_not_after_unix=row["not_after"])
+                        memory_round=row["memory_round"], certificate_not_after_unix=row["not_after"],
+                        left_unix=row["left_unix"], away_reason=row["away_reason"],
+                        away_until_unix=row["away_until_unix"])
                 for row in rows]
 
     def members(self) -> list[str]:
-        """The roster to sample from: joined and not revoked, in byte order of names."""
-        return sorted((row.name for row in self.silos() if row.joined_unix is not None and row.revoked_unix is None),
-                      key=str.encode)
+        """The roster to sample from: joined, neither revoked nor gone, in byte order of names."""
+        return sorted((row.name for row in self.silos() if row.joined_unix is not None and row.revoked_unix is None
+                       and row.left_unix is None), key=str.encode)
+
+    def away_until(self, now_unix: float) -> dict[str, float]:
+        """Silos that take no task at the moment by their own policy -> when they expect to be back."""
+        rows = self._ledger.query("SELECT name, away_until_unix FROM silo WHERE away_reason <> ''"
+                                  " AND away_until_unix > ?", now_unix)
+        return {row["name"]: row["away_until_unix"] for row in rows}

@@ -143,4 +143,61 @@ CREATE TRIGGER event_is_append_only_1 BEFORE UPDATE ON event BEGIN SELECT RAISE(
 CREATE TRIGGER event_is_append_only_2 BEFORE DELETE ON event BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_ENCODINGS_AND_TOTALS = """
+CREATE TABLE encoded (                      -- what payloads took, by encoding: common/encodings.py
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    direction TEXT NOT NULL CHECK (direction IN ('down', 'up')),
+    encoding TEXT NOT NULL,
+    blocks INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    dense_bytes INTEGER NOT NULL,
+    PRIMARY KEY (study, round, direction, encoding)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE cost_total (                   -- sums of table cost: a study of 500 rounds has a million rows there
+    study TEXT NOT NULL,
+    silo TEXT NOT NULL,
+    direction TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (study, silo, direction, kind)
+) STRICT, WITHOUT ROWID;
+INSERT INTO cost_total SELECT study, silo, direction, kind, sum(bytes), sum(count) FROM cost
+    GROUP BY study, silo, direction, kind;
+CREATE TRIGGER cost_is_totalled AFTER INSERT ON cost BEGIN
+    INSERT INTO cost_total VALUES (NEW.study, NEW.silo, NEW.direction, NEW.kind, NEW.bytes, NEW.count)
+        ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes, count = count + excluded.count;
+END;
+CREATE INDEX task_by_outcome ON task (study, silo, state);
+CREATE TABLE tracking (                     -- what experiment trackers know of a study
+    study TEXT NOT NULL,
+    target TEXT NOT NULL,                   -- the tracker's address
+    run TEXT NOT NULL,                      -- its name for the study
+    round INTEGER NOT NULL DEFAULT -1,      -- last round that it was told of
+    complete INTEGER NOT NULL DEFAULT 0,    -- whether it was told of the end, with the report and the model
+    PRIMARY KEY (study, target)
+) STRICT, WITHOUT ROWID;
+"""
+
+_LEAVING = """
+ALTER TABLE silo ADD COLUMN left_unix REAL;                         -- NULL: has not left
+ALTER TABLE silo ADD COLUMN away_reason TEXT NOT NULL DEFAULT '';   -- why it takes no task by its own policy
+ALTER TABLE silo ADD COLUMN away_until_unix REAL NOT NULL DEFAULT 0;
+"""
+
+_BYTES_BY_DAY = """
+CREATE TABLE wire_by_day (                  -- wire bytes by the coordinator's local date, since ledger version 4
+    day TEXT NOT NULL,                      -- YYYY-MM-DD
+    silo TEXT NOT NULL,                     -- '' = overhead
+    direction TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (day, silo, direction)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER cost_is_dated AFTER INSERT ON cost WHEN NEW.kind = 'wire' BEGIN
+    INSERT INTO wire_by_day VALUES (date('now', 'localtime'), NEW.silo, NEW.direction, NEW.bytes)
+        ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY)

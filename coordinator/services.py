@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from common.chunks import (
     CHUNK_BYTES,
@@ -34,7 +35,8 @@ from common.chunks import (
 from common.convert import check_metrics, reference_from_proto, task_to_proto
 from common.errors import BadPayload, TaskClosed
 from common.exchange import TaskSpec
-from common.logs import printable
+from common.log_context import bind, request_id_in
+from common.logs import log_call, printable
 from common.manifest import parse_manifest
 from common.payload_reader import MAX_MANIFEST_BYTES
 from common.status import CHECK_SECONDS_KEY, answering_errors
@@ -46,6 +48,7 @@ from coordinator.link_rates import LinkRates
 from coordinator.metering import RoundMeter
 from coordinator.places import Place, Places
 from coordinator.roster import LedgerRoster
+from coordinator.study_messages import description_to_proto
 
 __all__ = ["RoundServicer"]
 
@@ -66,6 +69,8 @@ _SMALLEST_CHUNK_BYTES = 64 * 1024
 
 Answer = TypeVar("Answer")
 _Context = grpc.aio.ServicerContext[Any, Any]
+_AWAY_SOMEHOW = "away by its own policy"
+_AWAY = {pb.Away.REASON_OUTSIDE_HOURS: "outside working hours", pb.Away.REASON_DAILY_BUDGET: "daily budget used up"}
 _REASONS = {
     StandbyReason.WAITING_FOR_SILOS: pb.Standby.REASON_WAITING_FOR_SILOS,
     StandbyReason.COORDINATOR_WORKING: pb.Standby.REASON_COORDINATOR_WORKING,
@@ -119,6 +124,7 @@ class RoundServicer:
                 "AwaitTask": unary(self.AwaitTask, pb.AwaitTaskRequest),
                 "ReportProgress": unary(self.ReportProgress, pb.ReportProgressRequest),
                 "BeginUpdate": unary(self.BeginUpdate, pb.BeginUpdateRequest),
+                "DescribeStudy": unary(self.DescribeStudy, pb.DescribeStudyRequest),
                 "DownloadPayload": grpc.unary_stream_rpc_method_handler(
                     self.DownloadPayload, request_deserializer=pb.DownloadPayloadRequest.FromString),
                 "SubmitUpdate": grpc.stream_unary_rpc_method_handler(
@@ -138,7 +144,9 @@ class RoundServicer:
                           methods=tuple(printable(name, limit=64) for name in request.methods),
                           labelled_count=request.labelled_count, unlabelled_count=request.unlabelled_count,
                           memory_study=printable(request.memory_study, limit=128), memory_round=request.memory_round,
-                          held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32))
+                          held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32),
+                          away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
+                          away_until_unix=_unix(request.away.until_time))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._desk.await_task(silo, hello, timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
@@ -166,11 +174,19 @@ class RoundServicer:
                                           reason=answer.reason)
         return await self._unary("BeginUpdate", request, context, work)
 
+    async def DescribeStudy(self, request: pb.DescribeStudyRequest,
+                            context: _Context) -> pb.DescribeStudyResponse:
+        """Tells what the current study asks of a silo; changes nothing."""
+        async def work(silo: str) -> pb.DescribeStudyResponse:
+            found = self._desk.describe_study(silo)
+            return description_to_proto(found, now_unix=self._clock())
+        return await self._unary("DescribeStudy", request, context, work)
+
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: _Context) -> None:
         """Streams a payload from the offset that the silo has on disk."""
         digest = request.digest.hex()
-        with self._call(context) as call:
+        with self._call("DownloadPayload", context) as call:
             async with answering_errors(context):
                 silo = call.identify()
                 self._meter.message("DownloadPayload", silo, "up", request.ByteSize())
@@ -199,12 +215,12 @@ class RoundServicer:
                     if sent:
                         self._rates.measured(silo, sent_bytes=sent, seconds=time.monotonic() - start,
                                              delivered_per_second=self._meter.delivery_rate(context.peer()))
-                        self._desk.downloaded(silo, request.task_id, digest, sent)
+                        self._desk.downloaded(silo, request.task_id, digest, sent, offset=request.offset)
 
     async def SubmitUpdate(self, request_iterator: AsyncIterator[bytes],
                            context: _Context) -> pb.SubmitUpdateResponse:
         """Receives the bytes of a declared update into the spool; answers after fsync, checks and ledger commit."""
-        with self._call(context) as call:
+        with self._call("SubmitUpdate", context) as call:
             async with answering_errors(context):
                 silo = call.identify()
                 with self._only_upload_of(silo, call):
@@ -303,7 +319,7 @@ class RoundServicer:
 
     async def _unary(self, rpc: str, request: Any, context: _Context,
                      work: Callable[[str], Coroutine[Any, Any, Answer]]) -> Answer:
-        with self._call(context) as call:
+        with self._call(rpc, context) as call:
             async with answering_errors(context):
                 silo = call.identify()
                 self._meter.message(rpc, silo, "up", request.ByteSize())
@@ -315,13 +331,23 @@ class RoundServicer:
         raise AssertionError("an error has ended the RPC")
 
     @contextmanager
-    def _call(self, context: _Context) -> Iterator[Call]:
-        call = Call(context, federation=self._federation, roster=self._roster, bulletin=self._bulletin,
-                    meter=self._meter, clock=self._clock)
+    def _call(self, rpc: str, context: _Context) -> Iterator[Call]:
+        """Around an RPC: its account, and its line in the log."""
+        bind(request_id=request_id_in(context.invocation_metadata()), rpc=rpc)
+        call, began = Call(context, federation=self._federation, roster=self._roster, bulletin=self._bulletin,
+                           meter=self._meter, clock=self._clock), time.monotonic()
+        ended = "answered"
         try:
             yield call
+        except asyncio.CancelledError:
+            ended = "the silo has hung up"
+            raise
+        except BaseException:
+            ended = "refused"
+            raise
         finally:
             call.done()
+            log_call(rpc, f"{rpc}: {ended}", seconds=time.monotonic() - began)
 
 
 def _submitted(message: bytes) -> tuple[str, Piece | None]:
@@ -350,6 +376,11 @@ def _parsed(kind: Any, data: bytes) -> Any:
 def _serialized(message: Any) -> bytes:
     serialized: bytes = message.SerializeToString()
     return serialized
+
+
+def _unix(moment: Timestamp) -> float:
+    """Any moment that a stranger may write, as Unix seconds."""
+    return moment.seconds + moment.nanos / 1e9
 
 
 def _seconds(duration: Duration) -> float:

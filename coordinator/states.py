@@ -20,7 +20,7 @@ class StudyState(StrEnum):
     RUNNING = "running"
     """Rounds are under way."""
     PAUSED = "paused"
-    """The operator has paused it; the open round stays open."""
+    """The operator has paused it; the open round stays open, and answers are still taken."""
     COMPLETED = "completed"
     """All rounds are done."""
     FAILED = "failed"
@@ -66,6 +66,7 @@ class TaskState(StrEnum):
 
 
 _ACTIVE_ROUND = (RoundState.PREPARING, RoundState.COLLECTING, RoundState.AGGREGATING, RoundState.EVALUATING)
+_BEGUN_STUDY = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING)
 _ACTIVE_STUDY = (StudyState.QUEUED, StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING, StudyState.PAUSED)
 
 ROUND_TRANSITIONS: frozenset[tuple[RoundState, RoundState]] = frozenset({
@@ -84,8 +85,8 @@ STUDY_TRANSITIONS: frozenset[tuple[StudyState, StudyState]] = frozenset({
     (StudyState.PREPARING, StudyState.WAITING),
     (StudyState.WAITING, StudyState.RUNNING),
     (StudyState.RUNNING, StudyState.COMPLETED),
-    *((state, StudyState.PAUSED) for state in (StudyState.WAITING, StudyState.RUNNING)),
-    *((StudyState.PAUSED, state) for state in (StudyState.WAITING, StudyState.RUNNING)),
+    *((state, StudyState.PAUSED) for state in _BEGUN_STUDY),
+    *((StudyState.PAUSED, state) for state in _BEGUN_STUDY),
     *((state, StudyState.FAILED) for state in _ACTIVE_STUDY),
     *((state, StudyState.STOPPED) for state in _ACTIVE_STUDY),
     (StudyState.FAILED, StudyState.QUEUED),

@@ -18,7 +18,7 @@ from coordinator.ledger import Ledger
 from coordinator.live import PRESENT_SECONDS, LiveSilo, LiveStatus
 from coordinator.roster import LedgerRoster, SiloRow
 from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import RoundState, TaskState
+from coordinator.states import RoundState, StudyState, TaskState
 from coordinator.summary import (
     accuracy_in,
     labelled_only_accuracy,
@@ -31,7 +31,8 @@ from coordinator.summary import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["CostFacts", "InvitationFacts", "RoundFacts", "SiloFacts", "StatusFacts", "StudyFacts", "gather", "render"]
+__all__ = ["CostFacts", "InvitationFacts", "RefusalFacts", "RoundFacts", "SiloFacts", "StatusFacts", "StudyFacts",
+           "gather", "open_invitations", "render"]
 
 _DAY = 86400.0
 
@@ -59,7 +60,8 @@ class SiloFacts:
 
     name: str
     state: str
-    """"revoked", "enrolled" (never joined), "connected" or "away"; "joined" while `serve` is not running."""
+    """"revoked", "left" (on its own wish), "enrolled" (never joined), "connected" or "away"; "away by policy" while it
+    takes no task because its own policy says so; "joined" while `serve` is not running."""
     doing: str
     """What it works on and how far it is, for example "training 40 %"; empty when it does not."""
     seen_unix: float | None
@@ -67,6 +69,9 @@ class SiloFacts:
     labelled_count: int
     unlabelled_count: int
     version: str
+    away_reason: str = ""
+    """Why it takes no task by its own policy; empty when it takes tasks."""
+    away_until_unix: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +80,18 @@ class InvitationFacts:
 
     silo: str
     expires_unix: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusalFacts:
+    """The last task of a study that a silo refused, or whose update was not accepted, if it has answered none since."""
+
+    silo: str
+    study: str
+    round: int
+    reason: str
+    """A code of the error catalogue and a line, as the silo gave it."""
+    unix: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +144,8 @@ class StatusFacts:
     studies: tuple[StudyFacts, ...]
     silos: tuple[SiloFacts, ...]
     invitations: tuple[InvitationFacts, ...]
+    refusals: tuple[RefusalFacts, ...]
+    """Of studies that have not ended, by silo."""
     current_round: RoundFacts | None
     costs: tuple[CostFacts, ...]
 
@@ -147,14 +166,25 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     return StatusFacts(
         federation=federation.name, address=federation.config.address.public, folder=str(federation.folder), unix=now,
         running=live is not None, live=live, studies=tuple(studies), silos=_silo_facts(ledger, live, now),
-        invitations=_open_invitations(ledger, now),
+        invitations=open_invitations(ledger, now), refusals=_refusals(ledger),
         current_round=current, costs=tuple(costs))
 
 
-def _open_invitations(ledger: Ledger, now: float) -> tuple[InvitationFacts, ...]:
+def open_invitations(ledger: Ledger, now: float) -> tuple[InvitationFacts, ...]:
+    """Invitations that can still be used, by silo."""
     rows = ledger.query("SELECT silo, expires_unix FROM invitation WHERE used_unix IS NULL AND expires_unix > ?"
                         " ORDER BY silo", now)
     return tuple(InvitationFacts(silo=row["silo"], expires_unix=row["expires_unix"]) for row in rows)
+
+
+def _refusals(ledger: Ledger) -> tuple[RefusalFacts, ...]:
+    """A silo whose newest closed task was refused: what is in the way is still there."""
+    rows = ledger.query(
+        "SELECT silo, study, round, task.reason AS reason, max(closed_unix) AS closed_unix, task.state AS state"
+        " FROM task JOIN study ON study.name = task.study WHERE study.ended_unix IS NULL AND closed_unix IS NOT NULL"
+        " GROUP BY silo, study ORDER BY silo, study")
+    return tuple(RefusalFacts(silo=row["silo"], study=row["study"], round=row["round"], reason=row["reason"],
+                              unix=row["closed_unix"]) for row in rows if row["state"] == TaskState.REFUSED)
 
 
 def _study_facts(row: StudyRow, rounds: list[RoundRow], now: float) -> StudyFacts:
@@ -181,7 +211,7 @@ def _round_facts(ledger: Ledger, study: StudyRow, row: RoundRow) -> RoundFacts:
         study=study.name, number=row.number, rounds=planned_rounds(study), state=str(row.state),
         phase=phase["name"] if phase is not None else "", opened_unix=row.opened_unix,
         deadline_unix=phase["deadline_unix"] if phase is not None and row.state is RoundState.COLLECTING
-        else None,
+        and study.state is not StudyState.PAUSED else None,
         quorum=phase["quorum"] if phase is not None else 0,
         tasks={str(state): count for state, count in sorted(Counter(answers.values()).items())},
         waiting_for=tuple(sorted((silo for silo, state in answers.items() if state is TaskState.OPEN), key=str.encode)))
@@ -203,8 +233,12 @@ def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[Si
     def state(row: SiloRow) -> str:
         if row.revoked_unix is not None:
             return "revoked"
+        if row.left_unix is not None:
+            return "left"
         if row.joined_unix is None:
             return "enrolled"
+        if row.is_away(now):
+            return "away by policy"
         if live is None:
             return "joined"
         present = row.name in live.connected or heard(row) is not None \
@@ -219,6 +253,8 @@ def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[Si
     return tuple(SiloFacts(
         name=row.name, state=state(row), doing=doing(row), seen_unix=row.seen_unix, version=row.version,
         labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count,
+        away_reason=row.away_reason if row.is_away(now) else "",
+        away_until_unix=row.away_until_unix if row.is_away(now) else None,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in LedgerRoster(ledger).silos())
 
 
@@ -230,6 +266,8 @@ def render(console: Console, facts: StatusFacts) -> None:
     console.print(Text.assemble(("federation ", "dim"), (facts.federation, "bold"), ("  at ", "dim"), facts.address,
                                 ("  in ", "dim"), facts.folder), soft_wrap=True)
     console.print(_serve_line(facts), soft_wrap=True)
+    if facts.live is not None and facts.live.page:
+        console.print(Text.assemble(("operator page at ", "dim"), facts.live.page), soft_wrap=True)
     console.print()
     console.print(_study_table(facts) if facts.studies
                   else Text("No studies yet. Make one: coordinator new NAME", "dim"))
@@ -242,6 +280,15 @@ def render(console: Console, facts: StatusFacts) -> None:
     console.print()
     console.print(_silo_table(facts) if facts.silos
                   else Text("No silo has enrolled yet. Invite one: coordinator invite NAME", "dim"))
+    for silo in facts.silos:
+        if silo.away_until_unix is not None:
+            console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
+                                        (f" until {_utc(silo.away_until_unix)}, by its own policy", "dim")),
+                          soft_wrap=True)
+    for refusal in facts.refusals:
+        what = f" refused round {refusal.round} of {refusal.study}: "
+        console.print(Text.assemble(("silo ", "dim"), refusal.silo, (what, "dim"), (printable(refusal.reason), "red")),
+                      soft_wrap=True)
     for invitation in facts.invitations:
         console.print(Text.assemble(("open invitation for ", "dim"), invitation.silo,
                                     (f", {describe_seconds(invitation.expires_unix - facts.unix)} left", "dim")))
@@ -255,7 +302,7 @@ def _serve_line(facts: StatusFacts) -> Text:
     live = facts.live
     if live is None:
         return Text("serve is not running. Start it: coordinator serve", "yellow")
-    present = sum(silo.state == "connected" for silo in facts.silos)
+    present = sum(silo.state == "connected" or silo.name in live.connected for silo in facts.silos)
     line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {present} silo(s) connected")
     doing = live.activity or live.text
     if doing:
@@ -302,7 +349,7 @@ def _silo_table(facts: StatusFacts) -> Table:
     if labels:
         table.add_column("labelled", justify="right", no_wrap=True)
     table.add_column("version", no_wrap=True, overflow="ellipsis", max_width=12)
-    styles = {"revoked": "red", "connected": "green", "away": "yellow"}
+    styles = {"revoked": "red", "connected": "green", "away": "yellow", "away by policy": "yellow"}
     for silo in facts.silos:
         seen = "never" if silo.seen_unix is None else f"{describe_seconds(facts.unix - silo.seen_unix)} ago"
         days = silo.certificate_days_left
@@ -324,6 +371,10 @@ def _cost_table(cost: CostFacts) -> Table:
         table.add_row(name, describe_bytes(down), describe_bytes(up), describe_bytes(down + up))
     table.add_row("wire, % of dense", "", "", describe_share(cost.share_of_dense))
     return table
+
+
+def _utc(unix: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))
 
 
 def _number(value: float | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.config import from_dict, load_toml, parse_duration
-from common.data.form import LABELLED, UNLABELLED, AugmentationSettings, ImageForm
+from common.data.form import LABELLED, UNLABELLED, AugmentationSettings, ImageForm, OnError, Reading
 from common.errors import BadConfiguration, UnknownName
 from common.exchange import ModelSettings, Numerics
 from common.methods import MethodSpec, find_method
@@ -68,6 +68,8 @@ class ImageSettings:
     """Standard deviation per channel, likewise."""
     resize: Literal["fit", "crop", "stretch", "pad"] = "fit"
     """How another size is brought to `size`."""
+    reading: Reading = field(default_factory=Reading)
+    """How files of more than 8 bits or more than one picture are read: a table of its own."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:
@@ -99,8 +101,9 @@ class DataSettings:
     """Measured after every round; without it the curve is empty."""
     classes: tuple[str, ...] = ()
     """Class names, order = label; taken from `labelled` when empty, then frozen. Needed in labels-at-silo."""
-    on_error: Literal["stop", "skip"] = "stop"
-    """What to do with a file that cannot be read."""
+    on_error: OnError = "stop"
+    """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong,
+    then stop."""
 
     def __post_init__(self) -> None:
         twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
@@ -224,7 +227,17 @@ class FrozenStudy:
     num_parameters: int
     """Trainable parameters of the network."""
     dense_bytes: int
-    """4 x `num_parameters`: the papers' 100 %."""
+    """4 x `num_parameters`: the papers' 100 %. Of a network with frozen parts the trained part alone."""
+    num_frozen: int = 0
+    """Parameters that nobody trains."""
+    frozen_digest: str = ""
+    """Hex digest of group `frozen` (`common.tensors.digest`); empty when all is trained."""
+    weights: str = ""
+    """Name of the file of trained weights that the study started from, without its folder; empty for random ones."""
+    weights_digest: str = ""
+    """SHA-256 of that file, hex."""
+    left_random: tuple[str, ...] = ()
+    """Parameters that the file did not give."""
     skipped: tuple[str, ...] = ()
     """Files of the coordinator that could not be read, with the reason."""
 

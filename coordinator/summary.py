@@ -8,13 +8,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.errors import StorageDamaged
 from coordinator.costs import Cost, Direction, Kind, costs_of
 from coordinator.ledger import Ledger
 from coordinator.rows import RoundRow, StudyRow
 from coordinator.states import RoundState, TaskState
+
+if TYPE_CHECKING:
+    from coordinator.encodings import EncodingUse
 
 __all__ = ["AuditSummary", "RoundSummary", "StudySummary", "Traffic", "accuracy_in", "audit", "labelled_only_accuracy",
            "outcomes_of", "planned_rounds", "seconds_left", "summarise", "traffic_of"]
@@ -123,6 +126,8 @@ class StudySummary:
     """Test accuracy of the same network trained on the coordinator's labels alone."""
     seconds: float | None
     """From start to end, or until now; None before the start."""
+    encodings: tuple[EncodingUse, ...] = ()
+    """What each encoding carried; empty for a study from before that was counted."""
 
     @property
     def planned_rounds(self) -> int:
@@ -158,6 +163,8 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
 
     Raises: UnknownName when the ledger has no such study.
     """
+    from coordinator.encodings import encodings_of  # late: it needs numpy, and `coordinator status` does not
+
     row = ledger.study(study)
     dense = _dense_bytes(row)
     costs = tuple(costs_of(ledger, study))
@@ -171,7 +178,8 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     end = row.ended_unix if row.ended_unix is not None else (time.time() if now_unix is None else now_unix)
     return StudySummary(row=row, rounds=rounds, costs=costs, traffic=traffic_of(costs, dense_bytes=dense),
                         labelled_only=labelled_only_accuracy(row),
-                        seconds=None if row.started_unix is None else max(0.0, end - row.started_unix))
+                        seconds=None if row.started_unix is None else max(0.0, end - row.started_unix),
+                        encodings=tuple(encodings_of(ledger, study)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

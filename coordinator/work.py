@@ -8,7 +8,7 @@ died may be replaced and the operation called again with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from common import numerics
 from common.checkpoint import settled
 from common.codec import Aim, Plan
 from common.config import from_dict, to_dict
+from common.encodings import encodings_of_payload
 from common.errors import BadPayload, ComputeFailed
 from common.exchange import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, UpdateHeader
+from common.exported_model import ModelFacts, inference_settings
 from common.manifest import GroupManifest, check_manifest
 from common.methods import MethodSpec, check_metrics, find_method
+from common.methods.spec import FROZEN
 from common.models import initial_model
 from common.state_files import StateFiles
 from common.store import PayloadStore
@@ -100,7 +103,7 @@ class Operations:
         environment = Environment(
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation, device=device,
-            progress=self._progress)
+            progress=self._progress, trained_before=bool(data.frozen.weights_digest))
         strategy = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()
@@ -136,7 +139,8 @@ class Operations:
               held: dict[str, list[str]], link_bytes_per_second: float) -> dict[str, Any]:
         """What each silo is asked in a phase, with its payloads written.
 
-        Every tensor group is a payload of its own, so that a group that did not change keeps its digest.
+        Every tensor group is a payload of its own, so that a group that did not change keeps its digest: what is frozen
+        of the network comes with every task, and is sent to a silo once.
         Args:
             silos: by name, the digest of what the strategy keeps for the silo, or None.
             held: by name, the digests of tensor groups that the silo has said to hold.
@@ -150,10 +154,13 @@ class Operations:
         for number, silo in enumerate(sorted(silos, key=str.encode)):
             task = study.strategy.task(now, step, silo, self._kept(silos[silo]), round=round)
             _assert_declared(study.spec, task.groups)
+            groups = dict(task.groups)
+            if study.data.frozen_group is not None:
+                groups[FROZEN] = study.data.frozen_group
             settings = {**to_dict(study.config.method.settings), **to_dict(dict(task.settings))}
             from_dict(study.spec.settings, settings, where=f"strategy {study.spec.name}")  # as the silo will read it
             answer[silo] = {"settings": settings, "payloads": [
-                to_dict(downlink.payload(name, group, held.get(silo, ()))) for name, group in task.groups.items()]}
+                to_dict(downlink.payload(name, group, held.get(silo, ()))) for name, group in groups.items()]}
             self._progress((number + 1) / len(silos), f"task for {silo}")
         downlink.finish()
         expects = study.strategy.expects(now, step, round=round)
@@ -165,7 +172,8 @@ class Operations:
 
         Args:
             kept: digest of what the strategy keeps for the silo, as when the task was written.
-        Returns: {"held": digests of tensors that the silo holds from now on, since its update has overwritten some}.
+        Returns: {"held": digests of tensors that the silo holds from now on, since its update has overwritten some,
+            "encoded": [Encoded], what its blocks take by encoding}.
         Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
         """
         study = self._opened()
@@ -174,7 +182,7 @@ class Operations:
         before = self._kept(kept) if self._builds_on_task(state, step, round) else None  # a file as large as the model
         held = check_file(Path(path), self._expected_of(state, step, round, silo, before))
         self._sound.note(Path(path))
-        return {"held": held}
+        return {"held": held, "encoded": [to_dict(each) for each in encodings_of_payload(Path(path))]}
 
     def aggregate(self, state: str, round: int, phase: dict[str, str], updates: list[dict[str, Any]]) -> dict[str, Any]:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
@@ -227,13 +235,12 @@ class Operations:
         return {"metrics": {**diagnostics_of(study.strategy, now), **measured}}
 
     def export(self, state: str, path: str) -> dict[str, Any]:
-        """Writes the model of a state as one safetensors file that needs nothing of ours to be read."""
+        """Writes the model of a state as one safetensors file that needs nothing else to be used."""
         study = self._opened()
         parameters, statistics = study.strategy.model(self._load(state))
-        export_model(Path(path), parameters, statistics, facts={
-            "study": study.name, "state": state, "model": study.config.model.name,
-            "normalisation": study.config.model.normalisation_layers, "classes": to_dict(study.data.frozen.classes),
-            "image": to_dict(study.data.frozen.image), "method": study.config.method.name})
+        export_model(Path(path), study.environment, parameters, statistics, ModelFacts(
+            model=inference_settings(replace(study.config.model, classes=study.data.frozen.classes)),
+            image=study.data.frozen.image, study=study.name, method=study.config.method.name, round=None, state=state))
         return {"path": path}
 
     # Files ------------------------------------------------------------------------------------------------------------

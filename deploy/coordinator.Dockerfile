@@ -1,40 +1,48 @@
+# syntax=docker/dockerfile:1
 # The hub. Build it in the root of the repository:
-#   docker build -f deploy/coordinator.Dockerfile -t semisilo-coordinator .
+#   docker build -f deploy/coordinator.Dockerfile -t semisilo-coordinator:0.1.0 .
 #
+# BASE: the image of Python. For builds that stay the same add its digest, as `docker buildx imagetools inspect` prints
+#   it: --build-arg BASE=python:3.12-slim-bookworm@sha256:...
 # TORCH_INDEX: a package index to take torch and torchvision from. Empty: the default one, whose builds for Linux bring
 #   CUDA along: they run with and without a GPU, and the image has several GB. With an index of builds for the CPU, as
 #   PyTorch's installation page names it, the image is far smaller.
+# EXTRAS: formats and tools of pyproject.toml to install as well, for example "dicom,tiff,timm".
 
-ARG PYTHON=3.12
+ARG BASE=python:3.12-slim-bookworm
 
-FROM python:${PYTHON}-slim AS build
+FROM ${BASE} AS build
 ARG TORCH_INDEX=""
+ARG EXTRAS=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
-RUN python -m venv /opt/semisilo
-RUN PIP_INDEX_URL="${TORCH_INDEX:-$PIP_INDEX_URL}" /opt/semisilo/bin/pip install "torch>=2.6" "torchvision>=0.21"
+RUN python -m venv /opt/semisilo \
+    && PIP_INDEX_URL="${TORCH_INDEX:-$PIP_INDEX_URL}" /opt/semisilo/bin/pip install "torch>=2.6" "torchvision>=0.21"
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY common common
 COPY coordinator coordinator
 COPY silo silo
 COPY semisilo semisilo
-RUN /opt/semisilo/bin/pip install .
+# Without pip: nothing is installed in a running container.
+RUN /opt/semisilo/bin/pip install ".${EXTRAS:+[$EXTRAS]}" && /opt/semisilo/bin/pip uninstall --yes pip
 
-FROM python:${PYTHON}-slim
-RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp semisilo \
-    && install -d -o semisilo -g semisilo -m 0700 /federation
+FROM ${BASE}
+LABEL org.opencontainers.image.title="semisilo coordinator" \
+      org.opencontainers.image.description="Trains one image classifier across institutions that keep their images: the hub" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin semisilo \
+    && install -d -o semisilo -g semisilo -m 0700 /federation /backup
 COPY --from=build /opt/semisilo /opt/semisilo
-# The root file system may be read-only: all that is written goes to /federation and /tmp.
+# The root file system may be read-only: all that is written goes to /federation, /backup and /tmp.
 ENV PATH=/opt/semisilo/bin:$PATH HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 SEMISILO_FEDERATION=/federation
 USER 10001:10001
 WORKDIR /federation
 VOLUME /federation
-# Work and enrollment.
-EXPOSE 8443 8444
+# Work, enrollment, the operator's page.
+EXPOSE 8443 8444 8080
 STOPSIGNAL SIGTERM
-# hadolint ignore=DL3025
-HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
-    CMD coordinator status --folder /federation --json | grep -q '"running": true'
+HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
+    CMD ["coordinator", "status", "--folder", "/federation", "--check"]
 ENTRYPOINT ["coordinator"]
 CMD ["serve", "--folder", "/federation"]

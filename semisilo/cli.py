@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from common import __version__
-from common.cli_errors import run_cli
+from common.cli_errors import Terminated, run_cli
+from semisilo import commands_predict
 
 __all__ = ["app", "main"]
 
@@ -29,6 +30,9 @@ class DeviceChoice(StrEnum):
     cuda = "cuda"
 
 
+_STANDARD_OUTPUT = Path("-")
+_JSON_FILE = "Write the result to FILE as JSON as well; with - to standard output, where nothing else is written then."
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -41,7 +45,18 @@ app = typer.Typer(
       semisilo simulate study.toml      a hundred silos and more in one process
       semisilo report runs/study        the report of a simulation again
       semisilo split study.toml --out parts      the same images as files, for real silos
+      semisilo predict MODEL SOURCE     an exported model on a folder of images
+
+    \b
+    Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM.
     """)
+
+
+def _write_json(text: str, place: Path | None) -> None:
+    if place == _STANDARD_OUTPUT:
+        typer.echo(text, nl=False)
+    elif place is not None:
+        place.write_text(text, encoding="utf-8")
 
 
 def _show_version(wanted: bool) -> None:
@@ -71,7 +86,7 @@ def demo(
         help="Where to work: a new or empty folder, which stays. Default: a temporary one, of which only the report "
              "stays.")] = None,
     json_: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, dir_okay=False,
-                                               help="Write the result to FILE as JSON.")] = None,
+                                               allow_dash=True, help=_JSON_FILE)] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
 ) -> None:
     """Runs a real federation on this machine: a coordinator with few labels, silos with unlabelled images.
@@ -95,7 +110,7 @@ def demo(
     chosen = {"rounds": rounds, "labels_per_class": labels_per_class}
     settings = DemoSettings(method=method, seed=seed, silos=silos,
                             **{name: value for name, value in chosen.items() if value is not None})
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=json_ == _STANDARD_OUTPUT)
     try:
         with interrupt_on_termination():
             result = run_demo(settings, folder=folder, keep=keep, watcher=ConsoleWatcher(console))
@@ -103,11 +118,12 @@ def demo(
         if error.log_tail:
             typer.echo(error.log_tail, err=True)
         raise
-    if json_ is not None:
-        json_.write_text(result.to_json(), encoding="utf-8")
+    _write_json(result.to_json(), json_)
     show_result(console, result)
 
 
+TensorBoardOption = Annotated[bool, typer.Option(
+    "--tensorboard", help="Write an event file for TensorBoard as well, into the simulation's folder tensorboard.")]
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", show_default=False,
                                            help="A study file with a table [simulation], or its folder.")]
 
@@ -130,7 +146,8 @@ def simulate(
     device: Annotated[DeviceChoice, typer.Option("--device", help="auto takes an accelerator where there is one.")]
     = DeviceChoice.auto,
     json_: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, dir_okay=False,
-                                               help="Write the result to FILE as JSON as well.")] = None,
+                                               allow_dash=True, help=_JSON_FILE)] = None,
+    tensorboard: TensorBoardOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the result only.")] = False,
 ) -> None:
     """Runs a study with simulated silos, or goes on with one that was interrupted.
@@ -148,6 +165,7 @@ def simulate(
 
     from rich.console import Console
 
+    from coordinator.tracking.settings import TrackingSettings, check_installed
     from semisilo.processes import interrupt_on_termination
     from semisilo.simulation.display import ConsoleWatcher, show_result
     from semisilo.simulation.output import write_output
@@ -157,18 +175,19 @@ def simulate(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     # Told as this command's own error; its remedy there is for a coordinator.
     logging.getLogger("semisilo.coordinator").addFilter(lambda record: not record.msg.startswith("study %s failed"))
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=json_ == _STANDARD_OUTPUT)
+    if tensorboard:
+        check_installed(TrackingSettings(tensorboard=True))
     try:
         with interrupt_on_termination():
             result = run(study, out=out or Path("runs") / name_of(study.absolute()), engine=engine.value,
                          device=device.value, seed=seed, threads=threads, workers=workers,
                          watcher=ConsoleWatcher(console, quiet=quiet))
-            page = write_output(result)
-    except KeyboardInterrupt:
+            page = write_output(result, tensorboard=tensorboard)
+    except (KeyboardInterrupt, Terminated):
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise
-    if json_ is not None:
-        json_.write_text(result.to_json(), encoding="utf-8")
+    _write_json(result.to_json(), json_)
     show_result(console, result, page)
 
 
@@ -186,6 +205,9 @@ def report(
         "--span", show_default=False,
         help="With --loss-surface: how far to go each way; 1, the default, moves every tensor by its own length.")]
     = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else on standard "
+                                                         "output.")] = False,
+    tensorboard: TensorBoardOption = False,
 ) -> None:
     """Writes the report, metrics.csv and metrics.json of a simulation again, also while it runs or after it failed.
 
@@ -208,7 +230,7 @@ def report(
     from semisilo.simulation.folder import SimulationFolder
     from semisilo.simulation.output import report as write_report
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     if not loss_surface and (points is not None or span is not None):
         raise UsageError("--points and --span have no effect without --loss-surface.",
                          remedy="Add --loss-surface, or leave them out.")
@@ -219,8 +241,11 @@ def report(
             with progress_bar(console) as progress:
                 measure_surface(SimulationFolder(run.absolute()), points=11 if points is None else points,
                                 span=1.0 if span is None else span, progress=progress)
-        result, page = write_report(run)
-    show_result(console, result, page)
+        result, page = write_report(run, tensorboard=tensorboard)
+    if as_json:
+        typer.echo(result.to_json(), nl=False)
+    else:
+        show_result(console, result, page)
 
 
 @app.command()
@@ -230,6 +255,7 @@ def split(
                                       help="Where the parts go: a new or empty folder.")],
     seed: Annotated[int | None, typer.Option("--seed", show_default=False,
                                              help="In place of [study] seed: of the split and of the study.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Deals the images of a simulated study and writes every participant's part, for real silos.
 
@@ -243,8 +269,11 @@ def split(
     """
     from semisilo.simulation.output import split_study
 
-    for line in split_study(study, out=out, seed=seed):
-        typer.echo(line)
+    lines = split_study(study, out=out, seed=seed)
+    typer.echo((out / "manifest.json").read_text(encoding="utf-8").rstrip() if as_json else "\n".join(lines))
+
+
+commands_predict.add_to(app)
 
 
 def main() -> None:

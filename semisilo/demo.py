@@ -20,6 +20,7 @@ import numpy as np
 from common.errors import UsageError
 from common.methods import find_method
 from coordinator.ledger import Ledger
+from coordinator.live import read
 from coordinator.states import StudyState
 from coordinator.summary import StudySummary, summarise
 from semisilo.processes import Processes, StepFailed, console_script
@@ -189,6 +190,7 @@ class _Demo:
         self._processes = processes
         self._say = watcher.step
         self._watch: Callable[[StudySummary], None] = watcher.progress
+        self._page = ""
         self._silos = [f"silo-{number + 1}" for number in range(settings.silos)]
 
     def set_up(self) -> None:
@@ -197,7 +199,8 @@ class _Demo:
         self._coordinator("init", "init", _FEDERATION, "--address", f"127.0.0.1:{port}", "--folder", str(self._hub))
         (self._hub / "federation.toml").write_text(
             f'[federation]\nname = "{_FEDERATION}"\n\n[address]\npublic = "127.0.0.1:{port}"\n'
-            f'enrollment = "127.0.0.1:{enrollment_port}"\nlisten = "127.0.0.1"\n', encoding="utf-8")
+            f'enrollment = "127.0.0.1:{enrollment_port}"\nlisten = "127.0.0.1"\n\n[page]\nlisten = "127.0.0.1:0"\n',
+            encoding="utf-8")
         study = self._hub / "studies" / _STUDY
         (study / "study.toml").write_text(study_text(self._settings), encoding="utf-8")
         homes = [self._place / name for name in self._silos]
@@ -224,6 +227,7 @@ class _Demo:
             over_since: float | None = None
             while True:
                 time.sleep(_LOOK_SECONDS)
+                self._say_page()
                 study = next((row for row in ledger.studies() if row.name == _STUDY), None)
                 if study is not None:
                     self._watch(summarise(ledger, _STUDY))
@@ -241,6 +245,13 @@ class _Demo:
                 self._say(f"still running a minute after the end, stopped now: {', '.join(running)}")
         finally:
             ledger.close()
+
+    def _say_page(self) -> None:
+        """Says where the operator page is, once it is known."""
+        live = None if self._page else read(self._hub / "live.json")
+        if live is not None and live.page:
+            self._page = live.page
+            self._say(f"watch it in a browser while it runs: {live.page}")
 
     def report(self, out: Path) -> Path:
         """Writes the report; returns its page."""

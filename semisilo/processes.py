@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from common.cli_errors import Terminated
 from common.errors import SemisiloError
 from common.logs import printable
 
@@ -36,9 +37,10 @@ class StepFailed(SemisiloError):
 
 @contextlib.contextmanager
 def interrupt_on_termination() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too."""
+    """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too; the exit status tells them
+    apart."""
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Terminated(number)
 
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, interrupt) for number in numbers]

@@ -6,26 +6,32 @@ What happens inside a task is in `silo.assignment`; how calls are repeated in `s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from common import __version__
 from common.compute import Compute
 from common.describe import describe_bytes
-from common.errors import SemisiloError, Unreachable
+from common.errors import DailyBudget, OutsideHours, SemisiloError, Unreachable
+from common.log_context import bound
 from common.logs import printable
 from common.tensor_cache import TensorCache
 from common.wire import round_service_pb2 as pb
-from silo.assignment import TaskRunner
-from silo.disclosures import DisclosureLog
+from silo.assignment import Outcome, TaskRunner
+from silo.budget import DayBudget
+from silo.disclosures import DisclosureLog, announcement
 from silo.display import Display
 from silo.home import JoinChoice, SiloHome, StatusFile
+from silo.hours import closes_at, opens_at, time_text
 from silo.link import Link, is_fatal
 from silo.memory import SiloMemory
 from silo.policy import Policy
 from silo.retry import waits
+from silo.rounds import note_task, read_tasks
 from silo.stores import open_cache
 from silo.traffic import Carried, Traffic
 
@@ -46,13 +52,24 @@ _REASONS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Away:
+    """This site takes no task at the moment."""
+
+    reason: pb.Away.Reason
+    until_unix: float
+    error: SemisiloError
+    """What a coordinator hears that gives a task all the same."""
+
+
 class Agent:
     """Takes part in the studies of one federation. Holds nothing between tasks that a restart would miss."""
 
     def __init__(self, *, home: SiloHome, silo: str, address: str, policy: Policy, choice: JoinChoice, link: Link,
                  compute: Compute, display: Display, traffic: Traffic, renew: Callable[[], Awaitable[None]],
                  exit_when_finished: bool = False,
-                 poll_seconds: float = _POLL_SECONDS, clock: Callable[[], float] = time.time) -> None:
+                 poll_seconds: float = _POLL_SECONDS, clock: Callable[[], float] = time.time,
+                 on_task: Callable[[Outcome], None] = lambda outcome: None) -> None:
         """
         Args:
             home: folders of this silo; the caller holds its lock.
@@ -65,7 +82,9 @@ class Agent:
             exit_when_finished: `run` returns when there is no study any more after this silo has taken part in one.
             poll_seconds: how long the coordinator may hold a poll.
             clock: Unix seconds.
+            on_task: told what became of each task.
         """
+        self._on_task = on_task
         self._home = home
         self._silo = silo
         self._address = address
@@ -84,15 +103,21 @@ class Agent:
         self._tensors = TensorCache(self._cache)
         self._status = StatusFile(home.status)
         self._before_start = Carried(self._status.now.sent_bytes, self._status.now.received_bytes)
+        self._disclosures = DisclosureLog(home.disclosures)
+        self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
+                                 now_unix=clock())
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
                                   memory=self._memory, cache=self._cache, display=display,
-                                  disclosures=DisclosureLog(home.disclosures))
+                                  disclosures=self._disclosures, budget=self._budget, clock=clock,
+                                  last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
+                                                     if task.upload_bytes})
         self._labelled = 0
         self._unlabelled = 0
         self._contact_unix = self._status.now.last_contact_unix
         self._written = 0.0
         self._in_trouble = False
         self._quick_answers = 0
+        self._said_away = False
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
@@ -106,13 +131,17 @@ class Agent:
             await asyncio.to_thread(self._memory.outgoing.clean)
             await self._survey()
             self._display.state(f"connecting to {self._address}")
+            self._save(state=f"connecting to {self._address}")
             pauses = waits(self._link.backoff, silo=self._silo)
             while True:
                 await self._renew()
                 asked = time.monotonic()
                 answer = await self._link.await_task(self._hello)
                 if answer.WhichOneof("answer") == "task":
-                    if await self._work(answer.task):
+                    away = self._away()
+                    if away is not None and not self._said_away:
+                        continue  # given in the moment in which that began: the next call says so
+                    if await self._work(answer.task, away):
                         pauses = waits(self._link.backoff, silo=self._silo)
                     else:  # it may be given again at once, and end in the same way
                         await asyncio.sleep(next(pauses))
@@ -151,19 +180,70 @@ class Agent:
             version=__version__, methods=self._policy.methods, labelled_count=self._labelled,
             unlabelled_count=self._unlabelled, memory_study=study, memory_round=round_number,
             held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]])
-        request.poll_timeout.FromMicroseconds(round(self._poll_seconds * 1e6))
-        request.silo_time.FromMicroseconds(round(self._clock() * 1e6))
+        now, away = self._clock(), self._away()
+        self._said_away = away is not None
+        if away is not None:
+            request.away.reason = away.reason
+            request.away.until_time.FromMicroseconds(round(away.until_unix * 1e6))
+        # The next call comes when the hours begin or end, so that what it says is true for as long as it waits.
+        change = away.until_unix if away is not None else closes_at(self._policy.hours, now) or now
+        request.poll_timeout.FromMicroseconds(round(min(self._poll_seconds, max(0.2, change - now)) * 1e6))
+        request.silo_time.FromMicroseconds(round(now * 1e6))
+        self._announce(request)
         return request
 
-    async def _work(self, task: pb.Task) -> bool:
-        """Does a task and tells what became of it; returns whether it was answered."""
+    def _announce(self, request: pb.AwaitTaskRequest) -> None:
+        """Records what the request says of this silo, if it is news.
+
+        Raises: SemisiloError when that cannot be; it must not be sent then.
+        """
+        content = {"version": request.version, "methods": list(request.methods),
+                   "labelled_count": request.labelled_count, "unlabelled_count": request.unlabelled_count}
+        if request.HasField("away"):
+            content |= {"away": pb.Away.Reason.Name(request.away.reason).removeprefix("REASON_").lower(),
+                        "away_until": request.away.until_time.ToJsonString()}
+        try:
+            self._disclosures.record(announcement(content, size_bytes=request.ByteSize()))
+        except OSError as error:
+            raise SemisiloError(f"{self._home.disclosures}: what leaves cannot be recorded: {error.strerror or error}.",
+                                remedy="Nothing is sent before it can; free some space, or the right to write.") \
+                from None
+
+    def _away(self) -> _Away | None:
+        """Why this site takes no task at the moment; None when it does."""
+        now, hours = self._clock(), self._policy.hours
+        if closes_at(hours, now) is None:
+            until = opens_at(hours, now)
+            return _Away(pb.Away.REASON_OUTSIDE_HOURS, until, OutsideHours(
+                f"It is outside the working hours of this silo until {time_text(hours, until)}."))
+        exhausted = self._budget.exhausted_until(now)
+        if exhausted is None:
+            return None
+        return _Away(pb.Away.REASON_DAILY_BUDGET, exhausted, DailyBudget(
+            f"The daily budget of this silo is used up until {time_text(hours, exhausted)}."))
+
+    def count(self, *, durably: bool = False) -> None:
+        """Takes note of what the connection has carried; to be called now and then."""
+        with contextlib.suppress(OSError):
+            self._budget.carried(self._traffic.total(), self._clock(), durably=durably)
+
+    async def _work(self, task: pb.Task, away: _Away | None) -> bool:
+        """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""
         name = f"round {task.round}/{task.round_count}"
         self._save(state=f"{name} of {printable(task.study)}", study=printable(task.study, limit=128),
                    round=task.round, rounds=task.round_count, last_task=printable(task.task_id, limit=700),
                    last_outcome="under way")
         before = self._traffic.total()
-        outcome = await self._runner.answer(task)
+        self.count(durably=True)
+        with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id):
+            outcome = await (self._runner.answer(task) if away is None else self._runner.refuse(task, away.error))
         carried = self._traffic.total().since(before)
+        self.count(durably=True)
+        self._on_task(outcome)
+        if outcome.took is not None:
+            with contextlib.suppress(OSError):
+                note_task(self._home.rounds, replace(outcome.took, sent_bytes=carried.sent_bytes,
+                                                     received_bytes=carried.received_bytes))
         about = "about " if carried.estimated else ""
         self._display.event(f"{name}: {outcome.text}; on the wire {about}{describe_bytes(carried.sent_bytes)} out, "
                             f"{about}{describe_bytes(carried.received_bytes)} in")
@@ -176,6 +256,8 @@ class Agent:
         text = printable(standby.text)
         study = printable(standby.study, limit=128)
         line = _REASONS.get(standby.reason, "waiting for the coordinator")
+        if (away := self._away()) is not None:
+            line = f"connected, but takes no task: {away.error.text}"
         if standby.round_count and standby.reason != pb.Standby.REASON_NO_STUDY:
             line = f"{study}, round {standby.round}/{standby.round_count}: {line}"
         if text:

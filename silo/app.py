@@ -6,33 +6,35 @@ import asyncio
 import os
 import signal
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from common.allocator import settle_allocator
 from common.compute import Compute, ProcessCompute
-from common.errors import SemisiloError, UsageError
+from common.errors import SemisiloError
 from common.tls import split_address
 from common.wire import enrollment_service_pb2_grpc as enrollment_grpc
 from silo.agent import Agent, Renewal
+from silo.assignment import Outcome
+from silo.choosing import OnError, choose_data
 from silo.diagnosis import diagnose
 from silo.display import Display, open_display
 from silo.enrollment import open_channel, renew_if_due
-from silo.home import JoinChoice, SiloHome, check_apart, resolve_source
+from silo.home import JoinChoice, SiloHome
 from silo.identity_store import Identity, load_identity
 from silo.link import Link, LinkSettings
-from silo.policy import DataPolicy, Policy, load_policy
+from silo.policy import Policy, load_policy
 from silo.traffic import Traffic
 
 __all__ = ["choose_data", "join", "work"]
 
-OnError = Literal["stop", "skip"]
 _COUNT_SECONDS = 0.5
 
 
 def join(folder: Path, *, data: str | None = None, labelled: str | None = None, test: str | None = None,
-         on_error: OnError | None = None, exit_when_finished: bool = False) -> int:
+         on_error: OnError | None = None, exit_when_finished: bool = False, metrics: str | None = None) -> int:
     """Takes part until stopped; what `silo join` does.
 
     Args:
@@ -43,6 +45,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         test: labelled images to measure this silo's own model on, likewise.
         on_error: at a file that cannot be read; None for what silo.toml or the last time says.
         exit_when_finished: end when there is no study any more after this silo has taken part in one.
+        metrics: host:port to serve numbers for Prometheus at; None for what silo.toml says.
     Returns: exit status: 0 at the end of the study and after SIGTERM, 130 after SIGINT.
     Raises: UsageError, BadConfiguration, BadData, AlreadyRunning; what no repetition can mend.
     """
@@ -52,52 +55,40 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
     with home.lock():
         policy = load_policy(home.policy)
         choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, on_error=on_error)
-        display = open_display()
+        display: Display = open_display()
         compute = ProcessCompute("silo.work:Operations")
+        with ExitStack() as stack:
+            stack.callback(display.close)
+            observed, port = None, 0
+            if address := policy.metrics.listen if metrics is None else metrics:
+                from silo.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 
-        async def run() -> int:
-            return await work(home, identity, choice, policy=policy, display=display, compute=compute,
-                              exit_when_finished=exit_when_finished)
-        try:
+                observed = SiteMetrics(home, policy)
+                port = stack.enter_context(serving_metrics(observed, address))
+                display = ObservedDisplay(display, observed)
+                display.event(f"numbers for Prometheus: http://{address}/metrics")
+
+            async def run() -> int:
+                return await work(home, identity, choice, policy=policy, display=display, compute=compute,
+                                  exit_when_finished=exit_when_finished, metrics_port=port,
+                                  on_task=(lambda outcome: None) if observed is None else observed.task)
             return asyncio.run(run())
-        finally:
-            display.close()
-
-
-def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelled: str | None = None,
-                test: str | None = None, on_error: OnError | None) -> JoinChoice:
-    """Which images: the command's, else those of silo.toml, else those of the last time.
-
-    Who names the images says which are labelled and which are for testing; the command may add to the others' choice.
-    Raises: UsageError when none of them names any; BadData when two sources hold the same images.
-    """
-    last = JoinChoice.load(home.choice)
-    here = Path.cwd()
-    if data:
-        choice = JoinChoice(source=resolve_source(data, base=here), on_error=policy.on_error)
-    elif policy.source:
-        source, its_labelled, its_test = (resolve_source(each, base=home.folder) if each else "" for each in (
-            policy.source, policy.labelled, policy.test))
-        choice = JoinChoice(source=source, labelled=its_labelled, test=its_test, on_error=policy.on_error)
-    elif last is not None:
-        choice = last
-    else:
-        raise UsageError("No images were named.", remedy="Say where they are: silo join --data /scans")
-    if labelled:
-        choice = replace(choice, labelled=resolve_source(labelled, base=here))
-    if test:
-        choice = replace(choice, test=resolve_source(test, base=here))
-    check_apart(choice)
-    return replace(choice, on_error=on_error or choice.on_error)
 
 
 async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy: Policy, display: Display,
                compute: Compute, exit_when_finished: bool = False, settings: LinkSettings | None = None,
-               poll_seconds: float = 25.0) -> int:
-    """Runs the agent on the current event loop until it ends or a signal comes; returns the exit status."""
+               poll_seconds: float = 25.0, metrics_port: int = 0,
+               on_task: Callable[[Outcome], None] = lambda outcome: None) -> int:
+    """Runs the agent on the current event loop until it ends or a signal comes; returns the exit status.
+
+    Args:
+        metrics_port: where this process serves Prometheus; what crosses there is not counted.
+        on_task: told what became of each task.
+    """
     present = identity
     proxied = any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
-    traffic = Traffic(identity.silo, remote_port=0 if proxied else split_address(identity.address)[1])
+    traffic = Traffic(identity.silo, remote_port=0 if proxied else split_address(identity.address)[1],
+                      metrics_port=metrics_port)
     agent: Agent
 
     async def renew() -> bool:
@@ -116,21 +107,22 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
     renewal = Renewal(renew, due=lambda: present.about.renew_unix, link=link, display=display)
     agent = Agent(home=home, silo=identity.silo, address=identity.address, policy=policy, choice=choice, link=link,
                   compute=compute, display=display, traffic=traffic, renew=renewal,
-                  exit_when_finished=exit_when_finished, poll_seconds=poll_seconds)
-    counting = asyncio.ensure_future(_count(traffic))
+                  exit_when_finished=exit_when_finished, poll_seconds=poll_seconds, on_task=on_task)
+    counting = asyncio.ensure_future(_count(agent))
     try:
         return await _until_signal(agent)
     finally:
         counting.cancel()
+        agent.count(durably=True)
         await compute.close()
         await link.close()
         traffic.close()
 
 
-async def _count(traffic: Traffic) -> None:
+async def _count(agent: Agent) -> None:
     """Looks at the counters often enough to have seen a connection that lasts a second or two."""
     while True:
-        traffic.total()
+        agent.count()
         await asyncio.sleep(_COUNT_SECONDS)
 
 

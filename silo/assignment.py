@@ -8,14 +8,13 @@ task again and either does the same work or sends the same bytes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, get_args
 
 from common.compute import Compute, ComputeAborted
 from common.config import from_dict, to_dict
@@ -24,6 +23,7 @@ from common.describe import describe_bytes, describe_seconds
 from common.errors import (
     BadData,
     ComputeFailed,
+    DailyBudget,
     NotPermitted,
     SemisiloError,
     StorageDamaged,
@@ -38,33 +38,27 @@ from common.payload_reader import read_manifest
 from common.store import PayloadStore
 from common.tensor_cache import TensorCache
 from common.wire import round_service_pb2 as pb
-from silo.disclosures import Disclosure, DisclosureLog
+from silo.budget import DayBudget
+from silo.disclosures import Disclosure, DisclosureLog, Kind, message
 from silo.display import Display
 from silo.home import JoinChoice
+from silo.hours import closes_at, opens_at, time_text
 from silo.link import Link, Verdict, is_fatal
 from silo.memory import PendingUpdate, SiloMemory, update_id_of
 from silo.policy import Policy, check_task, check_update
+from silo.rounds import TaskTook
 from silo.stores import collect_tensors
+from silo.watch import HoursOver, TaskAborted, Watch, cut
 
-__all__ = ["Outcome", "TaskAborted", "TaskRunner"]
-
-T = TypeVar("T")
+__all__ = ["OUTCOME_KINDS", "Outcome", "OutcomeKind", "TaskRunner"]
 
 _LOG = logging.getLogger("semisilo.silo")
 _REPORT_SECONDS = 3.0
-_SHORT_STAGE_SECONDS = 0.25
-"""A stage that is over sooner is not reported: the message would only be in the way of the next."""
 _PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\](?=\S).*", re.DOTALL)
 """A path and all that follows: names of folders may have blanks, so where a path ends cannot be seen."""
-_LATE_ABORT_SECONDS = 5.0
-"""How long an upload may still finish after the coordinator has said that the task is over: most likely because it is
-just that upload that has ended it."""
 
-
-class TaskAborted(SemisiloError):
-    """The coordinator no longer wants the task."""
-
-    code = "TASK_ABORTED"
+OutcomeKind = Literal["updated", "abstained", "refused", "put_off", "dropped", "unwanted"]
+OUTCOME_KINDS: tuple[OutcomeKind, ...] = get_args(OutcomeKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +69,25 @@ class Outcome:
     """A line for a person."""
     answered: bool
     """Whether the coordinator has acknowledged an answer; if not, the task may be given again."""
+    took: TaskTook | None = None
+    """What the task took, when it was done; without the bytes on the wire."""
+    kind: OutcomeKind = "dropped"
+    """For counting."""
 
 
 class TaskRunner:
     """Works on tasks, one at a time."""
 
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
-                 memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display) -> None:
+                 memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
+                 budget: DayBudget, last_upload_bytes: Mapping[str, int] | None = None,
+                 clock: Callable[[], float] = time.time) -> None:
+        """
+        Args:
+            budget: what may cross today.
+            last_upload_bytes: size of the last update of each study, as far as it is known.
+            clock: Unix seconds.
+        """
         self._silo = silo
         self._policy = policy
         self._choice = choice
@@ -92,40 +98,67 @@ class TaskRunner:
         self._tensors = TensorCache(cache)
         self._disclosures = disclosures
         self._display = display
+        self._budget = budget
+        self._clock = clock
+        self._took: dict[str, Any] = {}
+        self._last_upload_bytes = dict(last_upload_bytes or {})
         self.num_images = 0
         """For the line that announces training; known after the survey."""
 
-    async def answer(self, message: pb.Task) -> Outcome:
+    async def refuse(self, task: pb.Task, error: SemisiloError) -> Outcome:
+        """Tells the coordinator that this silo does not do a task, and why, without having looked at it."""
+        return await self._refuse(task, error)
+
+    async def answer(self, task: pb.Task) -> Outcome:
         """Does a task, or says why not.
 
         Raises: only what no repetition can mend (`is_fatal`). Everything else becomes a refusal that the coordinator
             sees, or an outcome without an answer, after which the same task comes again.
         """
         try:
-            return await self._answer(message)
+            return await self._answer(task)
+        except HoursOver as error:
+            return Outcome(f"put off: {error.text}", answered=False, kind="put_off")
         except TaskAborted as error:
-            return Outcome(f"dropped: {error.text}", answered=False)
+            return Outcome(f"dropped: {error.text}", answered=False, kind="dropped")
         except TaskClosed as error:
-            return Outcome(f"dropped: {error.line()}", answered=False)
+            return Outcome(f"dropped: {error.line()}", answered=False, kind="dropped")
         except SemisiloError as error:
             if is_fatal(error):
                 raise
             if error.retry:
-                return Outcome(f"put off: {error.line()}", answered=False)
-            return await self._refuse(message, error)
+                return Outcome(f"put off: {error.line()}", answered=False, kind="put_off")
+            return await self._refuse(task, error)
         except OSError as error:
-            return Outcome(f"put off: {error}", answered=False)
+            return Outcome(f"put off: {error}", answered=False, kind="put_off")
 
-    async def _answer(self, message: pb.Task) -> Outcome:
-        task = task_from_proto(message, silo=self._silo)
+    async def _answer(self, given: pb.Task) -> Outcome:
+        task = task_from_proto(given, silo=self._silo)
         spec = check_task(self._policy, task)
         await asyncio.to_thread(self._memory.resolve, task.study, task.last_folded_round, round=task.round,
                                 task_id=task.task_id)
-        interval = message.report_interval.seconds + message.report_interval.nanos / 1e9 or _REPORT_SECONDS
-        watch = _Watch(task, self._link, self._display, interval_seconds=min(30.0, max(0.2, interval)))
-        return await watch.over(self._work(task, spec, watch), stop=self._compute.abort)
+        interval = given.report_interval.seconds + given.report_interval.nanos / 1e9 or _REPORT_SECONDS
+        watch = Watch(task, self._link, self._display, interval_seconds=min(30.0, max(0.2, interval)))
+        self._took = {}
+        outcome = await watch.over(self._work(task, spec, watch), stop=self._compute.abort, hours_over=self._hours_over)
+        return replace(outcome, took=TaskTook(
+            study=task.study, round=task.round, phase=task.phase, method=task.method, unix=self._clock(),
+            images=self.num_images, **self._took))
 
-    async def _work(self, task: TaskSpec, spec: MethodSpec, watch: _Watch) -> Outcome:
+    async def _hours_over(self) -> str:
+        """Returns when the working hours end and the site wants no task to go on beyond; the reason, for a person."""
+        hours = self._policy.hours
+        if hours.at_end == "finish":
+            await asyncio.Event().wait()
+        while True:
+            now = self._clock()
+            end = closes_at(hours, now)
+            if end is None:
+                return f"the working hours of this silo are over until {time_text(hours, opens_at(hours, now))}"
+            # Not all at once: the machine may sleep, or its clock be set.
+            await asyncio.sleep(min(max(0.05, end - now), 30.0))
+
+    async def _work(self, task: TaskSpec, spec: MethodSpec, watch: Watch) -> Outcome:
         pending = await asyncio.to_thread(self._memory.pending_for, task.task_id)
         if pending is None:
             payloads = await self._fetch(task, watch)
@@ -138,7 +171,7 @@ class TaskRunner:
 
     # Fetch and train --------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, task: TaskSpec, watch: _Watch) -> dict[str, Path]:
+    async def _fetch(self, task: TaskSpec, watch: Watch) -> dict[str, Path]:
         """The task's payloads on disk, each verified, by digest; tensor groups that are here are not fetched."""
         wanted = [reference for reference in task.payloads
                   if not (reference.tensors and self._tensors.find(reference.tensors))]
@@ -148,7 +181,12 @@ class TaskRunner:
         digests = [reference.digest for reference in wanted]
         await asyncio.to_thread(self._cache.clean, keep_partials=digests)
         total = sum(reference.size_bytes for reference in wanted)
-        before = 0
+        coming = sum(reference.size_bytes for reference in wanted if not self._cache.has(reference.digest))
+        # The update's size is known once it is there; one like the last must fit too, or training would be in vain.
+        answer = self._last_upload_bytes.get(task.study, 0)
+        also = f", with an update like the last ({describe_bytes(answer)})," if answer else ""
+        self._budget.check(coming + answer, f"this task's download of {describe_bytes(coming)}{also}", self._clock())
+        before, started = 0, time.monotonic()
         for reference in wanted:
             if not await self._cached(reference):
                 watch.stage(pb.ReportProgressRequest.STAGE_DOWNLOADING)
@@ -159,6 +197,7 @@ class TaskRunner:
                 arrived(0)
                 await self._link.download(task.task_id, reference, self._cache, on_bytes=arrived)
             before += reference.size_bytes
+        self._took |= {"download_bytes": coming, "download_seconds": time.monotonic() - started}
         await asyncio.to_thread(self._cache.collect, digests)
         await asyncio.to_thread(collect_tensors, self._tensors, task.payloads)
         return {digest: self._cache.path(digest) for digest in digests}
@@ -174,7 +213,7 @@ class TaskRunner:
             return False
         return True
 
-    async def _train(self, task: TaskSpec, spec: MethodSpec, payloads: dict[str, Path], watch: _Watch) -> PendingUpdate:
+    async def _train(self, task: TaskSpec, spec: MethodSpec, payloads: dict[str, Path], watch: Watch) -> PendingUpdate:
         """Trains in the compute process and makes the answer durable."""
         self._display.event(f"{watch.name}: training ({task.method}, {self.num_images} images)")
         watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
@@ -198,6 +237,7 @@ class TaskRunner:
             self._display.event(f"{watch.name}: training failed and is tried once more: {error.line()}")
             result = await self._compute.call("train", arguments, on_progress=watch.tell)
         self._display.done()
+        self._took["train_seconds"] = float(result.get("seconds") or time.monotonic() - started)
         if result.get("skipped"):
             self._display.event(f"{watch.name}: {result['skipped']} files could not be read and were left out")
         payload = from_dict(PayloadRef, result["payload"]) if result.get("payload") else None
@@ -216,12 +256,18 @@ class TaskRunner:
     # Answer -----------------------------------------------------------------------------------------------------------
 
     async def _send_update(self, task: TaskSpec, spec: MethodSpec, pending: PendingUpdate, payload: PayloadRef,
-                           watch: _Watch) -> Outcome:
+                           watch: Watch) -> Outcome:
         path = self._memory.outgoing.path(payload.digest)
         manifest = await asyncio.to_thread(read_manifest, path)
         # Of the file itself, not of what was said about it; and again after a restart, for silo.toml may have changed.
         check_update(self._policy, spec, groups=[group.name for group in manifest], metrics=pending.metrics,
                      size_bytes=path.stat().st_size)
+        self._last_upload_bytes[task.study] = payload.size_bytes
+        try:
+            self._budget.check(payload.size_bytes, "this update", self._clock())
+        except DailyBudget:
+            await asyncio.to_thread(self._memory.refused, task.task_id)
+            raise
         # What its groups are coded against stands in the manifest, group by group; the reference only names the file.
         file = PayloadRef(payload.digest, payload.size_bytes, payload.groups)
         request = pb.BeginUpdateRequest(task_id=task.task_id, update_id=pending.update_id, update=pb.UpdateDeclaration(
@@ -240,128 +286,50 @@ class TaskRunner:
         started = time.monotonic()
         verdict = await self._link.upload(request, path, on_bytes=handed_over)
         self._display.done()
+        self._took |= {"upload_bytes": payload.size_bytes, "upload_seconds": time.monotonic() - started}
         if not verdict.accepted:
             await asyncio.to_thread(self._memory.refused, task.task_id)
         return _outcome(verdict, f"update of {describe_bytes(payload.size_bytes)} sent in "
                                  f"{describe_seconds(time.monotonic() - started)} ({pending.num_examples} examples, "
-                                 f"trained in {describe_seconds(pending.seconds)})")
+                                 f"trained in {describe_seconds(pending.seconds)})", kind="updated")
 
     async def _send_abstention(self, task: TaskSpec, spec: MethodSpec, pending: PendingUpdate) -> Outcome:
         check_update(self._policy, spec, groups=(), metrics=pending.metrics, size_bytes=0)
         reason = pending.abstention[:64] or "no_update"
-        await self._disclose(_disclosure(task, "abstention", pending.update_id, metrics=pending.metrics, text=reason))
-        verdict = await self._link.declare(pb.BeginUpdateRequest(
-            task_id=task.task_id, update_id=pending.update_id,
-            abstention=pb.Abstention(reason=reason, metrics=pending.metrics)))
-        return _outcome(verdict, f"nothing to send this round: {reason}")
+        request = pb.BeginUpdateRequest(task_id=task.task_id, update_id=pending.update_id,
+                                        abstention=pb.Abstention(reason=reason, metrics=pending.metrics))
+        await self._disclose(_said("abstention", request, study=task.study, round=task.round, phase=task.phase,
+                                   method=task.method, metrics=pending.metrics, text=reason))
+        verdict = await self._link.declare(request)
+        return _outcome(verdict, f"nothing to send this round: {reason}", kind="abstained")
 
-    async def _refuse(self, message: pb.Task, error: SemisiloError) -> Outcome:
+    async def _refuse(self, task: pb.Task, error: SemisiloError) -> Outcome:
         """Tells the coordinator that this silo does not do the task, and why."""
         self._display.done()
-        text = _cut(_public_text(error), 500)
-        update_id = update_id_of(message.task_id, f"refusal {error.code}")
-        await self._disclose(Disclosure(
-            kind="refusal", study=printable(message.study, limit=128), round=message.round,
-            phase=printable(message.phase, limit=128), method=printable(message.method, limit=128),
-            update_id=update_id, text=f"{error.code}: {text}"))
+        text = cut(_public_text(error), 500)
+        request = pb.BeginUpdateRequest(
+            task_id=task.task_id, update_id=update_id_of(task.task_id, f"refusal {error.code}"),
+            refusal=pb.Refusal(code=error.code, text=text))
+        await self._disclose(_said(
+            "refusal", request, study=printable(task.study, limit=128), round=task.round,
+            phase=printable(task.phase, limit=128), method=printable(task.method, limit=128),
+            text=f"{error.code}: {text}"))
         try:
-            verdict = await self._link.declare(pb.BeginUpdateRequest(
-                task_id=message.task_id, update_id=update_id, refusal=pb.Refusal(code=error.code, text=text)))
+            verdict = await self._link.declare(request)
         except SemisiloError as objection:
             if is_fatal(objection):
                 raise
             return Outcome(f"refused here ({error.line()}), and the coordinator did not take the refusal: "
-                           f"{objection.line()}", answered=False)
-        return _outcome(verdict, f"refused: {error.line()}")
+                           f"{objection.line()}", answered=False, kind="refused")
+        return _outcome(verdict, f"refused: {error.line()}", kind="refused")
 
     async def _disclose(self, disclosure: Disclosure) -> None:
         await asyncio.to_thread(self._disclosures.record, disclosure)
 
 
-class _Watch:
-    """Tells person and coordinator how far a task is, and ends the work when the coordinator says so."""
-
-    def __init__(self, task: TaskSpec, link: Link, display: Display, *, interval_seconds: float) -> None:
-        self.name = f"round {task.round}/{task.rounds}"
-        self._task_id = task.task_id
-        self._link = link
-        self._display = display
-        self._interval_seconds = interval_seconds
-        self._stage: pb.ReportProgressRequest.Stage | None = None
-        self._fraction = 0.0
-        self._text = ""
-        self._changed = asyncio.Event()
-
-    def stage(self, stage: pb.ReportProgressRequest.Stage) -> None:
-        """The next stage begins; the coordinator hears of it at once, unless it is over at once."""
-        if stage != self._stage:
-            self._stage, self._fraction, self._text = stage, 0.0, ""
-            self._changed.set()
-
-    def tell(self, fraction: float, text: str) -> None:
-        """How far the stage is."""
-        self._fraction, self._text = fraction, text
-        if self._stage is not None:
-            self._display.progress(_STAGE_NAMES[self._stage], fraction, text)
-
-    async def over(self, work: Coroutine[Any, Any, T], *, stop: Callable[[], Awaitable[None]]) -> T:
-        """Does the work while reporting. `stop` ends what the work has started elsewhere.
-
-        Raises: TaskAborted when the coordinator asks to; what the work raises.
-        """
-        working = asyncio.ensure_future(work)
-        reporting = asyncio.ensure_future(self._report())
-        try:
-            await asyncio.wait({working, reporting}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done() and self._stage == pb.ReportProgressRequest.STAGE_UPLOADING:
-                await asyncio.wait({working}, timeout=_LATE_ABORT_SECONDS)
-            if working.done():
-                return working.result()
-            reason = reporting.result()
-            working.cancel()
-            await stop()
-            raise TaskAborted(reason)
-        finally:
-            for task in (working, reporting):
-                await _end(task)
-            self._display.done()
-
-    async def _report(self) -> str:
-        """Reports until the coordinator asks to abort; returns its reason."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_seconds):  # not wait_for: see silo.link
-                    await self._changed.wait()
-            self._changed.clear()
-            await asyncio.sleep(_SHORT_STAGE_SECONDS)
-            if self._stage is None:
-                continue
-            try:
-                answer = await self._link.report_progress(pb.ReportProgressRequest(
-                    task_id=self._task_id, stage=self._stage, fraction=min(1.0, max(0.0, self._fraction)),
-                    text=_cut(printable(self._text, limit=200), 200)))
-            except TaskClosed as error:
-                return error.text
-            except SemisiloError as error:
-                if is_fatal(error):
-                    raise
-                continue  # the work itself notices when there is no connection, and says so
-            if answer.abort:
-                return printable(answer.reason or "the coordinator asked to", limit=200)
-
-
-async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancels a task until it has ended: a library on its way may have swallowed the first time."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=1.0)
-    if not task.cancelled():
-        task.exception()  # seen, so that nobody complains that it was not
-
-
-_STAGE_NAMES = {pb.ReportProgressRequest.STAGE_DOWNLOADING: "downloading",
-                pb.ReportProgressRequest.STAGE_TRAINING: "training",
-                pb.ReportProgressRequest.STAGE_UPLOADING: "uploading"}
+def _said(kind: Kind, request: pb.BeginUpdateRequest, **content: Any) -> Disclosure:
+    """The record of an answer without an update."""
+    return message(kind, request.SerializeToString(deterministic=True), update_id=request.update_id, **content)
 
 
 def _disclosure(task: TaskSpec, kind: Any, update_id: str, **content: Any) -> Disclosure:
@@ -369,10 +337,11 @@ def _disclosure(task: TaskSpec, kind: Any, update_id: str, **content: Any) -> Di
                       update_id=update_id, **content)
 
 
-def _outcome(verdict: Verdict, text: str) -> Outcome:
+def _outcome(verdict: Verdict, text: str, *, kind: OutcomeKind) -> Outcome:
     if verdict.accepted:
-        return Outcome(text, answered=True)
-    return Outcome(f"not wanted any more: {printable(verdict.reason or 'no reason given')}", answered=False)
+        return Outcome(text, answered=True, kind=kind)
+    return Outcome(f"not wanted any more: {printable(verdict.reason or 'no reason given')}", answered=False,
+                   kind="unwanted")
 
 
 def _public_text(error: SemisiloError) -> str:
@@ -381,7 +350,3 @@ def _public_text(error: SemisiloError) -> str:
         return "The silo's images or files cannot be used as they are; its operator sees which and why."
     line = error.line() if isinstance(error, NotPermitted) else error.text
     return printable(_PATH.sub("[path]", line) if isinstance(error, ComputeFailed) else line, limit=500)
-
-
-def _cut(text: str, limit_bytes: int) -> str:
-    return text.encode()[:limit_bytes].decode(errors="ignore")

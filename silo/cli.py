@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from common import __version__
-from common.cli_errors import run_cli
-from silo.options import HomeOption, JsonOption, home_of
+from common.cli_errors import clean_exit_on_termination, run_cli
+from silo import commands_check, commands_data, commands_disclosures, commands_leave
+from silo.options import HomeOption, JsonOption, LogFormatOption, MetricsOption, home_of
 
 __all__ = ["app", "main"]
 
@@ -24,11 +25,18 @@ app = typer.Typer(
     \b
     Enrol once, then join for ever:
       silo enroll semisilo-invite-v1.eyJhIjoi...   the line from the coordinator's operator
+      silo check                                   what works, what does not, and how to mend it
       silo join --data /scans                      waits, trains, sends updates; safe to stop and restart
       silo status                                  what it is doing, from another shell
+      silo disclosures                             what has left this site
+      silo leave                                   end the membership and clean up
 
     \b
-    What may leave this site is written in silo.toml, in the silo's home folder.
+    What may leave this site, how much a day and at what hours it works is written in silo.toml, in the silo's home
+    folder.
+
+    \b
+    Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM, but 0 of join.
     """)
 
 def _show_version(wanted: bool) -> None:
@@ -51,6 +59,7 @@ def enroll(
     home: HomeOption = None,
     force: Annotated[bool, typer.Option("--force",
                                         help="Replace the identity of another silo here.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Makes this silo's key and gets its certificate.
 
@@ -75,12 +84,21 @@ def enroll(
     folder = home_of(home)
     words = sys.stdin.read() if line == ["-"] else " ".join(line)
     identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force))
+    policy = SiloHome(folder).policy
+    if written := not policy.exists():
+        write_durably(policy, policy_text().encode())
+    if json_:
+        import json
+
+        typer.echo(json.dumps({
+            "silo": identity.silo, "federation": identity.federation, "address": identity.address, "home": str(folder),
+            "certificate_until_unix": identity.not_after_unix, "renews_from_unix": identity.about.renew_unix,
+            "policy": str(policy), "policy_written": written}, ensure_ascii=False, indent=2))
+        return
     typer.echo(f"Enrolled as silo '{identity.silo}' of federation '{identity.federation}' at {identity.address}.")
     typer.echo(f"The certificate lasts until {utc_text(identity.not_after_unix)} and renews itself while "
                "`silo join` runs.")
-    policy = SiloHome(folder).policy
-    if not policy.exists():
-        write_durably(policy, policy_text().encode())
+    if written:
         typer.echo(f"What may leave this site is written in {policy}: read it.")
     option = f" --home {home}" if home else ""
     typer.echo(f"Next: silo join{option} --data FOLDER")
@@ -105,11 +123,14 @@ def join(
     exit_when_finished: Annotated[bool, typer.Option(
         "--exit-when-finished", help="End with status 0 when the study is over, instead of waiting for the next "
                                      "one.")] = False,
-    on_error: Annotated[Literal["stop", "skip"] | None, typer.Option(
+    on_error: Annotated[Literal["stop", "skip", "report"] | None, typer.Option(
         "--on-error", show_default=False,
-        help="At an image that cannot be read: stop, or skip it and say so. Default: what silo.toml says, else stop."
+        help="At an image that cannot be read: stop, skip it and say so, or report: read everything, list all that is "
+             "wrong here, then stop. Default: what silo.toml says, else stop."
         )] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log details of the connection as well.")] = False,
+    log_format: LogFormatOption = "text",
+    metrics: MetricsOption = None,
 ) -> None:
     """Takes part in the studies of the federation until it is stopped.
 
@@ -127,19 +148,22 @@ def join(
     \b
     Exit status: 0 study over, or stopped by SIGTERM; 1 failure; 2 wrong usage; 130 Ctrl-C.
     """
-    from common.logs import set_up_logging
+    with clean_exit_on_termination():
+        from common.logs import set_up_logging
 
-    set_up_logging(verbose=verbose)
-    from silo.app import join as join_federation
+        set_up_logging(verbose=verbose, log_format=log_format)
+        from silo.app import join as join_federation
 
-    raise typer.Exit(join_federation(home_of(home), data=data, labelled=labelled, test=test, on_error=on_error,
-                                     exit_when_finished=exit_when_finished))
+        raise typer.Exit(join_federation(home_of(home), data=data, labelled=labelled, test=test, on_error=on_error,
+                                         exit_when_finished=exit_when_finished, metrics=metrics))
 
 
 @app.command()
 def status(
     home: HomeOption = None,
     json_: JsonOption = False,
+    check: Annotated[bool, typer.Option("--check", help="Say nothing; exit status 0 while `silo join` runs here, else "
+                                                       "1. For health checks.")] = False,
 ) -> None:
     """Shows who this silo is and what its agent is doing.
 
@@ -150,6 +174,10 @@ def status(
     """
     import time
 
+    if check:
+        from silo.home import SiloHome
+
+        raise typer.Exit(0 if SiloHome(home_of(home)).is_running() else 1)
     from silo.status_view import facts, lines
 
     found = facts(home_of(home), now=time.time())
@@ -159,6 +187,12 @@ def status(
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
     else:
         typer.echo("\n".join(lines(found, now=time.time())))
+
+
+commands_check.add_to(app)
+commands_data.add_to(app)
+commands_disclosures.add_to(app)
+commands_leave.add_to(app)
 
 
 def main() -> None:

@@ -2,43 +2,77 @@
 
 A line is on disk before the first byte that it tells of leaves, so the record may name something that was cut off on
 its way but never misses anything that was sent.
+
+What repeats itself is told once: an update however often it is sent, what the silo announces in every call for a task
+(counts, version, permitted methods) when it changes, and a question of `silo check` when the version does. How far the
+work is (a share and a line such as "epoch 2 of 5"), the digests of the model that it holds, and its clock go along with
+these calls and have no line of their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from common.config import canonical_json
 from common.durable import sync_folder
 
-__all__ = ["Disclosure", "DisclosureLog"]
+__all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line", "message",
+           "read_lines"]
+
+Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving"]
+KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disclosure:
-    """One answer to one task."""
+    """Something that leaves: an answer to a task, or a message about this silo itself."""
 
-    kind: Literal["update", "abstention", "refusal"]
-    study: str
-    round: int
-    phase: str
-    method: str
+    kind: Kind
+    study: str = ""
+    round: int = 0
+    phase: str = ""
+    method: str = ""
     update_id: str
+    """Tells it from all others: what has the same one is recorded once."""
     groups: tuple[str, ...] = ()
     """Tensor groups of an update."""
     bytes: int = 0
-    """Size of the update's payload."""
+    """Of an update the size of its payload, of all others that of the message."""
     digest: str = ""
-    """SHA-256 of the update's payload, hex."""
+    """SHA-256 of these bytes, hex; of an announcement that of what it says."""
     num_examples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
-    """Reason of an abstention or refusal, as it was sent."""
+    """Reason of an abstention or refusal, as it was sent; of others what they are, in words."""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    """What a message about this silo says, name by name."""
+
+
+def message(kind: Kind, sent: bytes, *, update_id: str = "", **content: Any) -> Disclosure:
+    """The record of a message about this silo.
+
+    Args:
+        sent: the message as it is serialised.
+        update_id: tells it from others; by default the message itself does.
+        content: its text and content, as fields of `Disclosure`.
+    """
+    digest = hashlib.sha256(sent).hexdigest()
+    return Disclosure(kind=kind, update_id=update_id or f"{kind} {digest[:32]}", bytes=len(sent), digest=digest,
+                      **content)
+
+
+def announcement(content: Mapping[str, Any], *, size_bytes: int) -> Disclosure:
+    """The record of what every call for a task says of this silo; the same content is recorded once in a row."""
+    digest = hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    return Disclosure(kind="announcement", update_id=f"announcement {digest[:32]}", bytes=size_bytes, digest=digest,
+                      content=dict(content), text="sent with every call for a task, until the next announcement")
 
 
 class DisclosureLog:
@@ -46,25 +80,18 @@ class DisclosureLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = {entry.get("update_id") for entry in self.entries()}
-
-    def entries(self) -> list[dict[str, object]]:
-        """All lines, oldest first; a last line that a crash cut short is left out."""
-        if not self._path.exists():
-            return []
-        found = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
-                found.append(entry)
-        return found
+        self._known: set[str] = set()
+        self._announced = ""
+        for line in read_lines(path):
+            if isinstance(line, Line):
+                self._note(line.update_id, line.kind)
 
     def record(self, disclosure: Disclosure) -> None:
-        """Writes a line and waits until it is on disk; nothing when this update_id is there already."""
-        if disclosure.update_id in self._known:
+        """Writes a line and waits until it is on disk; nothing when this update_id is there already.
+
+        An announcement is there already when it is the last one: what was announced in between has another line.
+        """
+        if disclosure.update_id == self._announced or disclosure.update_id in self._known:
             return
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(disclosure)}
         line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
@@ -79,7 +106,107 @@ class DisclosureLog:
             os.close(handle)
         if not size:
             sync_folder(self._path.parent)
-        self._known.add(disclosure.update_id)
+        self._note(disclosure.update_id, disclosure.kind)
+
+    def _note(self, update_id: str, kind: str) -> None:
+        if kind == "announcement":
+            self._announced = update_id
+        else:
+            self._known.add(update_id)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A line of the record as it was written, by this version or an earlier one."""
+
+    number: int
+    """Of the line in the file, from 1."""
+    time: str
+    kind: str
+    study: str
+    round: int
+    phase: str
+    method: str
+    update_id: str
+    groups: tuple[str, ...]
+    bytes: int
+    digest: str
+    num_examples: int
+    metrics: Mapping[str, float]
+    text: str
+    content: Mapping[str, Any]
+
+    @property
+    def unix(self) -> float | None:
+        """When it was written; None when its time cannot be read."""
+        try:
+            moment = datetime.fromisoformat(self.time)
+        except ValueError:
+            return None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A line that cannot be read."""
+
+    number: int
+    reason: str
+
+
+def read_lines(path: Path) -> Iterator[Line | Broken]:
+    """All lines, oldest first. A file that is not there has none."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if not raw.strip():
+                continue
+            yield _line(number, raw, cut=not raw.endswith(b"\n"))
+
+
+def last_line(path: Path) -> Line | None:
+    """The newest line that can be read, found from the end: quick however long the record is."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 64 * 1024))
+            pieces = file.read().splitlines()
+    except OSError:
+        return None
+    for raw in reversed(pieces):
+        if raw.strip() and isinstance(found := _line(0, raw, cut=False), Line):
+            return found
+    return None
+
+
+def _line(number: int, raw: bytes, *, cut: bool) -> Line | Broken:
+    try:
+        entry = json.loads(raw)
+    except (ValueError, RecursionError):
+        return Broken(number, "cut short: the process or the machine stopped while it was written, so that what it was "
+                              "to tell of had not left yet" if cut else "not JSON")
+    if not isinstance(entry, dict):
+        return Broken(number, "not an entry of the record")
+    fields: dict[str, Any] = {"number": number}
+    for name, kind, default in _FIELDS:
+        fields[name] = entry.get(name, default)
+        if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
+            return Broken(number, f"its {name} is not what it should be")
+    fields["groups"] = tuple(str(group) for group in fields["groups"])
+    if not fields["kind"]:
+        return Broken(number, "not an entry of the record")
+    return Line(**fields)
+
+
+_FIELDS: tuple[tuple[str, type, Any], ...] = (
+    ("time", str, ""), ("kind", str, ""), ("study", str, ""), ("round", int, 0), ("phase", str, ""),
+    ("method", str, ""), ("update_id", str, ""), ("groups", list, []), ("bytes", int, 0), ("digest", str, ""),
+    ("num_examples", int, 0), ("metrics", dict, {}), ("text", str, ""), ("content", dict, {}))
+"""Name, type and what a line of an earlier version without it means."""
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from common.describe import describe_bytes, describe_seconds
-from common.logs import printable, without_secrets
+from common.logs import printable, without_secrets, writes_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["Display", "LiveDisplay", "PlainDisplay", "describe_bytes", "describe_seconds", "open_display"]
+__all__ = ["Display", "LiveDisplay", "LogDisplay", "PlainDisplay", "describe_bytes", "describe_seconds", "open_display"]
+
+_LOG = logging.getLogger("semisilo.silo")
 
 
 class Display(Protocol):
@@ -118,8 +121,35 @@ class LiveDisplay:
         bar.start()
 
 
-def open_display() -> PlainDisplay | LiveDisplay:
-    """The display that fits standard output."""
+class LogDisplay:
+    """Events and states as lines of this process's log, which is JSON; nothing else is written."""
+
+    def __init__(self) -> None:
+        self._state = ""
+
+    def event(self, text: str) -> None:
+        _LOG.info("%s", text)
+        self._state = ""
+
+    def state(self, text: str) -> None:
+        if text != self._state:
+            _LOG.info("%s", text)
+            self._state = text
+
+    def progress(self, what: str, fraction: float, text: str = "") -> None:
+        """Nothing, as in any log."""
+
+    def done(self) -> None:
+        """Nothing to clear."""
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+
+def open_display() -> PlainDisplay | LiveDisplay | LogDisplay:
+    """The display that fits the log's format and standard output."""
+    if writes_json():
+        return LogDisplay()
     if not sys.stdout.isatty():
         return PlainDisplay()
     from rich.console import Console

@@ -23,6 +23,7 @@ from common.errors import (
 from common.identity import (
     certificate_pem,
     check_silo_certificate,
+    fingerprint,
     load_certificate,
     make_request,
     not_after_unix,
@@ -35,6 +36,8 @@ from common.tls import channel_credentials, channel_options
 from common.wire import enrollment_service_pb2 as pb
 from common.wire import enrollment_service_pb2_grpc as pb_grpc
 from silo.diagnosis import diagnose_connection
+from silo.disclosures import Disclosure, DisclosureLog, message
+from silo.home import SiloHome
 from silo.identity_store import (
     FederationFile,
     Identity,
@@ -45,7 +48,7 @@ from silo.identity_store import (
     pending_key,
 )
 
-__all__ = ["enroll", "open_channel", "renew_if_due"]
+__all__ = ["enroll", "leave_federation", "open_channel", "renew_if_due"]
 
 _MESSAGE_LIMIT_BYTES = 64 * 1024
 
@@ -72,6 +75,9 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
     key = pending_key(home, hashed[:32])
     request = pb.EnrollRequest(token=invitation.token, certificate_request_der=make_request(key))
     request.silo_time.seconds, request.silo_time.nanos = int(now), int(now % 1 * 1e9)
+    _record(home, message("enrolment", request.SerializeToString(), update_id=f"enrolment {hashed[:32]}",
+                          text=f"public key for silo '{invitation.silo}' of federation '{invitation.federation}', the "
+                               "invitation's token, and this machine's clock"))
     authority_pem = certificate_pem(load_certificate(invitation.authority_der))
     channel = grpc.aio.secure_channel(
         invitation.enrollment_address, channel_credentials(authority_pem=authority_pem),
@@ -114,9 +120,11 @@ async def renew_if_due(home: Path, stub: pb_grpc.EnrollmentServiceStub, now: flo
             remedy=f"Ask the coordinator's operator to run: coordinator invite {identity.silo}")
     key = pending_key(home, "renew")
     untyped: Any = stub
+    request = pb.RenewCertificateRequest(certificate_request_der=make_request(key))
+    _record(home, message("renewal", request.SerializeToString(), text="public key for the next certificate",
+                          update_id=f"renewal {fingerprint(key.public_key()).hex()[:32]}"))
     try:
-        response = await untyped.RenewCertificate(pb.RenewCertificateRequest(certificate_request_der=make_request(key)),
-                                                  timeout=timeout_seconds)
+        response = await untyped.RenewCertificate(request, timeout=timeout_seconds)
     except grpc.RpcError as error:
         raise from_rpc_error(error) from None
     renewed = _install(home, identity.about, key=key, der=response.certificate_der,
@@ -125,12 +133,42 @@ async def renew_if_due(home: Path, stub: pb_grpc.EnrollmentServiceStub, now: flo
     return renewed
 
 
+async def leave_federation(identity: Identity, home: SiloHome, *, use_http_proxy: bool = True,
+                           timeout_seconds: float = 20.0) -> float:
+    """Ends this silo's membership at the coordinator. Safe to repeat.
+
+    Returns: when the coordinator noted it, Unix seconds.
+    Raises: what the coordinator says (SiloLeft: with another certificate); Unreachable; OSError when the record of
+        disclosures cannot be written, and then nothing is sent.
+    """
+    DisclosureLog(home.disclosures).record(message(
+        "leaving", pb.LeaveRequest().SerializeToString(), text="that this silo leaves the federation",
+        update_id=f"leaving {identity.about.invitation[:32]}"))
+    async with open_channel(identity, use_http_proxy=use_http_proxy) as channel:
+        stub: Any = pb_grpc.EnrollmentServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            response = await stub.Leave(pb.LeaveRequest(), timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise SemisiloError(
+                    "The coordinator's version does not know that a silo can leave.",
+                    remedy="Clean up here with: silo leave --offline, and ask the coordinator's operator to run: "
+                           f"coordinator revoke {identity.silo}") from None
+            raise from_rpc_error(error) from None
+    return float(response.left_time.seconds + response.left_time.nanos / 1e9)
+
+
 def open_channel(identity: Identity, *, address: str | None = None, use_http_proxy: bool = True) -> grpc.aio.Channel:
     """A channel to the coordinator's work port that shows this silo's certificate. One per process is enough."""
     return grpc.aio.secure_channel(
         address or identity.address,
         channel_credentials(authority_pem=identity.authority_pem, own=identity.credentials),
         options=channel_options(identity.federation, use_http_proxy=use_http_proxy))
+
+
+def _record(home: Path, disclosure: Disclosure) -> None:
+    """Before it leaves. Raises: OSError: then nothing is sent."""
+    DisclosureLog(SiloHome(home).disclosures).record(disclosure)
 
 
 def _kept(home: Path, invitation: InvitationLine, *, force: bool) -> Identity | None:

@@ -5,6 +5,7 @@ silo.toml            policy                     identity/            key and cer
 join.json            source of the last join    memory/              what trainers keep, the pending update
 status.json          for `silo status`          cache/               payloads by digest
 disclosures.jsonl    what left this site        outgoing/            updates on their way
+day.json             bytes carried today        rounds.json          what the last tasks took
 ```
 """
 
@@ -18,9 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from common.config import from_dict
+from common.data.form import OnError
 from common.durable import write_durably
 from common.errors import BadConfiguration, BadData, SemisiloError
 
@@ -64,6 +66,16 @@ class SiloHome:
     def status(self) -> Path:
         """What `silo status` shows."""
         return self.folder / "status.json"
+
+    @property
+    def day(self) -> Path:
+        """How many bytes were carried today."""
+        return self.folder / "day.json"
+
+    @property
+    def rounds(self) -> Path:
+        """What the last tasks took, for forecasts."""
+        return self.folder / "rounds.json"
 
     @property
     def choice(self) -> Path:
@@ -141,7 +153,7 @@ class JoinChoice:
     """Labelled images apart from `source`, whose images are then all unlabelled."""
     test: str = ""
     """Labelled images that the silo's own model is measured on; never trained on."""
-    on_error: Literal["stop", "skip"] = "stop"
+    on_error: OnError = "stop"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -171,7 +183,8 @@ def resolve_source(source: str, *, base: Path) -> str:
     """
     name, mark, part = source.partition("#")
     path = Path(name).expanduser()
-    is_path = path.is_absolute() or (base / path).exists() or "/" in name or name.endswith(".npz")
+    is_file = name.lower().endswith((".npz", ".csv", ".tsv", ".parquet"))
+    is_path = path.is_absolute() or (base / path).exists() or "/" in name or is_file
     return f"{(base / path).resolve()}{mark}{part}" if is_path else source
 
 

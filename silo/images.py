@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.form import ImageForm
+from common.data.form import ImageForm, OnError
 from common.data.image_set import ImageSet, Skipped, joined
 from common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
-from common.data.readers import ReadResult, read_images, survey
+from common.data.readers import ReadResult, read_images, refuse_broken, survey
 from common.errors import BadData
 from common.exchange import SiloData
 from common.methods import Scenario
@@ -93,6 +93,7 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     check_apart(choice)
     number = 1 + bool(choice.labelled) + bool(choice.test)
     labels_count = scenario == "labels-at-silo"
+    on_error: OnError = "skip" if choice.on_error == "report" else choice.on_error  # reported once, of all sources
 
     def part(place: int) -> Callable[[float, str], None]:
         def tell(share: float, text: str) -> None:
@@ -103,10 +104,10 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
 
     def read(source: str, place: int, *, with_labels: bool) -> ReadResult:
         return read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
-                           labelled=with_labels, on_error=choice.on_error, progress=part(place))
+                           labelled=with_labels, on_error=on_error, progress=part(place), reading=form.reading)
 
     found = read_partly_labelled(choice.source, form, classes=classes, use_labels=labels_count and not choice.labelled,
-                                 on_error=choice.on_error, progress=part(0))
+                                 on_error=on_error, progress=part(0))
     images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
                         rounds_per_step=found.rounds_per_step)
     skipped = found.skipped
@@ -118,6 +119,8 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
         test = read(choice.test, number - 1, with_labels=True)
         images = replace(images, test=test.images)
         skipped += test.skipped
+    if choice.on_error == "report":
+        refuse_broken(" and ".join(choice.sources), skipped)
     return ReadSilo(images, skipped)
 
 

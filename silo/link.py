@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +43,8 @@ from common.errors import (
     WrongBase,
 )
 from common.exchange import PayloadRef
+from common.log_context import REQUEST_ID_KEY, bound, new_request_id
+from common.logs import log_call, printable
 from common.meter import MessageMeter
 from common.status import CHECK_SECONDS_KEY, from_rpc_error
 from common.store import PayloadStore
@@ -52,6 +56,7 @@ from silo.retry import Backoff, waits
 __all__ = ["SMALLEST_MEASURED_BYTES", "Link", "LinkSettings", "Verdict", "is_fatal"]
 
 T = TypeVar("T")
+_LOG = logging.getLogger("semisilo.silo")
 
 _FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
 _ANSWERS = (BadPayload, LayoutMismatch, NotPermitted, PayloadNotServed, TaskClosed, UpdateConflict, UsageError,
@@ -279,21 +284,28 @@ class Link:
                       patience: asyncio.Timeout) -> AsyncGenerator[Piece, None]:
         request = pb.DownloadPayloadRequest(task_id=task_id, digest=bytes.fromhex(digest), offset=offset)
         # Messages with chunks pass gRPC as bytes.
-        call: Any = self.channel.unary_stream(f"/{_SERVICE}/DownloadPayload",
-                                         request_serializer=pb.DownloadPayloadRequest.SerializeToString)(request)
-        self._said("DownloadPayload", request)
-        try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                self._put_off(patience)
-                self._heard_bytes("DownloadPayload", len(message))
-                yield unpack_piece(DOWNLOAD_FIELD, message) or _parsed(message)
-                arrived()
-        finally:
-            call.cancel()
+        with self._request("DownloadPayload") as metadata:
+            call: Any = self.channel.unary_stream(
+                f"/{_SERVICE}/DownloadPayload",
+                request_serializer=pb.DownloadPayloadRequest.SerializeToString)(request, metadata=metadata)
+            self._said("DownloadPayload", request)
+            try:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    self._put_off(patience)
+                    self._heard_bytes("DownloadPayload", len(message))
+                    yield unpack_piece(DOWNLOAD_FIELD, message) or _parsed(message)
+                    arrived()
+            finally:
+                call.cancel()
 
     async def _send(self, update_id: str, path: Path, offset: int, on_bytes: Callable[[int], None]) -> None:
-        call: Any = self.channel.stream_unary(f"/{_SERVICE}/SubmitUpdate",
-                                         response_deserializer=pb.SubmitUpdateResponse.FromString)()
+        with self._request("SubmitUpdate") as metadata:
+            await self._send_as(metadata, update_id, path, offset, on_bytes)
+
+    async def _send_as(self, metadata: tuple[tuple[str, str]], update_id: str, path: Path, offset: int,
+                       on_bytes: Callable[[int], None]) -> None:
+        call: Any = self.channel.stream_unary(
+            f"/{_SERVICE}/SubmitUpdate", response_deserializer=pb.SubmitUpdateResponse.FromString)(metadata=metadata)
         ending = Ending(call)
         end, answer_seconds = offset, self._settings.answer_seconds
         try:
@@ -367,10 +379,29 @@ class Link:
             await asyncio.sleep(next(pauses))
 
     async def _ask(self, rpc: str, message: Any, *, wait_seconds: float = 0.0) -> Any:
-        self._said(rpc, message)
-        answer = await getattr(self._calls, rpc)(message, timeout=wait_seconds + self._settings.call_seconds)
-        self._heard(rpc, answer)
-        return answer
+        with self._request(rpc) as metadata:
+            self._said(rpc, message)
+            answer = await getattr(self._calls, rpc)(message, timeout=wait_seconds + self._settings.call_seconds,
+                                                     metadata=metadata)
+            self._heard(rpc, answer)
+            return answer
+
+    @contextmanager
+    def _request(self, rpc: str) -> Iterator[tuple[tuple[str, str]]]:
+        """Around one RPC: gives it an id, which both sides write into their logs, and writes our line."""
+        request, began, ended = new_request_id(), time.monotonic(), "the coordinator has answered"
+        with bound(silo=self._silo, request_id=request, rpc=rpc):
+            try:
+                yield ((REQUEST_ID_KEY, request),)
+            except grpc.aio.AioRpcError as error:
+                ended = f"failed: {from_rpc_error(error).code}"
+                _LOG.debug("request %s: %s: %s", request, rpc, printable(str(error.details())))
+                raise
+            except BaseException:
+                ended = "given up"
+                raise
+            finally:
+                log_call(rpc, f"{rpc}: {ended}", seconds=time.monotonic() - began)
 
     def _said(self, rpc: str, message: Any, *, calls: int = 1) -> None:
         self._messages.add(message.ByteSize(), rpc=rpc, silo=self._silo, direction="up", calls=calls)

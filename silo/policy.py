@@ -6,18 +6,22 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from common.config import from_dict, load_toml
+from common.data.form import OnError
 from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from common.exchange import TaskSpec
 from common.methods import METHODS, MethodSpec, find_method, is_declared
+from common.methods.spec import FROZEN
 from common.plugins import plugin_names
 from common.uplink import LOSSY_FORMS
+from silo.hours import DAYS, Hours
 
-__all__ = ["DataPolicy", "Limits", "Permit", "Policy", "check_task", "check_update", "load_policy", "policy_text"]
+__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "check_task", "check_update", "load_policy",
+           "policy_text"]
 
 _GIB = 2**30
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -34,7 +38,7 @@ def _all_metrics() -> tuple[str, ...]:
 
 
 def _groups_of(specs: Iterable[MethodSpec]) -> tuple[str, ...]:
-    return tuple(sorted({name for spec in specs for name in (*spec.down, *spec.up)}))
+    return tuple(sorted({name for spec in specs for name in (*spec.receives, *spec.up)}))
 
 
 def _metrics_of(specs: Iterable[MethodSpec]) -> tuple[str, ...]:
@@ -74,8 +78,9 @@ class DataPolicy:
     it. For studies with labels at silos; others drop all labels."""
     test: str = ""
     """Labelled images that this silo's own model is measured on, where a study does so; never trained on."""
-    on_error: Literal["stop", "skip"] = "stop"
-    """What to do with a file that cannot be read."""
+    on_error: OnError = "stop"
+    """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong on
+    this machine, then stop."""
 
     def __post_init__(self) -> None:
         for name in ("labelled", "test"):
@@ -85,17 +90,34 @@ class DataPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Table [limits]: the largest transfers of one task."""
+    """Table [limits]: the largest transfers of one task, and of a day."""
 
     max_download_bytes: int = 16 * _GIB
     """Payloads of one task together; a larger task is refused before a byte is fetched."""
     max_upload_bytes: int = 16 * _GIB
     """One update; a larger one is refused here and never sent."""
+    bytes_per_day: int = 0
+    """What may leave and arrive in a day, both together, as the kernel counts it on the connection; 0: no limit. A task
+    whose payloads do not fit into what is left is refused, and this silo is not asked again before the next day."""
 
     def __post_init__(self) -> None:
+        if self.bytes_per_day < 0:
+            raise ValueError(f"bytes_per_day = {self.bytes_per_day}: must be at least 0; 0 sets no limit.")
         for name in ("max_download_bytes", "max_upload_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsSettings:
+    """Table [metrics]: numbers about this silo for the site's own Prometheus."""
+
+    listen: str = ""
+    """host:port to serve them at, for example "127.0.0.1:9108"; nowhere when it is empty."""
+
+    def __post_init__(self) -> None:
+        if self.listen and not _ADDRESS.fullmatch(self.listen):
+            raise ValueError(f'listen = "{self.listen}": write host:port, for example "127.0.0.1:9108".')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +127,8 @@ class Policy:
     permit: Permit = field(default_factory=Permit)
     data: DataPolicy = field(default_factory=DataPolicy)
     limits: Limits = field(default_factory=Limits)
+    hours: Hours = field(default_factory=Hours)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -154,8 +178,10 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
     _require("metric", "send", spec.metrics, policy.permit.metrics, task)
     for reference in task.payloads:
         for group in reference.groups:
-            if not is_declared(group, spec.down):
+            if not is_declared(group, spec.receives):
                 raise NotPermitted(f"The task sends the tensor group '{group}', which {task.method} does not declare.")
+            if group == FROZEN:
+                _require("tensor group", "receive", (group,), policy.permit.groups, task)
     if ":" in task.model.name and task.model.name not in policy.permit.factories:
         raise NotPermitted(f"This silo does not permit the model factory '{task.model.name}'.",
                            remedy="It runs code: install and read it, then add it to [permit] factories in silo.toml.")
@@ -201,7 +227,8 @@ def policy_text() -> str:
 # Methods that may run here. A method that you have installed as a plug-in is code that runs with your rights: it runs
 # only when it is named here, and the groups and metrics that it has beyond those below must be named as well.
 methods = {_list(_all_methods())}
-# Named groups of numbers that may arrive and leave: weights and statistics of the network, never images.
+# Named groups of numbers that may arrive and leave: weights and statistics of the network, never images. "frozen" are
+# parts of the network that nobody trains; it only ever arrives.
 groups = {_list(_all_groups())}
 # Numbers about the training that may leave with an update.
 metrics = {_list(_all_metrics())}
@@ -219,13 +246,29 @@ encodings = {_list(LOSSY_FORMS)}
 # labelled = "/scans-with-a-diagnosis"
 # Labelled images that this site's own model is measured on, where a study does so.
 # test = "/scans-for-testing"
-# A file that cannot be read: "stop" or "skip" (and say so).
+# A file that cannot be read: "stop", "skip" (and say so), or "report": read everything, list all that is wrong, stop.
 on_error = "stop"
 
 [limits]
 # The largest task that is accepted and the largest update that is sent, in bytes.
 max_download_bytes = {Limits().max_download_bytes}
 max_upload_bytes = {Limits().max_upload_bytes}
+# What may leave and arrive in a day, in bytes, both together; 0 for no limit.
+bytes_per_day = {Limits().bytes_per_day}
+
+[hours]
+# When tasks may be taken, for example train = ["20:00-06:00"]; at any time when the list is empty.
+train = []
+# Days on which such a span may begin.
+days = {_list(DAYS)}
+# Time zone, for example "Europe/Berlin"; that of this machine when it is empty.
+zone = ""
+# A task that is under way when the hours end: "finish" it, or "abort" it.
+at_end = "finish"
+
+[metrics]
+# Where numbers about this silo are served for this site's own Prometheus, for example "127.0.0.1:9108"; "": nowhere.
+listen = ""
 """
 
 

@@ -104,7 +104,7 @@ def _decode(path: Path, spec: MethodSpec, cache: TensorCache, *, name: str = "",
     """
     with PayloadReader(path, require_finite=True) as reader:
         groups = [replace(group, name=name or group.name) for group in reader.groups]
-    check_manifest(groups, allowed=spec.down, layouts=None, max_bytes=DEFAULT_MAX_BYTES)
+    check_manifest(groups, allowed=spec.receives, layouts=None, max_bytes=DEFAULT_MAX_BYTES)
     if any(group.reference != reference for group in groups):
         raise BadPayload("The payload is coded against other tensors than the task says.")
     return decode_groups(path, require_finite=True, references=cache.find, trust_digests=True)

@@ -26,16 +26,17 @@ class Carried:
 class Traffic:
     """Totals since the agent started."""
 
-    def __init__(self, silo: str, *, remote_port: int = 0) -> None:
+    def __init__(self, silo: str, *, remote_port: int = 0, metrics_port: int = 0) -> None:
         """
         Args:
             silo: this silo's name.
             remote_port: only connections to this port count: the coordinator's. 0 for all of this process, right where
                 a proxy at another port is between, since the agent has no others.
+            metrics_port: where this process serves Prometheus, which does not count; 0 for nowhere.
         """
         self.messages = MessageMeter()
         """Where the link adds up its messages."""
-        self._connections = ConnectionMeter(remote_port=remote_port)
+        self._connections = ConnectionMeter(remote_port=remote_port, except_local_port=metrics_port)
         self._meter = WireMeter(self._connections, side="silo", silo=silo, messages=self.messages)
         self._total = Carried()
 

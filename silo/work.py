@@ -11,19 +11,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from common import numerics
 from common.config import from_dict, to_dict
+from common.data.form import OnError
 from common.data.image_set import Skipped
 from common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
 from common.exchange import Meaning, ModelBuilder, PayloadRef, SiloTask, TaskSpec, TensorGroup, Update
 from common.logs import printable
 from common.manifest import GroupManifest, check_manifest
 from common.methods import MethodSpec, Scenario, find_method, is_declared
-from common.methods.spec import counts_of
+from common.methods.spec import FROZEN, counts_of
 from common.models import check_model, model_builder
 from common.state_files import STATE_ENDING, StateFiles
 from common.store import PayloadStore
@@ -63,7 +64,7 @@ class Operations:
         return counts
 
     def train(self, task: dict[str, Any], payloads: dict[str, str], cache_folder: str, source: str,
-              on_error: Literal["stop", "skip"], factories: list[str], memory: str | None, outgoing_folder: str,
+              on_error: OnError, factories: list[str], memory: str | None, outgoing_folder: str,
               memory_folder: str, link_bytes_per_second: float = 0.0, residuals: str | None = None,
               pending_residuals: str | None = None, labelled: str = "", test: str = "") -> dict[str, Any]:
         """Does one task. Safe to repeat: the same arguments give the same bytes under the same names.
@@ -73,7 +74,7 @@ class Operations:
             payloads: path of each payload that was fetched for the task, by digest; already verified.
             cache_folder: store of what arrives; in its folder "tensors" are the groups that this silo holds.
             source: the silo's images.
-            on_error: at an image that cannot be read, "stop" or "skip".
+            on_error: at an image that cannot be read, "stop", "skip" or "report".
             factories: model factories that this silo permits.
             memory: file of the committed memory, called by its digest; None when there is none.
             outgoing_folder: store that the update's payload is written to.
@@ -95,8 +96,10 @@ class Operations:
         record = numerics.apply(order.numerics, device=device)
         cache = open_cache(Path(cache_folder))
         groups = self._received(order, spec, payloads, cache)
-        build = model_builder(order.model, order.image, tuple(factories))
-        self._check_model(order, build, tuple(factories))
+        frozen = groups.pop(FROZEN, None)
+        build = model_builder(order.model, order.image, tuple(factories),
+                              frozen=None if frozen is None else frozen.tensors)
+        self._check_model(order, build, (*factories, "" if frozen is None else group_digest(frozen)))
         images, skipped = self._silo_images(order, settings.scenario, JoinChoice(
             source=source, labelled=labelled, test=test, on_error=on_error))
         data = images.data(round=order.round, scenario=settings.scenario)
@@ -127,9 +130,9 @@ class Operations:
         """The tensor groups of a task. To be overridden where several silos share their files."""
         return receive(order, spec, payloads, cache)
 
-    def _check_model(self, order: TaskSpec, build: ModelBuilder, factories: tuple[str, ...]) -> None:
-        """Once for the same network: it is the same in every round of a study."""
-        model = (order.model, order.image, factories)
+    def _check_model(self, order: TaskSpec, build: ModelBuilder, besides: tuple[str, ...]) -> None:
+        """Once for the same network: it is the same in every round of a study. `besides`: what else it follows from."""
+        model = (order.model, order.image, besides)
         if self._fitting != model:
             check_model(build, order.image, len(order.model.classes))
             self._fitting = model
@@ -139,7 +142,7 @@ class Operations:
         the number is told once. To be overridden where the images are in memory already."""
         form = order.image
         # Mean and deviation are applied to batches. Classes matter where the silo's own labels do.
-        key = (choice, form.size, form.channels, form.resize, scenario, order.model.classes)
+        key = (choice, form.size, form.channels, form.resize, form.reading, scenario, order.model.classes)
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
             found = _all_images(order, scenario, choice, self._progress)

@@ -26,6 +26,9 @@ class MemoryRoster:
     invitations: dict[bytes, Invitation] = field(default_factory=dict)
     serials: dict[str, set[int]] = field(default_factory=dict)
     revoked: set[str] = field(default_factory=set)
+    gone: dict[str, float] = field(default_factory=dict)
+    """Silos that have left -> when."""
+    issued: set[tuple[str, int]] = field(default_factory=set)
 
     def add_invitation(self, *, silo: str, token_hash: bytes, expires_unix: float) -> None:
         for known, invitation in list(self.invitations.items()):
@@ -44,15 +47,27 @@ class MemoryRoster:
         self.invitations[token_hash] = replace(invitation, used_key_fingerprint=key_fingerprint,
                                                certificate_der=certificate_der)
         self.serials[invitation.silo] = {serial}
+        self.issued.add((invitation.silo, serial))
         self.revoked.discard(invitation.silo)
+        self.gone.pop(invitation.silo, None)
 
     def add_certificate(self, *, silo: str, serial: int, not_after_unix: float) -> None:
         self.serials[silo].add(serial)
+        self.issued.add((silo, serial))
 
     def silo_status(self, silo: str) -> SiloStatus | None:
         if silo not in self.serials:
             return None
-        return SiloStatus(revoked=silo in self.revoked, valid_serials=frozenset(self.serials[silo]))
+        return SiloStatus(revoked=silo in self.revoked, valid_serials=frozenset(self.serials[silo]),
+                          left_unix=self.gone.get(silo))
+
+    def leave(self, silo: str) -> float:
+        if silo not in self.gone:
+            self.serials[silo].clear()
+        return self.gone.setdefault(silo, time.time())
+
+    def has_issued(self, silo: str, serial: int) -> bool:
+        return (silo, serial) in self.issued
 
     def revoke(self, silo: str) -> None:
         if silo not in self.serials:

@@ -61,7 +61,8 @@ class FederationOfProcesses:
     """Starts, kills and restarts the processes of one federation in a folder."""
 
     def __init__(self, folder: Path, *, silos: tuple[str, ...] = ("alpha", "beta"), timeout: str = "5m",
-                 study: str = STUDY, images: int = 60, public_port: int = 0) -> None:
+                 study: str = STUDY, images: int = 60, public_port: int = 0,
+                 page: bool = False) -> None:
         self.folder = folder
         self.hub = folder / "hub"
         self.silos = silos
@@ -78,7 +79,8 @@ class FederationOfProcesses:
         if public_port:
             text = text.replace(f'public = "127.0.0.1:{self.port}"', f'public = "127.0.0.1:{public_port}"'
                                 f'\nenrollment = "127.0.0.1:{self.port + 1}"')
-        configuration.write_text(text)
+        configuration.write_text(text.replace('listen = "127.0.0.1:8080"', 'listen = "127.0.0.1:0"' if page
+                                              else 'listen = ""'))
         first = self.hub / "studies" / "first"
         (first / "study.toml").write_text(study.format(timeout=timeout))
         digits = load_digits()

@@ -1,4 +1,8 @@
-"""What `deploy/` starts is what the commands accept, and what it needs from this repository is there."""
+"""What `deploy/` starts is what the commands accept, and what it needs from this repository is there.
+
+The linters and renderers that others make look at the same files in `test_deploy_linters.py`; the commands of the units
+are run in `test_deploy_units.py`; the installation is in `test_install.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
 COMPOSE = sorted(DEPLOY.glob("compose.*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+CHART = DEPLOY / "helm" / "semisilo-hub"
 
 
 def _unit(path: Path) -> configparser.ConfigParser:
@@ -45,21 +50,33 @@ def _compose(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def _dockerfile_of(path: Path) -> Path:
+    return DEPLOY / f"{path.name.split('.')[1]}.Dockerfile"
+
+
 def _commands_in_comments(path: Path) -> list[list[str]]:
     """What the head of a compose file tells a person to type: the words of ours after `run` or `exec`."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"#   docker compose .* (?:run --rm|exec) (.*)", line):
-            words = shlex.split(match[1].replace("<the line from the hub>", "LINE"))
+        if match := re.match(r"#   docker compose .* (?:run --rm(?: -T)?|exec) (.*)", line):
+            words = shlex.split(match[1].partition(" < ")[0])
+            if words == ["backup"]:  # a service with a command of its own
+                continue
             # `run SERVICE` keeps the entry point of that name; `exec SERVICE` takes a whole command.
             found.append(words if " run " in line else words[1:])
     return found
 
 
 def test_there_are_units_containers_and_compose_files_for_both_sides() -> None:
-    for paths in (DOCKERFILES, COMPOSE, UNITS):
-        assert len(paths) == 2
-        assert ["coordinator" in path.name for path in paths] == [True, False]
+    assert [path.name for path in DOCKERFILES] == ["coordinator.Dockerfile", "silo.Dockerfile"]
+    assert [path.name for path in COMPOSE] == ["compose.coordinator.yaml", "compose.silo.yaml"]
+    assert [path.name for path in UNITS] == [
+        "semisilo-backup.service", "semisilo-coordinator.service", "semisilo-silo.service"]
+    for name in ("gpu.coordinator.yaml", "gpu.silo.yaml", "install.sh", "systemd/semisilo-backup.timer"):
+        assert (DEPLOY / name).is_file(), name
+
+
+# systemd --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -73,21 +90,35 @@ def test_the_command_of_a_systemd_unit_is_accepted(path: Path) -> None:
 def test_a_systemd_unit_may_write_where_its_command_does_and_nowhere_else(path: Path) -> None:
     service = _unit(path)["Service"]
     words = shlex.split(service["ExecStart"])
-    folder = words[words.index("--folder" if "coordinator" in path.name else "--home") + 1]
+    folder = words[words.index("--home" if "silo.service" in path.name else "--folder") + 1]
     assert folder.startswith(f"/var/lib/{service['StateDirectory']}/")
     assert service["ProtectSystem"] == "strict"
     assert service["User"] == service["Group"] != "root"
     assert service["NoNewPrivileges"] == "yes"
-    # The compute process must be allowed to die alone.
-    assert service["OOMPolicy"] == "continue"
+    if "backup" in path.name:
+        assert service["ReadWritePaths"] == words[words.index("backup") + 1]
+    else:  # the compute process must be allowed to die alone, and the service comes back
+        assert service["OOMPolicy"] == "continue"
+        assert service["Restart"] == "on-failure"
+
+
+def test_the_timer_starts_the_backup_also_after_a_night_without_power() -> None:
+    timer = _unit(DEPLOY / "systemd" / "semisilo-backup.timer")
+    assert timer["Timer"]["Persistent"] == "true"
+    assert timer["Install"]["WantedBy"] == "timers.target"
+
+
+# Containers -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_what_a_container_runs_is_accepted(path: Path) -> None:
+def test_what_a_container_runs_is_accepted_and_needs_no_shell(path: Path) -> None:
     entry, command = json.loads(_last(path, "ENTRYPOINT")), json.loads(_last(path, "CMD"))
     assert problem_of([*entry, *command]) == ""
-    check = re.sub(r".*?CMD ", "", _last(path, "HEALTHCHECK")).partition("|")[0]
-    assert problem_of(shlex.split(check)) == ""
+    check = json.loads(re.sub(r".*?CMD ", "", _last(path, "HEALTHCHECK")))
+    assert problem_of(check) == ""
+    assert check[:2] == [*entry, "status"]
+    assert "--check" in check
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -102,44 +133,110 @@ def test_a_container_is_made_of_files_of_this_repository_and_is_not_root(path: P
     assert _last(path, "VOLUME") in ("/federation", "/silo")
 
 
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_the_base_of_a_container_has_a_tag_and_may_be_pinned_to_a_digest(path: Path) -> None:
+    (base,) = [rest for word, rest in _instructions(path) if word == "ARG" and rest.startswith("BASE=")]
+    assert re.fullmatch(r"BASE=python:3\.\d+-slim-\w+", base)
+    assert [rest.split()[0] for word, rest in _instructions(path) if word == "FROM"] == ["${BASE}", "${BASE}"]
+
+
+def test_what_is_sent_to_the_builder_is_what_the_containers_copy() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    copied = {source for path in DOCKERFILES for word, rest in _instructions(path)
+              if word == "COPY" and not rest.startswith("--from") for source in shlex.split(rest)[:-1]}
+    assert allowed == copied
+
+
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
-def test_what_a_compose_file_runs_is_accepted(path: Path) -> None:
-    (service,) = _compose(path)["services"].values()
-    dockerfile = (path.parent / service["build"]["context"] / service["build"]["dockerfile"]).resolve()
-    assert dockerfile in DOCKERFILES
+def test_every_service_of_a_compose_file_runs_what_is_accepted_with_nothing_that_it_does_not_need(path: Path) -> None:
+    dockerfile = _dockerfile_of(path)
     entry = json.loads(_last(dockerfile, "ENTRYPOINT"))
-    assert problem_of([*entry, *service["command"]]) == ""
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    volumes = [volume.split(":") for volume in service["volumes"]]
-    assert _last(dockerfile, "VOLUME") in [volume[1] for volume in volumes]
+    loaded = _compose(path)
+    for name, service in loaded["services"].items():
+        assert problem_of([*entry, *service["command"]]) == ""
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["init"] is True
+        assert service["tmpfs"][0].startswith("/tmp:size=")
+        assert set(service["deploy"]["resources"]["limits"]) == {"memory", "pids"}
+        assert "privileged" not in service
+        targets = [re.sub(r"\$\{[^}]*\}", "", volume).split(":")[1] for volume in service["volumes"]]
+        assert _last(dockerfile, "VOLUME") in targets
+        if name != "backup":
+            assert service["restart"] == "unless-stopped"
+            assert (path.parent / service["build"]["context"] / service["build"]["dockerfile"]).resolve() == dockerfile
+    assert set(loaded["volumes"]) >= {path.name.split(".")[1].replace("coordinator", "federation")}
+
+
+def test_the_images_of_a_silo_are_mounted_read_only_and_the_page_is_for_this_machine() -> None:
+    silo = _compose(DEPLOY / "compose.silo.yaml")["services"]["silo"]
+    assert next(volume for volume in silo["volumes"] if "/scans" in volume).endswith(":/scans:ro")
+    assert "ports" not in silo
+    ports = _compose(DEPLOY / "compose.coordinator.yaml")["services"]["coordinator"]["ports"]
+    assert [port for port in ports if "8080" in port] == ["127.0.0.1:8080:8080"]
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
 def test_the_commands_that_a_compose_file_tells_a_person_to_type_are_accepted(path: Path) -> None:
     commands = _commands_in_comments(path)
-    assert commands
+    assert len(commands) >= 2
     assert {tuple(command): problem_of(command) for command in commands if problem_of(command)} == {}
 
 
-def test_the_ports_of_container_and_compose_are_those_that_init_writes(tmp_path: Path) -> None:
+def test_the_ports_of_container_compose_and_page_are_those_that_init_writes(tmp_path: Path) -> None:
     federation = create_federation(tmp_path / "lung", name="lung", address="hub.example:8443")
-    address = federation.config.address
-    ports = [listening.rpartition(":")[2] for listening in (address.listen_address, address.listen_enrollment_address)]
+    address, page = federation.config.address, federation.config.page
+    ports = [listening.rpartition(":")[2] for listening in (
+        address.listen_address, address.listen_enrollment_address, page.listen)]
     assert _last(DEPLOY / "coordinator.Dockerfile", "EXPOSE").split() == ports
     text = (DEPLOY / "compose.coordinator.yaml").read_text(encoding="utf-8")
-    assert re.findall(r'- "(\d+):\1"', text) == ports
+    assert re.findall(r'- "(?:127\.0\.0\.1:)?(\d+):\1"', text) == ports
+    assert _compose(CHART / "values.yaml")["page"]["port"] == int(ports[2])  # the others follow from the address
 
 
-def test_the_health_checks_look_for_what_status_prints() -> None:
-    """Both commands print `"running": true` while the process they tell of is there."""
-    import dataclasses
+def test_a_gpu_is_laid_over_the_service_that_the_compose_file_has() -> None:
+    for name in ("coordinator", "silo"):
+        laid = _compose(DEPLOY / f"gpu.{name}.yaml")["services"]
+        assert set(laid) <= set(_compose(DEPLOY / f"compose.{name}.yaml")["services"])
+        (device,) = laid[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
-    from coordinator.status import StatusFacts
 
-    assert "running" in {field.name for field in dataclasses.fields(StatusFacts)}
-    for path in DOCKERFILES:
-        assert "grep -q '\"running\": true'" in _last(path, "HEALTHCHECK")
+# Chart ----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_value_of_the_chart_is_in_its_schema_and_its_readme() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = _compose(CHART / "values.yaml")
+    readme = (CHART / "README.md").read_text(encoding="utf-8")
+
+    def leaves(part: dict[str, Any], rules: dict[str, Any], where: str) -> list[str]:
+        found = []
+        for key, value in part.items():
+            assert key in rules["properties"], f"{where}{key}"
+            inner = rules["properties"][key]
+            nested = isinstance(value, dict) and value and "properties" in inner
+            found += leaves(value, inner, f"{where}{key}.") if nested else [f"{where}{key}"]
+        assert set(rules["properties"]) - {"global"} == set(part), where
+        assert rules["additionalProperties"] is False, where
+        return found
+
+    assert [name for name in leaves(values, schema, "") if f"`{name}`" not in readme] == []
+
+
+def test_the_chart_has_the_version_of_the_program() -> None:
+    from common import __version__
+
+    chart = _compose(CHART / "Chart.yaml")
+    assert chart["appVersion"] == __version__
+    for name in ("coordinator", "silo"):
+        assert f"semisilo-{name}:${{TAG:-{__version__}}}" in (DEPLOY / f"compose.{name}.yaml").read_text()
+
+
+# Controls -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_control_a_misspelt_option_is_noticed() -> None:

@@ -17,13 +17,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from common.config import to_dict
-from common.data.form import AugmentationSettings
+from common.data.form import AugmentationSettings, Reading
 from common.data.split_settings import SplitSettings
 from common.errors import SemisiloError, by_code
 from common.exchange import ModelSettings, Numerics
 from common.methods import METHODS
 from common.methods.spec import PSEUDO_LABEL_METRICS
-from coordinator.federation import AddressSettings, FederationConfig, FederationSettings, LimitSettings
+from coordinator.federation import AddressSettings, FederationConfig, FederationSettings, LimitSettings, PageSettings
 from coordinator.simulated import SimulationSettings
 from coordinator.study import (
     DataSettings,
@@ -33,13 +33,16 @@ from coordinator.study import (
     StudySettings,
     WireSettings,
 )
-from silo.policy import DataPolicy, Limits, Permit, Policy
+from coordinator.tracking.settings import TrackingSettings
+from silo.hours import Hours
+from silo.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy
 from tests.command_lines import SCRIPTS, commands_of, problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 STUDY, METHOD_PAGE, SIMULATION, FEDERATION, ERRORS = (
     ROOT / "docs" / name for name in ("study.md", "methods.md", "simulation.md", "federation.md", "errors.md"))
+DATA = ROOT / "docs" / "data.md"
 _SCRIPT = re.compile(rf"(?:{'|'.join(SCRIPTS)})(?= )")
 _BEFORE = re.compile(r"^(\$ )?(runuser -u \w+ -- )?(/opt/semisilo/bin/|\.venv/bin/)?")
 """What may stand before a command: a prompt, another user, a folder."""
@@ -49,6 +52,7 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[model]", ModelSettings),
     (STUDY, "", "[data]", DataSettings),
     (STUDY, "", "[data] image", ImageSettings),
+    (DATA, "", "Reading: what a file does not say of itself", Reading),
     (STUDY, "", "[augmentation]", AugmentationSettings),
     (STUDY, "", "[participation]", ParticipationSettings),
     (STUDY, "", "[wire]", WireSettings),
@@ -59,9 +63,13 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (FEDERATION, "federation.toml", "[federation]", FederationSettings),
     (FEDERATION, "federation.toml", "[address]", AddressSettings),
     (FEDERATION, "federation.toml", "[limits]", LimitSettings),
+    (FEDERATION, "federation.toml", "[page]", PageSettings),
+    (FEDERATION, "federation.toml", "[tracking]", TrackingSettings),
     (FEDERATION, "silo.toml", "[permit]", Permit),
     (FEDERATION, "silo.toml", "[data]", DataPolicy),
     (FEDERATION, "silo.toml", "[limits]", Limits),
+    (FEDERATION, "silo.toml", "[hours]", Hours),
+    (FEDERATION, "silo.toml", "[metrics]", MetricsSettings),
 ]
 """(page, heading above, heading, dataclass): each field is a row of the table under that heading."""
 
@@ -98,7 +106,7 @@ def _commands_in(text: str) -> Iterator[str]:
         if language.strip() in ("sh", "bash", "console"):
             for line in body.splitlines():
                 for piece in re.split(r"&&|\||;", re.sub(r"\s+#.*", "", line)):
-                    command = _BEFORE.sub("", piece.strip())
+                    command = re.sub(r" [<>] \S+$", "", _BEFORE.sub("", piece.strip()))  # a file of the shell's
                     if _SCRIPT.match(command):
                         yield command
     for code in re.findall(r"`([^`\n]+)`", "".join(outside)):
@@ -243,12 +251,14 @@ def test_every_network_augmentation_and_split_is_in_its_table() -> None:
     assert set(rows_under(simulation, "", "The rules")) == set(get_args(SplitName))
 
 
-def test_every_method_is_explained_and_its_choice_weighed() -> None:
+def test_every_method_is_explained_and_what_it_sends_is_listed() -> None:
     text = METHOD_PAGE.read_text(encoding="utf-8")
     explained = text.partition("## What every method does")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\*\*(`[^*]+`)\.\*\*", explained, re.MULTILINE)) == {f"`{name}`" for name in METHODS}
-    weighed = {name for cell in rows_under(text, "", "Choosing") for name in cell.split("`, `")}
-    assert weighed == set(METHODS)
+    listed = {name for cell in rows_under(text, "", "What travels") for name in cell.split("`, `")}
+    assert listed == set(METHODS)
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert [name for name in METHODS if f"`{name}`" not in choosing] == []
 
 
 def test_the_numbers_that_every_method_may_report_are_explained() -> None:

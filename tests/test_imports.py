@@ -194,7 +194,8 @@ def test_the_maths_does_not_reach_grpc_or_cryptography_later_either() -> None:
 
 
 SIMULATED = ("semisilo.simulation", "semisilo.simulation.simulate", "semisilo.simulation.workplace",
-             "semisilo.simulation.output", "semisilo.simulation.display", "coordinator.work", "silo.work")
+             "semisilo.simulation.output", "semisilo.simulation.display", "coordinator.work", "silo.work",
+             "semisilo.api", "semisilo.predictor", "coordinator.handover.export")
 """What a simulation runs, on machines that have torch and neither grpc nor cryptography."""
 
 

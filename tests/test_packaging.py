@@ -88,6 +88,15 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel: Path) -> None
 
 
 @pytest.mark.slow
+def test_the_wheel_carries_every_file_of_the_operator_page(wheel: Path) -> None:
+    folder = ROOT / "coordinator" / "page" / "static"
+    files = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.is_file()}
+    assert any(name.endswith("index.html") for name in files)
+    with zipfile.ZipFile(wheel) as archive:
+        assert files - set(archive.namelist()) == set()
+
+
+@pytest.mark.slow
 def test_the_wheel_carries_the_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         licences = [name for name in archive.namelist() if re.search(r"\.dist-info/licenses/LICENSE$", name)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -86,3 +89,28 @@ def test_a_different_seed_gives_other_bits(tmp_path: Path, undisturbed: str) -> 
         study.write_text(study.read_text().replace("seed = 3", "seed = 4"))
         run(processes)
         assert processes.finish() != undisturbed
+
+
+def test_the_coordinator_is_killed_while_a_study_is_paused(tmp_path: Path, undisturbed: str) -> None:
+    """Paused in the middle of a round, of which one silo's answer is missing."""
+    with federation(tmp_path) as processes:
+        run(processes)
+        processes.wait_for(lambda: bool(processes.query(
+            "SELECT 1 FROM round WHERE number > 0 AND state = 'collecting'")))
+        beta = processes.running["beta"].pid
+        os.killpg(beta, signal.SIGSTOP)
+        processes.coordinator("pause")
+        processes.wait_for(lambda: _reason(processes) == "paused")
+        processes.kill("coordinator")
+        processes.serve()
+        processes.wait_for(lambda: _reason(processes) == "paused")
+        assert processes.query("SELECT state FROM study") == [("paused",)]
+        os.killpg(beta, signal.SIGCONT)
+        processes.coordinator("resume")
+        assert processes.finish() == undisturbed
+
+
+def _reason(processes: FederationOfProcesses) -> str:
+    """Why silos have no task, as `coordinator serve` says now."""
+    live = json.loads(processes.coordinator("status", "--json"))["live"]
+    return "" if live is None else str(live["reason"])

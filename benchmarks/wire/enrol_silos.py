@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from common.errors import SemisiloError
-from coordinator.app import authority_of
 from coordinator.federation import open_federation
+from coordinator.invitations import authority_of
 from coordinator.ledger import Ledger
 from coordinator.roster import LedgerRoster
 from silo.enrollment import enroll

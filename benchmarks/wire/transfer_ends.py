@@ -69,7 +69,7 @@ class _Desk:
     def payload_for(self, silo: str, task_id: str, digest: str) -> Path:
         return self.payloads.path(digest)
 
-    def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int) -> None:
+    def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int, *, offset: int = 0) -> None:
         pass
 
     async def begin_update(self, silo: str, task_id: str, update_id: str, announcement: Any) -> BeginAnswer:

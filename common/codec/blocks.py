@@ -60,6 +60,11 @@ class BlockHeader:
         """Bytes that follow the header."""
         return self.index_bytes + self.value_bytes
 
+    @property
+    def all_bytes(self) -> int:
+        """Bytes of the block, header included."""
+        return HEADER_BYTES + self.body_bytes
+
 
 def block_count(elements: int) -> int:
     """Blocks of a tensor; 0 for one without elements."""

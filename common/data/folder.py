@@ -1,8 +1,9 @@
-"""Folders of image files: what lies in them, in which order, and what each file's pixels are.
+"""Folders of image files: what lies in them, and in which order.
 
 Order is the byte order of the paths within the folder, so it is the same on every machine. Hidden files and the ones
-that file managers leave behind are passed over in silence; other files that are no images are listed as skipped. The
-decoders are limited to raster formats: Pillow would otherwise hand PostScript to an external program.
+that file managers leave behind are passed over in silence; other files that are no images are listed as skipped, and so
+are folders that cannot be listed and links that lead nowhere. The decoders are limited to raster formats: Pillow would
+otherwise hand PostScript to an external program.
 """
 
 from __future__ import annotations
@@ -10,31 +11,29 @@ from __future__ import annotations
 import os
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from common.data.dicom import is_dicom
 from common.data.image_set import Skipped
-from common.data.pixels import UnusableError, square
+from common.data.nifti import is_nifti
 from common.errors import BadData
 
-__all__ = ["ImageFile", "Listing", "decode", "header", "holds_files", "list_images"]
+__all__ = ["FORMATS", "ImageFile", "Listing", "Medical", "class_name_of", "has_picture_name",
+           "holds_files", "list_images", "medical"]
 
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
+Medical = Literal["dicom", "nifti"]
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 _SUFFIXES = frozenset((
     ".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".j2k",
 ))
+_DICOM = frozenset((".dcm", ".dicom", ".ima"))
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
-_THREADS = 4
-_WINDOW = 64
-"""Decoded at a time, so that threads hold no more than this many squares and `_THREADS` originals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,9 @@ class ImageFile:
     name: str
     """Path within the folder, with /, readable."""
     class_name: str
-    """The first folder of `name`, in Unicode normal form C; empty when it lies at the top."""
+    """The first folder of `name`, in Unicode normal form C; empty when it lies at the top. Of a table: what it says."""
+    content: bytes | None = None
+    """The file itself where it lies within another one, at `path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +65,23 @@ def list_images(folder: Path) -> Listing:
     Raises: BadData when the folder cannot be listed, or holds no image, naming the first file that is none.
     """
     images, skipped = [], []
-    for path, parts in _walk(folder, (), frozenset()):
+    for path, parts, wrong in _walk(folder, (), frozenset()):
         name = _readable("/".join(parts))
-        if path.suffix.lower() in _SUFFIXES or _opens(path):
-            images.append(ImageFile(path, name, _class_name(parts[0]) if len(parts) > 1 else ""))
+        if wrong:
+            skipped.append(Skipped(name, wrong, broken=True))
+        elif parts[-1].upper() == "DICOMDIR":
+            skipped.append(Skipped(name, "a DICOM directory, no picture"))
+        elif path.suffix.lower() in _SUFFIXES or medical(path) or _opens(path):
+            images.append(ImageFile(path, name, class_name_of(parts[0]) if len(parts) > 1 else ""))
         else:
-            dicom = path.suffix.lower() in (".dcm", ".dicom")
-            skipped.append(Skipped(name, "DICOM is not read; convert it to PNG" if dicom else "not an image"))
+            skipped.append(Skipped(name, "not an image"))
     if not images:
         if not skipped:
             raise BadData(f"{folder}: the folder is empty.", remedy="Put images into it.")
         raise BadData(f"{folder}: found {len(skipped)} file{'s' * (len(skipped) > 1)}, none is an image: "
                       f"first is {skipped[0].name} ({skipped[0].reason}).",
-                      remedy="Images are PNG, JPEG, BMP, GIF, TIFF or WebP files.")
-    folders = sorted(_class_name(entry.name) for entry in _entries(folder) if _is_folder(entry))
+                      remedy="Images are PNG, JPEG, BMP, GIF, TIFF, WebP, DICOM or NIfTI files.")
+    folders = sorted(class_name_of(entry.name) for entry in _entries(folder) if _is_folder(entry))
     return Listing(tuple(images), tuple(folders), tuple(skipped))
 
 
@@ -86,98 +90,66 @@ def holds_files(folder: Path) -> bool:
     return next(_walk(folder, (), frozenset()), None) is not None
 
 
-def header(file: ImageFile) -> tuple[tuple[int, int], Literal[1, 3]] | None:
-    """(width, height) and channels from the first bytes of a file; None when it is unreadable."""
-    try:
-        with warnings.catch_warnings(), Image.open(file.path, formats=_FORMATS) as image:
-            warnings.simplefilter("ignore")
-            return image.size, 1 if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I") else 3
-    except Exception:  # see `_pixels`
+def has_picture_name(path: Path) -> bool:
+    """Whether the name alone says that a file is an image of any kind."""
+    return path.suffix.lower() in _SUFFIXES | _DICOM or is_nifti(path)
+
+
+def medical(path: Path) -> Medical | None:
+    """Which reader other than the one for pictures a file needs, by its suffix, or by its first bytes if that says
+    nothing."""
+    if is_nifti(path):
+        return "nifti"
+    suffix = path.suffix.lower()
+    if suffix in _DICOM:
+        return "dicom"
+    if suffix in _SUFFIXES:
         return None
-
-
-def decode(
-    files: Sequence[ImageFile], *, size: int, channels: int, resize: str, on_error: Literal["stop", "skip"],
-    folder: str, progress: Callable[[float], None] | None = None,
-) -> tuple[NDArray[np.uint8], list[int], list[Skipped]]:
-    """Reads the files with a few threads.
-
-    Returns: uint8 (N, C, S, S); the index in `files` of each of the N; the files that could not be read.
-    Raises: BadData, naming the file, at the first that cannot be read, unless `on_error` is "skip"; and when none can.
-    """
-    squares = np.empty((len(files), channels, size, size), dtype=np.uint8)
-    kept: list[int] = []
-    skipped: list[Skipped] = []
-    with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS, thread_name_prefix="decode") as pool:
-        warnings.simplefilter("ignore")  # a damaged tag is no reason to write over a progress display
-        for start in range(0, len(files), _WINDOW):
-            window = files[start : start + _WINDOW]
-            results = pool.map(lambda file: _pixels(file.path, size, channels, resize), window)
-            for place, (file, result) in enumerate(zip(window, results, strict=True), start):
-                if not isinstance(result, str):
-                    squares[len(kept)] = result
-                    kept.append(place)
-                elif on_error == "stop":
-                    raise BadData(f"{folder}: {file.name} cannot be read: {result}.",
-                                  remedy='Replace or remove it, or set on_error = "skip" to leave such files out.')
-                else:
-                    skipped.append(Skipped(file.name, f"cannot be read: {result}"))
-            if progress is not None:
-                progress(min(start + _WINDOW, len(files)) / len(files))
-    if not kept:
-        raise BadData(f"{folder}: none of the {len(files)} images can be read: first is {skipped[0].name}, "
-                      f"{skipped[0].reason}.", remedy="Check that the files were copied completely.")
-    return squares[: len(kept)], kept, skipped
-
-
-def _pixels(path: Path, size: int, channels: int, resize: str) -> NDArray[np.uint8] | str:
-    """The picture as uint8 (C, S, S), or why there is none."""
-    limit = Image.MAX_IMAGE_PIXELS or 89_478_485
     try:
-        with Image.open(path, formats=_FORMATS) as image:
-            if image.width * image.height > limit:
-                return f"{image.width} x {image.height} pixels are too many (limit {limit}); scale it down"
-            return square(image, size=size, channels=channels, resize=resize)
-    except UnidentifiedImageError:
-        return "it is empty" if path.stat().st_size == 0 else "it is not an image, or damaged at its start"
-    except UnusableError as error:
-        return str(error)
-    except Image.DecompressionBombError:
-        return f"it has too many pixels (limit {limit}); scale it down"
-    except MemoryError:
-        return "it does not fit into memory"
-    except Exception as error:
-        # Pillow's decoders raise nearly anything on damaged bytes: OSError, SyntaxError, struct.error, KeyError, ...
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return text.rstrip(".")
+        with path.open("rb") as file:
+            return "dicom" if is_dicom(file.read(132)) else None
+    except OSError:
+        return None
 
 
 def _opens(path: Path) -> bool:
     """Whether a file whose suffix says nothing starts like an image."""
     try:
-        with warnings.catch_warnings(), Image.open(path, formats=_FORMATS):
+        with warnings.catch_warnings(), Image.open(path, formats=FORMATS):
             return True
-    except Exception:  # see `_pixels`
+    except Exception:  # Pillow raises nearly anything on damaged bytes
         return False
 
 
 def _walk(
     folder: Path, parts: tuple[str, ...], above: frozenset[tuple[int, int]]
-) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Files at any depth with their path parts, in byte order of paths; a link back to a folder above ends there."""
+) -> Iterator[tuple[Path, tuple[str, ...], str]]:
+    """Files at any depth with their path parts, in byte order of paths; a link back to a folder above ends there.
+
+    The text says what is wrong with a folder or file that cannot be looked at, and is empty otherwise.
+    """
     here = folder.stat()
     identity = (here.st_dev, here.st_ino)
     if identity in above:
         return
     # A folder sorts as "name/", so that the order is that of whole paths.
-    entries = sorted(((os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""), entry)
-                      for entry in _entries(folder)), key=itemgetter(0))
+    try:
+        found = _entries(folder)
+    except BadData:
+        if not parts:
+            raise
+        yield folder, parts, "the folder cannot be listed: this user may not read it"
+        return
+    entries = sorted(((os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""), entry) for entry in found),
+                     key=itemgetter(0))
     for key, entry in entries:
         inner = (*parts, entry.name)
         if key.endswith(b"/"):
             yield from _walk(Path(entry.path), inner, above | {identity})
         elif _is_file(entry):
-            yield Path(entry.path), inner
+            yield Path(entry.path), inner, ""
+        elif entry.is_symlink():
+            yield Path(entry.path), inner, "a link that leads nowhere, or to where this user may not look"
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -208,6 +180,7 @@ def _readable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _class_name(name: str) -> str:
+def class_name_of(name: str) -> str:
+    """A folder's name as the class that it stands for."""
     # macOS stores decomposed letters; a class must have one spelling at every site.
     return unicodedata.normalize("NFC", _readable(name))

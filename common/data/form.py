@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "ImageForm"]
+__all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "ImageForm", "OnError", "Reading"]
+
+OnError = Literal["stop", "skip", "report"]
+"""At a file that cannot be read: stop; leave it out; or read everything, list all that is wrong, then stop."""
 
 LABELLED = "labelled"
 UNLABELLED = "unlabelled"
 """Names of the two folders, and of the two parts of an .npz, that say which images have a class; no class of a study
 with labels at silos can be called so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a file cannot say of itself: which of its values are black and white, and which of its pictures count.
+
+    Only for files of more than 8 bits or more than one picture. It changes pixels, so a study fixes it for all.
+    """
+
+    window: tuple[float, ...] | str = "file"
+    """"file": what the file says of itself. "image": from the smallest value of each picture to its largest. Or centre
+    and width, in the file's units: Hounsfield units of a CT, stored values of a 16-bit picture."""
+    window_number: int = 1
+    """Which of a DICOM file's own windows, from 1; the last one where it has fewer."""
+    frames: int | str = "first"
+    """Of the frames of a DICOM file or the pages of a TIFF: "first", "middle", "all", or a number, spread evenly."""
+    axis: Literal["axial", "coronal", "sagittal"] = "axial"
+    """How a NIfTI volume is cut."""
+    slices: int | str = "middle"
+    """Of its slices: "middle", "all", or a number, spread evenly."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.window, str):
+            if self.window not in ("file", "image"):
+                raise ValueError(f'window = "{self.window}": give "file", "image" or [centre, width].')
+        elif len(self.window) != 2 or not all(map(math.isfinite, self.window)) or self.window[1] <= 0:
+            raise ValueError(f"window = {list(self.window)}: give [centre, width], the width above 0.")
+        if not 1 <= self.window_number <= 99:
+            raise ValueError(f"window_number = {self.window_number}: must be between 1 and 99.")
+        for name, words in (("frames", ("first", "middle", "all")), ("slices", ("middle", "all"))):
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in words:
+                raise ValueError(f'{name} = "{value}": give {", ".join(map(repr, words))} or a number.')
+            if not isinstance(value, str) and not 1 <= value <= 10_000:
+                raise ValueError(f"{name} = {value}: must be between 1 and 10000.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +67,8 @@ class ImageForm:
     resize: Literal["fit", "crop", "stretch", "pad"] = "fit"
     """How another size is brought to `size`: pad to a square and scale, centre square and scale, stretch, or pad with
     black without scaling (larger images are refused)."""
+    reading: Reading = Reading()
+    """How files of more than 8 bits or more than one picture are read."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:

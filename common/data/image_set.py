@@ -78,6 +78,8 @@ class Skipped:
 
     name: str
     reason: str
+    broken: bool = False
+    """Whether it should have been an image; False for a report among scans, say, which is never a reason to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,9 @@ class ReadResult:
 class Survey:
     """What a source holds, found without decoding its images."""
 
-    kind: Literal["class_folders", "flat_folder", "npz", "digits"]
+    kind: Literal["class_folders", "flat_folder", "npz", "digits", "table", "parquet"]
     num_images: int
-    """In a folder: the files that look like images by their name."""
+    """In a folder: the files that look like images by their name. A file of several pictures counts once."""
     classes: tuple[str, ...]
     """As `read_images` would find them; empty when the source has none."""
     class_counts: dict[str, int]
@@ -106,6 +108,8 @@ class Survey:
     counts are of an even sample."""
     channels: Literal[1, 3]
     """3 as soon as one image of the sample has colours."""
+    skipped: tuple[Skipped, ...] = ()
+    """What would be left out as far as names show it."""
 
 
 def measure_form(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -7,6 +7,7 @@
 | a flat folder                | none                                   | all                                      |
 | an .npz with two parts       | `labelled_images`, `labelled_labels`   | `unlabelled_images`, `unlabelled_steps`  |
 | any other .npz, digits       | all, if there are labels               | all, if there are none                   |
+| a table, Parquet             | rows with a label                      | rows without                             |
 
 The two parts of an .npz may be empty. Its `unlabelled_steps` (one whole number per image, from 0) let the unlabelled
 images come in steps of `rounds_per_step` rounds each: the streaming setting of FedMatch.
@@ -16,21 +17,32 @@ Shapes: N unlabelled images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import archive, folder
-from common.data.form import LABELLED, UNLABELLED, ImageForm
+from common.data import archive, folder, parquet
+from common.data.form import LABELLED, UNLABELLED, ImageForm, OnError
 from common.data.image_set import ImageSet, Skipped, joined
-from common.data.readers import check_folders, parse_source, read_images, read_listing, survey
+from common.data.pixels import Geometry
+from common.data.readers import (
+    ReadPart,
+    check_folders,
+    kind_of,
+    listing_of,
+    parse_source,
+    read_images,
+    read_listing,
+    read_rows,
+    refuse_broken,
+    survey,
+)
 from common.errors import BadData
 
-__all__ = ["PartlyLabelled", "PartlySurvey", "read_partly_labelled", "survey_partly_labelled"]
+__all__ = ["PartlyLabelled", "PartlySurvey", "apart", "parts_of", "read_partly_labelled", "survey_partly_labelled"]
 
 _NEARLY = (LABELLED, UNLABELLED, "labeled", "unlabeled")
 Progress = Callable[[float, str], None]
@@ -60,7 +72,7 @@ class PartlySurvey:
 
 
 def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ...], use_labels: bool,
-                         on_error: Literal["stop", "skip"] = "stop",
+                         on_error: OnError = "stop",
                          progress: Progress | None = None) -> PartlyLabelled:
     """All images of a source in a study's geometry, apart by whether they are labelled.
 
@@ -71,14 +83,20 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
     Raises: BadData, naming the file, also for a class that the study does not have.
     """
     path, split = parse_source(source)
-    if path is not None and path.is_dir() and use_labels:
-        return _read_folder(source, path, form, classes, on_error, progress)
-    parts = _parts(source, path, split)
+    kind = kind_of(path)
+    if path is not None and use_labels and kind in ("folder", "table"):
+        listing = listing_of(path, split, source=source, classes=classes)
+        divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
+        return _read_apart(source, listing, divided, form, classes, on_error, progress)
+    if path is not None and use_labels and kind == "parquet":
+        return _read_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source), form, classes, on_error,
+                          progress)
+    parts = parts_of(source, path, split)
     if parts is not None:
         return _read_parts(source, parts, form, classes, use_labels, progress)
     labelled = use_labels and sum(survey(source).class_counts.values()) > 0
     found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
-                        labelled=labelled, on_error=on_error, progress=progress)
+                        labelled=labelled, on_error=on_error, progress=progress, reading=form.reading)
     return PartlyLabelled(labelled=found.images if labelled else None, unlabelled=None if labelled else found.images,
                           skipped=found.skipped)
 
@@ -89,11 +107,13 @@ def survey_partly_labelled(source: str) -> PartlySurvey:
     Raises: BadData as `read_partly_labelled`, except for what only decoding or the study's classes show.
     """
     path, split = parse_source(source)
-    if path is not None and path.is_dir():
-        apart = _apart(source, path, folder.list_images(path))
-        return PartlySurvey(labelled=sum(bool(file.class_name) for file in apart.labelled.images),
-                            unlabelled=len(apart.unlabelled.images))
-    parts = _parts(source, path, split)
+    kind = kind_of(path)
+    if path is not None and kind in ("folder", "table"):
+        listing = listing_of(path, split, source=source)
+        divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
+        return PartlySurvey(labelled=sum(bool(file.class_name) for file in divided.labelled.images),
+                            unlabelled=len(divided.unlabelled.images))
+    parts = parts_of(source, path, split)
     if parts is not None:
         steps = 0 if parts.steps_N is None else int(parts.steps_N.max(initial=-1)) + 1
         return PartlySurvey(labelled=parts.labelled, unlabelled=parts.unlabelled, steps=steps)
@@ -131,39 +151,95 @@ def _apart(source: str, path: Path, listing: folder.Listing) -> _Apart:
                   ())
 
 
-def _read_folder(source: str, path: Path, form: ImageForm, classes: tuple[str, ...],
-                 on_error: Literal["stop", "skip"], progress: Progress | None) -> PartlyLabelled:
-    listing = folder.list_images(path)
-    apart = _apart(source, path, listing)
-    if apart.others:
-        raise BadData(f"{source}: it is not clear what the folder '{apart.others[0]}' beside '{LABELLED}' is.",
+def apart(source: str, path: Path, listing: folder.Listing) -> folder.Listing:
+    """A folder's images as a silo takes them: the class of each, empty without a label; class folders as `folders`."""
+    found = _apart(source, path, listing)
+    images = (*found.labelled.images, *(replace(file, class_name="") for file in found.unlabelled.images))
+    return folder.Listing(images, found.labelled.folders, listing.skipped)
+
+
+def _by_label(source: str, listing: folder.Listing) -> _Apart:
+    """A table's images apart."""
+    return _Apart(source, replace(listing, images=tuple(file for file in listing.images if file.class_name)),
+                  folder.Listing(tuple(file for file in listing.images if not file.class_name), (), ()), ())
+
+
+def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: ImageForm, classes: tuple[str, ...],
+                on_error: OnError, progress: Progress | None) -> PartlyLabelled:
+    if divided.others:
+        raise BadData(f"{source}: it is not clear what the folder '{divided.others[0]}' beside '{LABELLED}' is.",
                       remedy=f"Class folders belong into '{LABELLED}', images without a class into '{UNLABELLED}'.")
-    for name in apart.labelled.folders:
+    for name in divided.labelled.folders:
         if name.casefold() in _NEARLY and name not in classes:
             raise BadData(f"{source}: the folder '{name}' is not a class of the study.",
                           remedy=f"Call it '{LABELLED}' if it holds class folders, '{UNLABELLED}' if images without.")
-    sets: list[ImageSet | None] = []
-    skipped = listing.skipped
-    done = 0
-    for where, part, with_class in ((apart.where, apart.labelled, True), (source, apart.unlabelled, False)):
+    broken = next((item for item in listing.skipped if item.broken), None)
+    if on_error == "stop" and broken is not None:
+        raise BadData(f"{source}: {broken.name}: {broken.reason}.",
+                      remedy='Mend it, or set on_error = "skip" to leave such files out.')
+
+    def read(with_class: bool, ranges: Mapping[str, float]) -> ReadPart | None:
+        where, part = (divided.where, divided.labelled) if with_class else (source, divided.unlabelled)
+        part = replace(part, skipped=())
         if not part.images:
             if with_class:
                 check_folders(where, part.folders, classes)
-            sets.append(None)
-            continue
-        found = read_listing(where, part, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
-                             labelled=with_class, on_error=on_error,
-                             progress=_share_of(progress, done, len(part.images), len(listing.images)))
-        done += len(part.images)
-        sets.append(found.images)
-        skipped += found.skipped
-    return PartlyLabelled(labelled=sets[0], unlabelled=sets[1], skipped=skipped)
+            return None
+        done = 0 if with_class else len(divided.labelled.images)
+        return read_listing(where, part, form=_geometry(form), reading=form.reading, classes=classes,
+                            labelled=with_class, on_error=_later(on_error), ranges=ranges,
+                            progress=_share_of(progress, done, len(part.images), len(listing.images)))
+
+    return _together(source, read, listing.skipped, on_error)
+
+
+def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on_error: OnError,
+               progress: Progress | None) -> PartlyLabelled:
+    with_label = np.zeros(rows.number, dtype=bool) if rows.labels_N is None else rows.labels_N >= 0
+    done = int(with_label.sum())
+
+    def read(with_class: bool, ranges: Mapping[str, float]) -> ReadPart | None:
+        wanted = with_label if with_class else ~with_label
+        if not wanted.any():
+            return None
+        return read_rows(rows, form=_geometry(form), reading=form.reading, classes=classes, labelled=with_class,
+                         on_error=_later(on_error), wanted=wanted, ranges=ranges,
+                         progress=_share_of(progress, 0 if with_class else done, int(wanted.sum()), rows.number))
+
+    return _together(rows.source, read, (), on_error)
+
+
+def _together(source: str, read: Callable[[bool, Mapping[str, float]], ReadPart | None],
+              skipped: tuple[Skipped, ...], on_error: OnError) -> PartlyLabelled:
+    """Both parts, with one range of deep values: the labelled part again when the other one is brighter."""
+    labelled = read(True, {})
+    ranges = {} if labelled is None else labelled.ranges
+    unlabelled = read(False, ranges)
+    if labelled is not None and unlabelled is not None and any(
+            kind in ranges and limit > ranges[kind] for kind, limit in unlabelled.ranges.items()):
+        labelled = read(True, unlabelled.ranges)
+    for part in (labelled, unlabelled):
+        skipped += () if part is None else part.skipped
+    if on_error == "report":
+        refuse_broken(source, skipped)
+    return PartlyLabelled(labelled=None if labelled is None else labelled.images,
+                          unlabelled=None if unlabelled is None else unlabelled.images, skipped=skipped)
+
+
+def _later(on_error: OnError) -> OnError:
+    """What is wrong is reported once, when both parts are read."""
+    return "skip" if on_error == "report" else on_error
+
+
+def _geometry(form: ImageForm) -> Geometry:
+    return Geometry(size=form.size, channels=form.channels, resize=form.resize)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
-def _parts(source: str, path: Path | None, split: str) -> archive.Parts | None:
+def parts_of(source: str, path: Path | None, split: str) -> archive.Parts | None:
+    """The labelled and unlabelled part of an .npz that has them; None for any other source."""
     if path is None or path.suffix.lower() != ".npz" or not path.is_file() or split not in ("", LABELLED, UNLABELLED):
         return None
     parts = archive.parts(path, source=source)
@@ -181,7 +257,7 @@ def _read_parts(source: str, parts: archive.Parts, form: ImageForm, classes: tup
         if not count:
             return None
         return read_images(f"{base}#{part}", size=form.size, channels=form.channels, resize=form.resize,
-                           classes=classes, labelled=with_labels,
+                           classes=classes, labelled=with_labels, reading=form.reading,
                            progress=_share_of(progress, done, count, total)).images
 
     labelled = read(LABELLED, 0, parts.labelled, with_labels=use_labels)

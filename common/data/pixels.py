@@ -6,27 +6,49 @@ antialiased bilinear filter ("pad" resamples nothing), and grey is ITU-R 601 lum
 Depth. Values of 8 bits are taken as they are. 16-bit values are divided by 4095 when none exceeds 4095, since scanners
 put 12 bits into 16-bit files, else by 65535; other whole numbers likewise, but by 255 when none exceeds 255. Fractions
 are taken as 0..1 when none exceeds 1, else as 0..255. Negative values, larger ones and NaN are refused: which window
-shows them is a medical choice, not ours. In a folder the range is that of each file, in an .npz that of its split.
+shows them is a medical choice, not ours. The range is that of the whole source (of an .npz: of its split), so that a
+dark picture stays dark. A window that the study names, or "image", takes the place of all this.
 
 Shapes: N images, H rows, W columns, C channels, S side of the square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-__all__ = ["Resize", "UnusableError", "square", "squares", "to_eight_bits"]
+from common.data import grey
+from common.data.form import Reading
+
+__all__ = ["Geometry", "NoPictureError", "Range", "Resize", "UnusableError", "eight_bits", "fitted", "square",
+           "squares"]
 
 Resize = Literal["fit", "crop", "stretch", "pad"]
 Pixels = NDArray[np.uint8]
+Range = tuple[str, float]
+"""What deep values were divided by: a kind of values ("16 bits", "whole numbers", "fractions") and the limit."""
 
 _FILTER = Image.Resampling.BILINEAR
 _CHUNK = 4096
+_LIMITS: dict[str, tuple[float, ...]] = {
+    "16 bits": (4095.0, 65535.0),  # not 255: a dark 12-bit scan must not become bright
+    "whole numbers": (255.0, 4095.0, 65535.0),
+    "fractions": (1.0, 255.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    """The squares that pictures are brought to."""
+
+    size: int
+    channels: int
+    resize: str
 
 
 class UnusableError(ValueError):
@@ -37,37 +59,49 @@ class UnusableError(ValueError):
         self.remedy = remedy
 
 
-def square(image: Image.Image, *, size: int, channels: int, resize: str) -> Pixels:
-    """The picture as uint8 (C, S, S).
+class NoPictureError(UnusableError):
+    """A file that is whole and holds no picture, such as a report among scans: left out whatever else is wrong."""
+
+
+def square(image: Image.Image, form: Geometry, *, reading: Reading, ranges: Mapping[str, float]
+           ) -> tuple[Pixels, Range | None]:
+    """The picture as uint8 (C, S, S), and what its values were divided by if they have more than 8 bits.
 
     The orientation that a camera noted is applied, transparency lies on black, a palette is resolved, of several frames
-    the first is taken.
+    the first is taken. Resizing: "fit" pads to a square with black, "crop" takes the centre square, "stretch" neither;
+    then scaled. "pad" puts black around the picture, the same on both sides (an odd pixel goes right and below), and
+    scales nothing.
     Args:
-        resize: "fit" pads to a square with black, "crop" takes the centre square, "stretch" neither; then scaled. "pad"
-            puts black around the picture, the same on both sides (an odd pixel goes right and below), and scales
-            nothing.
+        ranges: the range that other pictures of the source need at least.
     Raises: UnusableError with the reason; whatever Pillow raises for damaged data.
     """
     image = ImageOps.exif_transpose(image)
     if image.width == 0 or image.height == 0:
         raise UnusableError("it has no pixels")
+    divided = None
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image)
         if values.dtype == np.int32 and values.min() >= 0 and values.max() <= 65535:
             values = values.astype(np.uint16)  # Pillow hands some 16-bit files over in 32 bits
-        image = Image.fromarray(to_eight_bits(values))
+        shown, divided = eight_bits(values, reading=reading, ranges=ranges)
+        image = Image.fromarray(shown)
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
     elif image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
-    scaled = _scale(image.convert("L" if channels == 1 else "RGB"), size, resize)
+    return fitted(image, form), divided
+
+
+def fitted(image: Image.Image, form: Geometry) -> Pixels:
+    """A picture of 8 bits without opacity as uint8 (C, S, S)."""
+    scaled = _scale(image.convert("L" if form.channels == 1 else "RGB"), form.size, form.resize)
     pixels = np.asarray(scaled, dtype=np.uint8)
-    return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)
+    return pixels[None] if form.channels == 1 else np.moveaxis(pixels, 2, 0)
 
 
 def squares(
-    images: NDArray[np.generic], *, size: int, channels: int, resize: str,
+    images: NDArray[np.generic], *, size: int, channels: int, resize: str, reading: Reading = Reading(),
     progress: Callable[[float], None] | None = None,
 ) -> Pixels:
     """A stack of pictures as uint8 (N, C, S, S).
@@ -79,11 +113,12 @@ def squares(
     """
     images_NHWC = images[..., None] if images.ndim == 3 else images
     number, height, width, _ = images_NHWC.shape
-    high = _limit(images_NHWC)
+    low, high = _ends(images_NHWC, reading, {})[:2] if reading.window != "image" else (0.0, 0.0)
     done = np.empty((number, channels, size, size), dtype=np.uint8)
     for start in range(0, number, _CHUNK):
         stop = min(start + _CHUNK, number)
-        chunk = _to_channels(_convert(images_NHWC[start:stop], high), channels)
+        chunk = _to_channels(_by_image(images_NHWC[start:stop]) if reading.window == "image"
+                             else _convert(images_NHWC[start:stop], low, high), channels)
         if (height, width) == (size, size):
             done[start:stop] = np.moveaxis(chunk, 3, 1)
         else:
@@ -96,40 +131,59 @@ def squares(
     return done
 
 
-def to_eight_bits(values: NDArray[np.generic]) -> Pixels:
-    """uint8 of the same shape, by the rule of depth above.
+def eight_bits(values: NDArray[Any], *, reading: Reading, ranges: Mapping[str, float]) -> tuple[Pixels, Range | None]:
+    """uint8 of the same shape, by the rule of depth above, and the range that was used.
 
-    Raises: UnusableError for negative values, values above 65535 (fractions: above 255), NaN or infinities.
+    Raises: UnusableError for negative values, values above 65535 (fractions: above 255) unless the study names a
+        window; for NaN or infinities.
     """
-    return _convert(values, _limit(values))
+    low, high, divided = _ends(values, reading, ranges)
+    return _convert(values, low, high), divided
 
 
-def _limit(values: NDArray[np.generic]) -> float:
-    """The value that becomes 255."""
+def _ends(values: NDArray[Any], reading: Reading, ranges: Mapping[str, float]) -> tuple[float, float, Range | None]:
+    """The values that become 0 and 255."""
     if values.dtype == np.bool_:
-        return 1.0
+        return 0.0, 1.0, None
     if values.dtype == np.uint8 or values.size == 0:
-        return 255.0
+        return 0.0, 255.0, None
     if values.dtype.kind not in "iuf":
         raise UnusableError(f"its pixels have the type {values.dtype}, not numbers")
     low, high = float(values.min()), float(values.max())
     if not (np.isfinite(low) and np.isfinite(high)):
         raise UnusableError("it has pixels that are NaN or infinite")
+    if reading.window == "image":
+        return low, high, None
+    if not isinstance(reading.window, str):
+        centre, width = reading.window
+        return centre - width / 2, centre + width / 2, None
     if low < 0:
-        raise UnusableError(f"it has negative pixels ({low:g}); convert it to 8-bit grey, windowed as it is read")
-    ranges = (1.0, 255.0) if values.dtype.kind == "f" else (255.0, 4095.0, 65535.0)
-    if values.dtype.kind == "u" and values.dtype.itemsize == 2:
-        ranges = (4095.0, 65535.0)  # not 255: a dark 12-bit scan must not become bright
-    for limit in ranges:
+        raise UnusableError(f"it has negative pixels ({low:g}); name a window, or convert it to 8-bit grey, windowed as"
+                            " it is read")
+    kind = "fractions" if values.dtype.kind == "f" else (
+        "16 bits" if values.dtype.kind == "u" and values.dtype.itemsize == 2 else "whole numbers")
+    for limit in _LIMITS[kind]:
         if high <= limit:
-            return limit
-    raise UnusableError(f"its brightest pixel is {high:g}, beyond {ranges[-1]:g}; convert it to 8-bit grey")
+            limit = max(limit, ranges.get(kind, 0.0))
+            return 0.0, limit, (kind, limit)
+    raise UnusableError(f"its brightest pixel is {high:g}, beyond {_LIMITS[kind][-1]:g}; name a window, or convert it"
+                        " to 8-bit grey")
 
 
-def _convert(values: NDArray[np.generic], limit: float) -> Pixels:
+def _by_image(values: NDArray[Any]) -> Pixels:
+    """Each picture of (N, H, W, C) from its own smallest value to its largest."""
+    if values.dtype == np.uint8:
+        return values
+    done = np.empty(values.shape, dtype=np.uint8)
+    for place, picture in enumerate(values):
+        done[place] = _convert(picture, *_ends(picture, Reading(window="image"), {})[:2])
+    return done
+
+
+def _convert(values: NDArray[Any], low: float, high: float) -> Pixels:
     if values.dtype == np.uint8:
         return values.astype(np.uint8, copy=False)
-    return np.floor(values.astype(np.float64) * (255.0 / limit) + 0.5).astype(np.uint8)
+    return grey.looked_up(values, lambda some: grey.rounded(grey.spread(some, low, high)))
 
 
 def _to_channels(pixels_NHWC: Pixels, channels: int) -> Pixels:

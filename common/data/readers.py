@@ -1,14 +1,16 @@
 """Reads a source of images into the one form of a study.
 
-| source           | holds                                                                       |
-|------------------|-----------------------------------------------------------------------------|
-| a folder         | one folder per class, its name the class; unlabelled, images at any depth   |
-| file.npz         | MedMNIST's layout; file.npz#train, #val or #test, by default the train part |
-| a part, .npz     | what `semisilo split` writes for a silo: part.npz#labelled and #unlabelled  |
-| digits           | scikit-learn's embedded scans; digits#train and digits#test, a fixed split  |
+| source             | holds                                                                       |
+|--------------------|-----------------------------------------------------------------------------|
+| a folder           | one folder per class, its name the class; unlabelled, images at any depth   |
+| file.csv, file.tsv | a table of file names and labels: see `common.data.table`                   |
+| file.parquet       | images in rows; also a folder of such files: see `common.data.parquet`      |
+| file.npz           | MedMNIST's layout; file.npz#train, #val or #test, by default the train part |
+| a part, .npz       | what `semisilo split` writes for a silo: part.npz#labelled and #unlabelled  |
+| digits             | scikit-learn's embedded scans; digits#train and digits#test, a fixed split  |
 
 Class order decides the labels. A study freezes it; given as `classes`, a source that lacks a class shifts nothing and
-one with an unknown class is refused. Not given, class folders count in sorted order. In an .npz that does not name its
+one with an unknown class is refused. Not given, class folders count in sorted order. In a source that does not name its
 classes a label is the index into `classes`.
 
 Shapes: N images, C channels, S side of the square.
@@ -17,62 +19,104 @@ Shapes: N images, C channels, S side of the square.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import archive, folder, pixels
+from common.data import archive, decoding, folder, parquet, pixels, table
+from common.data.folder import ImageFile, Listing
+from common.data.form import OnError, Reading
 from common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
 from common.data.room import check_room
 from common.errors import BadConfiguration, BadData
+from common.logs import printable
 
-__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "check_folders", "measure_form", "parse_source",
-           "read_images", "read_listing", "survey"]
+__all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_of", "check_folders", "kind_of",
+           "listing_of", "measure_form", "parse_source", "read_images", "read_listing", "read_rows", "refuse_broken",
+           "survey"]
 
+SourceKind = Literal["folder", "table", "parquet", "npz", "digits"]
+_LOG = logging.getLogger("semisilo.data")
 _SAMPLE = 500
+_SOURCES = "Give a folder of images, a .csv, .parquet or .npz file, or digits."
 _RESIZES = get_args(pixels.Resize)
 
 
 def read_images(
     source: str, *, size: int, channels: int, resize: str = "fit", classes: tuple[str, ...] | None = None,
-    labelled: bool = True, on_error: Literal["stop", "skip"] = "stop",
-    progress: Callable[[float, str], None] | None = None,
+    labelled: bool = True, on_error: OnError = "stop", progress: Callable[[float, str], None] | None = None,
+    reading: Reading = Reading(),
 ) -> ReadResult:
     """All images of a source, in the study's geometry.
 
     Args:
-        source: a folder, an .npz file or "digits"; see the table above.
+        source: see the table above.
         size: S, 1 to 4096. channels: 1 or 3. resize: "fit", "crop", "stretch" or "pad".
         classes: the study's class names in label order, once they are frozen.
         labelled: False drops labels and reads images at any depth of a folder.
-        on_error: at a file that cannot be read, "stop" or "skip" (and list) it.
+        on_error: at a file that cannot be read, "stop"; "skip" (and list) it; or "report": read all, log each that is
+            wrong, then raise.
         progress: told the share that is done, 0 to 1, and a line of text.
-    Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths.
+        reading: how files of more than 8 bits or several pictures are read.
+    Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
     """
     _check_form(size, channels, resize)
     classes = _checked_classes(classes)
     path, split = parse_source(source)
-
-    if path is not None and path.is_dir():
-        return read_listing(source, folder.list_images(path), size=size, channels=channels, resize=resize,
+    kind = kind_of(path)
+    form = pixels.Geometry(size=size, channels=channels, resize=resize)
+    if kind in ("folder", "table"):
+        assert path is not None
+        return read_listing(source, listing_of(path, split, source=source, classes=classes), form=form, reading=reading,
                             classes=classes, labelled=labelled, on_error=on_error, progress=progress)
-    shape = _arrays(source, path, split, labels="no", pixels=False).shape
+    if kind == "parquet":
+        assert path is not None
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        return read_rows(rows, form=form, reading=reading, classes=classes, labelled=labelled, on_error=on_error,
+                         progress=progress)
+    shape = arrays_of(source, path, split, labels="no", pixels=False).shape
     _check_room(source, shape[0], size=size, channels=channels)
-    arrays = _arrays(source, path, split, labels="needed" if labelled else "no")
-    labels_N, names = (_align(arrays, classes) if labelled else (None, classes))
+    arrays = arrays_of(source, path, split, labels="needed" if labelled else "no")
+    labels_N, names = (_align(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
+                       if labelled else (None, classes))
     assert arrays.images is not None
     try:
-        squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, progress=_told(progress))
+        squares = pixels.squares(arrays.images, size=size, channels=channels, resize=resize, reading=reading,
+                                 progress=_told(progress))
     except pixels.UnusableError as error:
         raise BadData(f"{source}: its images cannot be used: {error}.",
                       remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
     image_names = tuple(f"{arrays.prefix}[{i}]" for i in range(len(squares)))
     return ReadResult(_image_set(squares, labels_N, image_names), names, ())
+
+
+def kind_of(path: Path | None) -> SourceKind:
+    """What kind of source a path is, by its name and by what a folder holds; "npz" also for what is none of them."""
+    if path is None:
+        return "digits"
+    if parquet.parquet_files(path):
+        return "parquet"
+    if path.is_dir():
+        return "folder"
+    return "table" if table.is_table(path) and path.exists() else "npz"
+
+
+def listing_of(path: Path, split: str, *, source: str, classes: tuple[str, ...] = ()) -> Listing:
+    """The images of a folder or a table.
+
+    Raises: BadData when it cannot be listed or understood, or holds no image.
+    """
+    if table.is_table(path) and not path.is_dir():
+        return table.list_table(path, split, source=source, classes=classes)
+    return folder.list_images(path)
 
 
 def survey(source: str) -> Survey:
@@ -81,55 +125,182 @@ def survey(source: str) -> Survey:
     Raises: BadData as `read_images`, except for what only decoding shows.
     """
     path, split = parse_source(source)
-    if path is None or not path.is_dir():
-        arrays = _arrays(source, path, split, labels="if there", pixels=False)
-        counts = dict.fromkeys(arrays.classes, 0)
-        if arrays.labels_N is not None:
-            occurring = np.bincount(arrays.labels_N, minlength=len(arrays.classes)).tolist()
-            counts = dict(zip(arrays.classes, occurring, strict=True))
+    kind = kind_of(path)
+    if kind == "parquet":
+        assert path is not None
+        return _survey_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source))
+    if kind not in ("folder", "table"):
+        arrays = arrays_of(source, path, split, labels="if there", pixels=False)
+        counts = _class_counts(arrays.labels_N, arrays.classes)
         return Survey("digits" if path is None else "npz", arrays.shape[0], arrays.classes, counts,
                       {(arrays.shape[2], arrays.shape[1]): arrays.shape[0]},
                       3 if len(arrays.shape) == 4 and arrays.shape[3] > 1 else 1)
-    listing = folder.list_images(path)
-    step = -(-len(listing.images) // _SAMPLE)
-    headers = [found for file in listing.images[::step] if (found := folder.header(file)) is not None]
-    sizes = dict(Counter(size for size, _ in headers).most_common(5))
+    assert path is not None
+    listing = listing_of(path, split, source=source)
+    sizes, channels = _sampled(listing.images, len(listing.images))
     by_class = Counter(file.class_name for file in listing.images)
     in_classes = any(name for name in by_class)
-    return Survey("class_folders" if in_classes else "flat_folder", len(listing.images),
-                  listing.folders if in_classes else (),
-                  {name: by_class[name] for name in listing.folders} if in_classes else {},
-                  sizes, 3 if any(count == 3 for _, count in headers) else 1)
+    counts = {name: by_class[name] for name in listing.folders} if in_classes else {}
+    return Survey("table" if kind == "table" else "class_folders" if in_classes else "flat_folder",
+                  len(listing.images), listing.folders if in_classes else (), counts, sizes, channels, listing.skipped)
+
+
+def _survey_rows(rows: parquet.Rows) -> Survey:
+    wanted = np.zeros(rows.number, dtype=bool)
+    wanted[: min(rows.number, 50)] = True  # the first rows: others would need all before them to be read
+    sizes, channels = _sampled(list(parquet.files_of(rows, wanted)), 50)
+    return Survey("parquet", rows.number, rows.classes, _class_counts(rows.labels_N, rows.classes), sizes, channels)
+
+
+def _sampled(files: Sequence[ImageFile], number: int) -> tuple[dict[tuple[int, int], int], Literal[1, 3]]:
+    """Sizes with counts, and channels, of an even sample."""
+    step = max(1, -(-number // _SAMPLE))
+    headers = [found for file in files[::step] if (found := decoding.header(file)) is not None]
+    sizes = dict(Counter(found.size for found in headers).most_common(5))
+    return sizes, 3 if any(found.channels == 3 for found in headers) else 1
+
+
+def _class_counts(labels_N: NDArray[np.int64] | None, classes: tuple[str, ...]) -> dict[str, int]:
+    occurring = ([0] * len(classes) if labels_N is None
+                 else np.bincount(labels_N[labels_N >= 0], minlength=len(classes)).tolist())
+    return dict(zip(classes, occurring, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReadPart(ReadResult):
+    """A result with what another part of the same source must know."""
+
+    ranges: dict[str, float] = field(default_factory=dict)
+    """What values of more than 8 bits were divided by: `common.data.decoding.decode`."""
 
 
 def read_listing(
-    source: str, listing: folder.Listing, *, size: int, channels: int, resize: str, classes: tuple[str, ...],
-    labelled: bool, on_error: Literal["stop", "skip"], progress: Callable[[float, str], None] | None = None,
-) -> ReadResult:
+    source: str, listing: Listing, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...],
+    labelled: bool, on_error: OnError, progress: Callable[[float, str], None] | None = None,
+    ranges: Mapping[str, float] | None = None,
+) -> ReadPart:
     """As `read_images`, of image files that were listed before.
 
     Args:
         source: where they lie, for messages.
+        ranges: what another part of the same source divides values of more than 8 bits by.
     """
     files, skipped = list(listing.images), list(listing.skipped)
+    broken = next((item for item in skipped if item.broken), None)
+    if on_error == "stop" and broken is not None:
+        raise BadData(f"{source}: {broken.name}: {broken.reason}.",
+                      remedy='Mend it, or set on_error = "skip" to leave such files out.')
     if labelled:
+        of_table = source.partition("#")[0].lower().endswith((".csv", ".tsv"))
         if not any(file.class_name for file in files):
-            raise BadData(f"{source}: holds {len(files)} images but no class folders.",
-                          remedy="Put the images of each class into a folder with its name, or use them as unlabelled.")
-        check_folders(source, listing.folders, classes)
+            raise BadData(f"{source}: names {len(files)} images and no label." if of_table
+                          else f"{source}: holds {len(files)} images but no class folders.",
+                          remedy="Say which column holds the labels: add #label=COLUMN." if of_table else
+                          "Put the images of each class into a folder with its name, or use them as unlabelled.")
+        _refuse_unknown(source, listing.folders, classes, what="class" if of_table else "folder")
         classes = classes or listing.folders
-        skipped += [Skipped(file.name, "lies beside the class folders, so it has no class")
-                    for file in files if not file.class_name]
+        beside = "has no label" if of_table else "lies beside the class folders, so it has no class"
+        skipped += [Skipped(file.name, beside) for file in files if not file.class_name]
         files = [file for file in files if file.class_name]
-    _check_room(source, len(files), size=size, channels=channels)
-    squares, kept, unreadable = folder.decode(files, size=size, channels=channels, resize=resize, on_error=on_error,
-                                              folder=source, progress=_told(progress))
-    labels_N = None
+    number = sum(decoding.count_pictures(files, reading))
+    _check_room(source, number, size=form.size, channels=form.channels)
+    found = decoding.decode(lambda: files, number, form=form, reading=reading, on_error=on_error, where=source,
+                            ranges=ranges, num_files=len(files), progress=_told(progress))
+    everything = _in_order([*skipped, *found.skipped])
+    if on_error == "report":
+        refuse_broken(source, everything)
+    return ReadPart(images=_labelled(found, classes if labelled else None), classes=classes, skipped=everything,
+                    ranges=found.ranges)
+
+
+def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
+              on_error: OnError, progress: Callable[[float, str], None] | None = None,
+              wanted: NDArray[np.bool_] | None = None, ranges: Mapping[str, float] | None = None) -> ReadPart:
+    """As `read_images`, of Parquet files that were opened before.
+
+    Args:
+        wanted: which rows; all by default.
+    """
+    take = np.ones(rows.number, dtype=bool) if wanted is None else wanted
+    skipped: list[Skipped] = []
     if labelled:
+        labels_N, names = _align(rows.source, _known(rows.labels_N, source=rows.source), rows.classes,
+                                 rows.classes_named, classes)
+        unlabelled = int((take & (labels_N < 0)).sum())
+        if unlabelled:
+            skipped.append(Skipped(f"{unlabelled} rows", "have no label"))
+        take = take & (labels_N >= 0)
+        if not take.any():
+            raise BadData(f"{rows.source}: holds {rows.number} images and no label.",
+                          remedy="Say which column holds the labels: add #label=COLUMN.")
+        index = {own: names[int(labels_N[place])] for own, place in _first_of(rows)}
+        classes = names
+    number = int(take.sum())
+    _check_room(rows.source, number, size=form.size, channels=form.channels)
+
+    def files() -> Iterable[ImageFile]:
+        for file in parquet.files_of(rows, take):
+            yield ImageFile(file.path, file.name, index[file.class_name] if labelled else "", file.content)
+
+    found = decoding.decode(files, number, form=form, reading=reading, on_error=on_error, where=rows.source,
+                            ranges=ranges, progress=_told(progress))
+    everything = (*skipped, *found.skipped)
+    if on_error == "report":
+        refuse_broken(rows.source, everything)
+    return ReadPart(images=_labelled(found, classes if labelled else None), classes=classes, skipped=everything,
+                    ranges=found.ranges)
+
+
+def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:
+    """For each class of the file that occurs: its name there, and the first row that has it."""
+    assert rows.labels_N is not None
+    occurring, first = np.unique(rows.labels_N, return_index=True)
+    return [(rows.classes[int(label)], int(place)) for label, place in zip(occurring, first, strict=True) if label >= 0]
+
+
+def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None) -> ImageSet:
+    labels_N = None
+    if classes is not None:
         index = {name: label for label, name in enumerate(classes)}
-        labels_N = np.array([index[files[place].class_name] for place in kept], dtype=np.int64)
-    images = _image_set(squares, labels_N, tuple(files[place].name for place in kept))
-    return ReadResult(images, classes, tuple(sorted(skipped + unreadable, key=lambda item: item.name.encode())))
+        labels_N = np.array([index[file.class_name] for file in found.files], dtype=np.int64)
+        _warn_of_twins(found, labels_N, classes)
+    return _image_set(found.squares, labels_N, found.names)
+
+
+def _warn_of_twins(found: decoding.Decoded, labels_N: NDArray[np.int64], classes: tuple[str, ...]) -> None:
+    """Says on this machine which images are in two classes; pictures of a single value are not looked at."""
+    seen: dict[bytes, int] = {}
+    twins = []
+    for place, square in enumerate(found.squares):
+        first = seen.setdefault(square.tobytes() if square.size <= 64 else _digest(square), place)
+        if labels_N[first] != labels_N[place] and square.min() != square.max():
+            twins.append((first, place))
+    for first, place in twins[:5]:
+        _LOG.warning("the same image in two classes: %s (%s) and %s (%s)", printable(found.names[first], limit=200),
+                     classes[labels_N[first]], printable(found.names[place], limit=200), classes[labels_N[place]])
+    if len(twins) > 5:
+        _LOG.warning("the same image in two classes: %d more", len(twins) - 5)
+
+
+def _digest(square: NDArray[np.uint8]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(square).data, digest_size=16).digest()
+
+
+def refuse_broken(where: str, skipped: Iterable[Skipped]) -> None:
+    """What "report" does when everything was read: names all that is wrong on this machine, in its log.
+
+    Raises: BadData when there is anything.
+    """
+    broken = [item for item in skipped if item.broken]
+    for item in broken:
+        _LOG.warning("%s: %s", printable(item.name, limit=300), printable(item.reason, limit=300))
+    if broken:
+        raise BadData(f"{where}: {len(broken)} file{'s' * (len(broken) > 1)} cannot be used; each is named above.",
+                      remedy='Mend or remove them, or set on_error = "skip" to leave them out.')
+
+
+def _in_order(skipped: list[Skipped]) -> tuple[Skipped, ...]:
+    return tuple(sorted(skipped, key=lambda item: item.name.encode()))
 
 
 def check_folders(source: str, folders: Sequence[str], classes: tuple[str, ...]) -> None:
@@ -147,33 +318,44 @@ def _check_room(source: str, number: int, *, size: int, channels: int) -> None:
                remedy="Use fewer images here, a smaller image size in the study, or a machine with more memory.")
 
 
-def _arrays(
+def arrays_of(
     source: str, path: Path | None, split: str, *, labels: Literal["needed", "if there", "no"], pixels: bool = True
 ) -> archive.Arrays:
+    """An .npz or the digits, as `common.data.archive` reads them.
+
+    Raises: BadData, also for a path that is no kind of source.
+    """
     if path is None:
         return archive.digits(split, source=source)
     if not path.exists():
-        raise BadData(f"{source}: no such folder or file.",
-                      remedy="Give a folder of images, an .npz file, or digits.")
+        raise BadData(f"{source}: no such folder or file.", remedy=_SOURCES)
     if path.suffix.lower() != ".npz":
-        raise BadData(f"{source}: is neither a folder nor an .npz file.",
-                      remedy="Give a folder of images, an .npz file, or digits.")
+        raise BadData(f"{source}: is neither a folder nor an .npz file, a table or Parquet.", remedy=_SOURCES)
     return archive.npz(path, split, source=source, labels=labels, pixels=pixels)
 
 
-def _align(arrays: archive.Arrays, classes: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels by the study's class order, and that order."""
-    labels_N = arrays.labels_N
-    assert labels_N is not None
+def _known(labels_N: NDArray[np.int64] | None, *, source: str = "") -> NDArray[np.int64]:
+    if labels_N is None:
+        raise BadData(f"{source}: has no labels.", remedy="Say which column holds them: add #label=COLUMN.")
+    return labels_N
+
+
+def _align(source: str, labels_N: NDArray[np.int64], own: tuple[str, ...], named: bool, classes: tuple[str, ...]
+           ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels by the study's class order, and that order; -1 stays.
+
+    Args:
+        own: the source's classes; `named` says whether it names them itself.
+    """
     if not classes:
-        return labels_N, arrays.classes
-    if arrays.classes_named:
-        _refuse_unknown(arrays.source, arrays.classes, classes, what="class")
-        order = np.array([classes.index(name) for name in arrays.classes], dtype=np.int64)
+        return labels_N, own
+    if named:
+        _refuse_unknown(source, own, classes, what="class")
+        order = np.array([*(classes.index(name) for name in own), -1], dtype=np.int64)
         return order[labels_N], classes
-    if labels_N.max() >= len(classes):
+    if len(labels_N) and labels_N.max() >= len(classes):
         place = int(labels_N.argmax())
-        raise BadData(f"{arrays.source}: label {labels_N[place]} of image {place} is out of range, "
+        raise BadData(f"{source}: label {labels_N[place]} of image {place} is out of range, "
                       f"the study has {len(classes)} classes (0 to {len(classes) - 1}).",
                       remedy="Use labels in the study's class order.")
     return labels_N, classes
@@ -189,14 +371,20 @@ def _refuse_unknown(source: str, found: Sequence[str], known: tuple[str, ...], *
 
 
 def parse_source(source: str) -> tuple[Path | None, str]:
-    """Path (None for the embedded digits) and split ("" when none is named)."""
+    """Path (None for the embedded digits), and what stands behind the # ("" when nothing does)."""
     head, _, split = source.partition("#")
     if head == "digits":
         return None, split
+    head, mark, split = source.partition("#")
+    if mark and head.lower().endswith((".csv", ".tsv", ".parquet")):
+        return Path(head).expanduser(), split
     head, mark, split = source.rpartition("#")
     if mark and head.lower().endswith(".npz"):
         return Path(head).expanduser(), split
-    return Path(source).expanduser(), ""
+    whole = Path(source).expanduser()
+    if mark and not whole.exists() and parquet.parquet_files(Path(head).expanduser()):
+        return Path(head).expanduser(), split
+    return whole, ""
 
 
 def _checked_classes(classes: tuple[str, ...] | None) -> tuple[str, ...]:

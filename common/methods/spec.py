@@ -11,7 +11,7 @@ from common.errors import BadPayload
 from common.exchange import Meaning
 from common.logs import printable
 
-__all__ = ["MAX_COUNT", "PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource",
+__all__ = ["FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource",
            "at_least", "below_one", "check_metrics", "counts_of", "is_declared", "positive", "within"]
 
 Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
@@ -20,6 +20,9 @@ StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
 
 MAX_COUNT = 10**9
 """Largest number of images or steps that a silo may claim; a product of two still fits into 64 bits."""
+FROZEN = "frozen"
+"""Tensor group that tasks of any method bring where a study freezes parts of its network: the tensors that nobody
+trains. It comes down and never goes up. Strategies and trainers do not see it."""
 _STATISTICS = "statistics"
 """Name of the phase in which silos measure batch-norm statistics and train nothing."""
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
@@ -51,6 +54,15 @@ class MethodSpec:
     """Settings that the strategy writes into every task; a study file must not have them."""
     discloses: str
     """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
+
+    def __post_init__(self) -> None:
+        if FROZEN in (*self.down, *self.up):
+            raise ValueError(f"method {self.name}: the tensor group '{FROZEN}' is not a method's own.")
+
+    @property
+    def receives(self) -> Mapping[str, Meaning]:
+        """Tensor groups that a task may bring: the method's own, and those of any method."""
+        return {**self.down, FROZEN: Meaning.VALUES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

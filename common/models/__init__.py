@@ -6,9 +6,10 @@ from common.models.factory import ModelBuilder, build_model, check_model, initia
 from common.models.mlp_5000 import MLP5000
 from common.models.resnet9 import ResNet9
 from common.models.small_cnn import SmallCNN
+from common.models.starting_point import StartingPoint, starting_point
 from common.models.wide_resnet import WideResNet28
 
 __all__ = [
-    "CNN13", "MLP5000", "AlexNetLike", "ModelBuilder", "ResNet9", "SmallCNN", "WideResNet28", "build_model",
-    "check_model", "initial_model", "model_builder", "model_names",
+    "CNN13", "MLP5000", "AlexNetLike", "ModelBuilder", "ResNet9", "SmallCNN", "StartingPoint", "WideResNet28",
+    "build_model", "check_model", "initial_model", "model_builder", "model_names", "starting_point",
 ]

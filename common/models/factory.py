@@ -1,4 +1,4 @@
-"""From a model's name to a network: built in, torchvision's, or a factory that the owner of this machine permits."""
+"""From a model's name to a network: built in, torchvision's, timm's, or a factory that this machine's owner permits."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import Normalisation, StaticBatchNorm, convert
+from common.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert
 from common.data.form import ImageForm
 from common.errors import BadConfiguration, NotPermitted, UnknownName
-from common.exchange import ModelBuilder, ModelSettings
+from common.exchange import ModelBuilder, ModelSettings, Tensors
 from common.models.alexnet_like import AlexNetLike
 from common.models.cnn13 import CNN13
+from common.models.freezing import freeze
 from common.models.mlp_5000 import MLP5000
 from common.models.resnet9 import ResNet9
 from common.models.small_cnn import SmallCNN
+from common.models.timm_models import PREFIX, build_timm_model, timm_names
 from common.models.torchvision_models import build_torchvision_model, torchvision_names
 from common.models.wide_resnet import WideResNet28
 from common.seeds import derive_seed
 from common.tensors import parameters_of
 
-__all__ = ["ModelBuilder", "build_model", "check_model", "initial_model", "model_builder", "model_names"]
+__all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "initial_model", "model_builder", "model_names"]
+
+class WrongSize(BadConfiguration):
+    """The network does not take images of the study's size, or something else is wrong that shows only there."""
+
 
 _BuiltIn = Callable[[int, int, int, Normalisation], nn.Module]
 
@@ -53,7 +59,8 @@ _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
 def model_names() -> tuple[str, ...]:
-    """Every name that needs nobody's permission: the built-in networks, then torchvision's."""
+    """The built-in networks, then torchvision's. With those of timm, where it is installed (`timm_names`), these are
+    the names that need nobody's permission."""
     return (*_BUILT_IN, *torchvision_names())
 
 
@@ -78,26 +85,39 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
         if name in _NOTHING_TO_NORMALISE and kind != "none":
             raise _no_place_for(settings)
         return _BUILT_IN[name](classes, channels, size, kind)
-    elif name in torchvision_names():
+    elif name in (timm_names() if name.startswith(PREFIX) else torchvision_names()):
+        build = build_timm_model if name.startswith(PREFIX) else build_torchvision_model
         try:
-            model = build_torchvision_model(name, num_classes=classes, channels=channels, size=size)
+            model = build(name, num_classes=classes, channels=channels, size=size)
         except Exception as error:
-            raise BadConfiguration(f"Model '{name}' cannot be built for images of {size}x{size}: {_first_line(error)}.",
-                                   remedy="Choose another [model] name or image size.") from error
+            raise WrongSize(f"Model '{name}' cannot be built for images of {size}x{size}: {_first_line(error)}.",
+                            remedy="Choose another [model] name or image size.") from error
     else:
-        near = difflib.get_close_matches(name, model_names(), n=1, cutoff=0.5)
-        raise UnknownName(f"There is no model '{name}'.",
-                          remedy=f"Did you mean '{near[0]}'?" if near else
-                          f"Choose one of {', '.join(_BUILT_IN)}, a torchvision name, or package.module:factory.")
+        raise _unknown(name)
     if settings.normalisation not in ("auto", "none") and not any(map(_is_batch_norm, model.modules())):
         raise _no_place_for(settings)
-    convert(model, kind)
+    try:
+        convert(model, kind)
+    except NoReplacement as error:
+        raise BadConfiguration(f"Model '{name}' cannot be trained in a federation: {error}.",
+                               remedy="Choose another [model] name.") from None
     return model
 
 
-def model_builder(settings: ModelSettings, form: ImageForm, allow_factories: Collection[str] = ()) -> ModelBuilder:
-    """A builder for images of `form`; raises as `build_model` does, when called."""
-    return lambda: build_model(settings, channels=form.channels, size=form.size, allow_factories=allow_factories)
+def model_builder(settings: ModelSettings, form: ImageForm, allow_factories: Collection[str] = (), *,
+                  frozen: Tensors | None = None) -> ModelBuilder:
+    """A builder for images of `form`; raises as `build_model` and `freeze` do, when called.
+
+    Args:
+        frozen: tensors of parts that nobody trains (group `frozen`); every network that is built has them.
+    """
+    def build() -> nn.Module:
+        model = build_model(settings, channels=form.channels, size=form.size, allow_factories=allow_factories)
+        if frozen is not None:
+            freeze(model, frozen)
+        return model
+
+    return build
 
 
 def initial_model(builder: ModelBuilder, seed: int) -> dict[str, Tensor]:
@@ -120,7 +140,7 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
             with torch.no_grad():
                 logits_BK = model(torch.zeros(2, form.channels, form.size, form.size))
         except Exception as error:
-            raise BadConfiguration(
+            raise WrongSize(
                 f"The model cannot take images of {form.channels}x{form.size}x{form.size}: {_first_line(error)}.",
                 remedy="Choose another [model] name, or a larger image size in [data] image.") from error
     if not isinstance(logits_BK, Tensor) or tuple(logits_BK.shape) != (2, num_classes):
@@ -132,6 +152,20 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
     if count == 0:
         raise BadConfiguration("The model has no trainable parameters.")
     return count
+
+
+def _unknown(name: str) -> UnknownName:
+    if name.startswith(PREFIX):
+        names, plain = timm_names(), name.partition(".")[0]
+        if plain in names:
+            return UnknownName(f"There is no model '{name}': what stands behind the dot names weights.",
+                               remedy=f"Write name = \"{plain}\"; weights come from your file, [model] weights.")
+    else:
+        names = model_names()
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return UnknownName(f"There is no model '{name}'.", remedy=f"Did you mean '{near[0]}'?" if near else
+                       f"Choose one of {', '.join(_BUILT_IN)}, a torchvision name, timm/NAME, or"
+                       " package.module:factory; `coordinator models` lists them.")
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
@@ -164,4 +198,4 @@ def _call_factory(name: str, *, num_classes: int, channels: int, size: int, allo
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    return (lines[0] if lines else type(error).__name__).rstrip(".! ")

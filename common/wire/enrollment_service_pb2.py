@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$semisilo/v1/enrollment_service.proto\x12\x0bsemisilo.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n\rEnrollRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x1f\n\x17\x63\x65rtificate_request_der\x18\x02 \x01(\x0c\x12-\n\tsilo_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x92\x01\n\x0e\x45nrollResponse\x12\x17\n\x0f\x63\x65rtificate_der\x18\x01 \x01(\x0c\x12\x15\n\rauthority_der\x18\x02 \x01(\x0c\x12\x0c\n\x04silo\x18\x03 \x01(\t\x12\x12\n\nfederation\x18\x04 \x01(\t\x12.\n\nrenew_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\":\n\x17RenewCertificateRequest\x12\x1f\n\x17\x63\x65rtificate_request_der\x18\x01 \x01(\x0c\"c\n\x18RenewCertificateResponse\x12\x17\n\x0f\x63\x65rtificate_der\x18\x01 \x01(\x0c\x12.\n\nrenew_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xb7\x01\n\x11\x45nrollmentService\x12\x41\n\x06\x45nroll\x12\x1a.semisilo.v1.EnrollRequest\x1a\x1b.semisilo.v1.EnrollResponse\x12_\n\x10RenewCertificate\x12$.semisilo.v1.RenewCertificateRequest\x1a%.semisilo.v1.RenewCertificateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$semisilo/v1/enrollment_service.proto\x12\x0bsemisilo.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n\rEnrollRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x1f\n\x17\x63\x65rtificate_request_der\x18\x02 \x01(\x0c\x12-\n\tsilo_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x92\x01\n\x0e\x45nrollResponse\x12\x17\n\x0f\x63\x65rtificate_der\x18\x01 \x01(\x0c\x12\x15\n\rauthority_der\x18\x02 \x01(\x0c\x12\x0c\n\x04silo\x18\x03 \x01(\t\x12\x12\n\nfederation\x18\x04 \x01(\t\x12.\n\nrenew_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\":\n\x17RenewCertificateRequest\x12\x1f\n\x17\x63\x65rtificate_request_der\x18\x01 \x01(\x0c\"c\n\x18RenewCertificateResponse\x12\x17\n\x0f\x63\x65rtificate_der\x18\x01 \x01(\x0c\x12.\n\nrenew_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x0e\n\x0cLeaveRequest\">\n\rLeaveResponse\x12-\n\tleft_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xf7\x01\n\x11\x45nrollmentService\x12\x41\n\x06\x45nroll\x12\x1a.semisilo.v1.EnrollRequest\x1a\x1b.semisilo.v1.EnrollResponse\x12_\n\x10RenewCertificate\x12$.semisilo.v1.RenewCertificateRequest\x1a%.semisilo.v1.RenewCertificateResponse\x12>\n\x05Leave\x12\x19.semisilo.v1.LeaveRequest\x1a\x1a.semisilo.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=405
   _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=407
   _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=506
-  _globals['_ENROLLMENTSERVICE']._serialized_start=509
-  _globals['_ENROLLMENTSERVICE']._serialized_end=692
+  _globals['_LEAVEREQUEST']._serialized_start=508
+  _globals['_LEAVEREQUEST']._serialized_end=522
+  _globals['_LEAVERESPONSE']._serialized_start=524
+  _globals['_LEAVERESPONSE']._serialized_end=586
+  _globals['_ENROLLMENTSERVICE']._serialized_start=589
+  _globals['_ENROLLMENTSERVICE']._serialized_end=836
 # @@protoc_insertion_point(module_scope)

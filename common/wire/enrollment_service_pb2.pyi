@@ -45,3 +45,13 @@ class RenewCertificateResponse(_message.Message):
     certificate_der: bytes
     renew_time: _timestamp_pb2.Timestamp
     def __init__(self, certificate_der: _Optional[bytes] = ..., renew_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ("left_time",)
+    LEFT_TIME_FIELD_NUMBER: _ClassVar[int]
+    left_time: _timestamp_pb2.Timestamp
+    def __init__(self, left_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...

@@ -46,6 +46,11 @@ class EnrollmentServiceStub:
                 request_serializer=semisilo_dot_v1_dot_enrollment__service__pb2.RenewCertificateRequest.SerializeToString,
                 response_deserializer=semisilo_dot_v1_dot_enrollment__service__pb2.RenewCertificateResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/semisilo.v1.EnrollmentService/Leave',
+                request_serializer=semisilo_dot_v1_dot_enrollment__service__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=semisilo_dot_v1_dot_enrollment__service__pb2.LeaveResponse.FromString,
+                _registered_method=True)
 
 
 class EnrollmentServiceServicer:
@@ -68,6 +73,14 @@ class EnrollmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Leave(self, request, context):
+        """Ends the caller's membership on its own wish: its certificates are no longer accepted, an invitation lets it back.
+        Needs a certificate, like RenewCertificate. Safe to repeat, with a certificate that was accepted until then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrollmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +93,11 @@ def add_EnrollmentServiceServicer_to_server(servicer, server):
                     servicer.RenewCertificate,
                     request_deserializer=semisilo_dot_v1_dot_enrollment__service__pb2.RenewCertificateRequest.FromString,
                     response_serializer=semisilo_dot_v1_dot_enrollment__service__pb2.RenewCertificateResponse.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=semisilo_dot_v1_dot_enrollment__service__pb2.LeaveRequest.FromString,
+                    response_serializer=semisilo_dot_v1_dot_enrollment__service__pb2.LeaveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +156,33 @@ class EnrollmentService:
             '/semisilo.v1.EnrollmentService/RenewCertificate',
             semisilo_dot_v1_dot_enrollment__service__pb2.RenewCertificateRequest.SerializeToString,
             semisilo_dot_v1_dot_enrollment__service__pb2.RenewCertificateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semisilo.v1.EnrollmentService/Leave',
+            semisilo_dot_v1_dot_enrollment__service__pb2.LeaveRequest.SerializeToString,
+            semisilo_dot_v1_dot_enrollment__service__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,7 +13,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AwaitTaskRequest(_message.Message):
-    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time")
+    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     LABELLED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class AwaitTaskRequest(_message.Message):
     MEMORY_STUDY_FIELD_NUMBER: _ClassVar[int]
     POLL_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     SILO_TIME_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
     version: str
     methods: _containers.RepeatedScalarFieldContainer[str]
     labelled_count: int
@@ -32,7 +33,24 @@ class AwaitTaskRequest(_message.Message):
     memory_study: str
     poll_timeout: _duration_pb2.Duration
     silo_time: _timestamp_pb2.Timestamp
-    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    away: Away
+    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ...) -> None: ...
+
+class Away(_message.Message):
+    __slots__ = ("reason", "until_time")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[Away.Reason]
+        REASON_OUTSIDE_HOURS: _ClassVar[Away.Reason]
+        REASON_DAILY_BUDGET: _ClassVar[Away.Reason]
+    REASON_UNSPECIFIED: Away.Reason
+    REASON_OUTSIDE_HOURS: Away.Reason
+    REASON_DAILY_BUDGET: Away.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_TIME_FIELD_NUMBER: _ClassVar[int]
+    reason: Away.Reason
+    until_time: _timestamp_pb2.Timestamp
+    def __init__(self, reason: _Optional[_Union[Away.Reason, str]] = ..., until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AwaitTaskResponse(_message.Message):
     __slots__ = ("task", "standby")
@@ -133,18 +151,38 @@ class ModelSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., normalisation: _Optional[str] = ...) -> None: ...
 
 class ImageForm(_message.Message):
-    __slots__ = ("size", "channels", "mean", "std", "resize")
+    __slots__ = ("size", "channels", "mean", "std", "resize", "reading")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     MEAN_FIELD_NUMBER: _ClassVar[int]
     STD_FIELD_NUMBER: _ClassVar[int]
     RESIZE_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
     size: int
     channels: int
     mean: _containers.RepeatedScalarFieldContainer[float]
     std: _containers.RepeatedScalarFieldContainer[float]
     resize: str
-    def __init__(self, size: _Optional[int] = ..., channels: _Optional[int] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., resize: _Optional[str] = ...) -> None: ...
+    reading: Reading
+    def __init__(self, size: _Optional[int] = ..., channels: _Optional[int] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., resize: _Optional[str] = ..., reading: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("window", "window_centre", "window_width", "window_number", "frames", "axis", "slices")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_CENTRE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    window: str
+    window_centre: float
+    window_width: float
+    window_number: int
+    frames: str
+    axis: str
+    slices: str
+    def __init__(self, window: _Optional[str] = ..., window_centre: _Optional[float] = ..., window_width: _Optional[float] = ..., window_number: _Optional[int] = ..., frames: _Optional[str] = ..., axis: _Optional[str] = ..., slices: _Optional[str] = ...) -> None: ...
 
 class Augmentation(_message.Message):
     __slots__ = ("policy", "horizontal_flip", "vertical_flip", "without")
@@ -305,3 +343,65 @@ class SubmitUpdateResponse(_message.Message):
     update_id: str
     size_bytes: int
     def __init__(self, update_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class DescribeStudyRequest(_message.Message):
+    __slots__ = ("version", "silo_time")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SILO_TIME_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    silo_time: _timestamp_pb2.Timestamp
+    def __init__(self, version: _Optional[str] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class DescribeStudyResponse(_message.Message):
+    __slots__ = ("version", "coordinator_time", "study", "state", "round", "round_count", "method", "settings_json", "model", "image", "uplink", "dense_bytes", "own_rounds", "typical_update_bytes", "typical_round_duration", "round_timeout", "frozen_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_TIME_FIELD_NUMBER: _ClassVar[int]
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_COUNT_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_FIELD_NUMBER: _ClassVar[int]
+    DENSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWN_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_UPDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_ROUND_DURATION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    coordinator_time: _timestamp_pb2.Timestamp
+    study: str
+    state: str
+    round: int
+    round_count: int
+    method: str
+    settings_json: str
+    model: ModelSpec
+    image: ImageForm
+    uplink: Uplink
+    dense_bytes: int
+    own_rounds: _containers.RepeatedCompositeFieldContainer[RoundTraffic]
+    typical_update_bytes: int
+    typical_round_duration: _duration_pb2.Duration
+    round_timeout: _duration_pb2.Duration
+    frozen_bytes: int
+    def __init__(self, version: _Optional[str] = ..., coordinator_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., study: _Optional[str] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., dense_bytes: _Optional[int] = ..., own_rounds: _Optional[_Iterable[_Union[RoundTraffic, _Mapping]]] = ..., typical_update_bytes: _Optional[int] = ..., typical_round_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., round_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., frozen_bytes: _Optional[int] = ...) -> None: ...
+
+class RoundTraffic(_message.Message):
+    __slots__ = ("round", "payload_down_bytes", "payload_up_bytes", "wire_down_bytes", "wire_up_bytes", "training_duration")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_DOWN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_UP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DOWN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_UP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_DURATION_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    payload_down_bytes: int
+    payload_up_bytes: int
+    wire_down_bytes: int
+    wire_up_bytes: int
+    training_duration: _duration_pb2.Duration
+    def __init__(self, round: _Optional[int] = ..., payload_down_bytes: _Optional[int] = ..., payload_up_bytes: _Optional[int] = ..., wire_down_bytes: _Optional[int] = ..., wire_up_bytes: _Optional[int] = ..., training_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -60,6 +60,11 @@ class RoundServiceStub:
                 request_serializer=semisilo_dot_v1_dot_round__service__pb2.SubmitUpdateRequest.SerializeToString,
                 response_deserializer=semisilo_dot_v1_dot_round__service__pb2.SubmitUpdateResponse.FromString,
                 _registered_method=True)
+        self.DescribeStudy = channel.unary_unary(
+                '/semisilo.v1.RoundService/DescribeStudy',
+                request_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyRequest.SerializeToString,
+                response_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyResponse.FromString,
+                _registered_method=True)
 
 
 class RoundServiceServicer:
@@ -104,6 +109,14 @@ class RoundServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeStudy(self, request, context):
+        """What the current study asks of a silo, for `silo check`: it neither joins nor counts as a heartbeat. Says nothing
+        about other silos by name. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoundServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +144,11 @@ def add_RoundServiceServicer_to_server(servicer, server):
                     servicer.SubmitUpdate,
                     request_deserializer=semisilo_dot_v1_dot_round__service__pb2.SubmitUpdateRequest.FromString,
                     response_serializer=semisilo_dot_v1_dot_round__service__pb2.SubmitUpdateResponse.SerializeToString,
+            ),
+            'DescribeStudy': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeStudy,
+                    request_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyRequest.FromString,
+                    response_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +287,33 @@ class RoundService:
             '/semisilo.v1.RoundService/SubmitUpdate',
             semisilo_dot_v1_dot_round__service__pb2.SubmitUpdateRequest.SerializeToString,
             semisilo_dot_v1_dot_round__service__pb2.SubmitUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeStudy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semisilo.v1.RoundService/DescribeStudy',
+            semisilo_dot_v1_dot_round__service__pb2.DescribeStudyRequest.SerializeToString,
+            semisilo_dot_v1_dot_round__service__pb2.DescribeStudyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,7 +32,7 @@ from functools import partial
 from torch import Tensor
 
 from common import tensors
-from common.decomposition import initial_psi, theta
+from common.decomposition import initial_psi, parts_of_trained, theta
 from common.errors import BadConfiguration, BadData
 from common.exchange import FROM_TASK, Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
 from common.methods.fedmatch import FedMatchSettings
@@ -165,7 +165,9 @@ class FedMatchStrategy:
     def start(self, initial: Mapping[str, Tensor]) -> FedMatchState:
         """sigma_0 as initialised, psi_0 from it; with labels at the coordinator sigma is trained for round 1."""
         settings = self._settings
-        state = FedMatchState(round=0, sigma=dict(initial), psi=initial_psi(initial), lr=settings.lr,
+        sigma, psi = (parts_of_trained(initial) if self._environment.trained_before
+                      else (dict(initial), initial_psi(initial)))
+        state = FedMatchState(round=0, sigma=sigma, psi=psi, lr=settings.lr,
                               patience_left=settings.plateau_patience, numbers={"lr": settings.lr})
         return self._prepared(state, round=0)
 

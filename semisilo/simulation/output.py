@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.durable import write_durably
 from common.errors import UsageError
@@ -15,26 +17,41 @@ from semisilo.simulation.result import SimulationResult, read_result
 from semisilo.simulation.settings import load_simulated_study
 from semisilo.simulation.surface import drawn_surface
 
-__all__ = ["report", "split_study", "write_output"]
+if TYPE_CHECKING:
+    from coordinator.handover.export import Exported
+
+__all__ = ["export_run", "report", "split_study", "write_output"]
 
 
-def write_output(result: SimulationResult) -> Path:
-    """Writes `metrics.csv`, `metrics.json` and the report into a simulation's folder; returns the report's page."""
+def write_output(result: SimulationResult, *, tensorboard: bool = False) -> Path:
+    """Writes `metrics.csv`, `metrics.json` and the report into a simulation's folder; returns the report's page.
+
+    Args:
+        tensorboard: also the folder `tensorboard` with an event file; where it is there, it is kept up to date anyway.
+    Raises: BadConfiguration when TensorBoard is wanted and not installed.
+    """
     write_durably(result.folder / "metrics.csv", result.to_csv().encode())
     write_durably(result.folder / "metrics.json", result.to_json().encode())
     ledger = Ledger(result.folder / "ledger.sqlite")
     try:
+        if tensorboard or (result.folder / "tensorboard").is_dir():
+            from coordinator.tracking.settings import TrackingSettings, check_installed
+            from coordinator.tracking.tensorboard_files import write_events
+
+            check_installed(TrackingSettings(tensorboard=True))
+            write_events(ledger, result.study, result.folder / "tensorboard")
         return write_pages(ledger, result.study, result.folder / "report",
                            more_figures=drawn_surface(result.folder, state=result.digest))
     finally:
         ledger.close()
 
 
-def report(run: Path) -> tuple[SimulationResult, Path]:
+def report(run: Path, *, tensorboard: bool = False) -> tuple[SimulationResult, Path]:
     """Writes the files of a simulation again, at whatever moment; its result so far, and the report's page.
 
     Args:
         run: the simulation's folder.
+        tensorboard: as `write_output` has it.
     Raises: UsageError when it holds no simulation, or one that has not begun.
     """
     folder = SimulationFolder(run.absolute())
@@ -46,7 +63,36 @@ def report(run: Path) -> tuple[SimulationResult, Path]:
         result = read_result(ledger, name, folder.folder)
     finally:
         ledger.close()
-    return result, write_output(result)
+    return result, write_output(result, tensorboard=tensorboard)
+
+
+def export_run(run: Path, *, out: Path | None = None, round: str = "last", test: str = "",
+               formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False, device: str = "auto",
+               progress: Callable[[float, str], None] | None = None) -> Exported:
+    """Exports a model of a simulation: see `coordinator.handover.export`, whose errors it raises.
+
+    Args:
+        run: the simulation's folder.
+        out: the folder to write; None: `export-round-N` in the simulation's.
+    Raises: UsageError when `run` holds no simulation, or one that has not begun.
+    """
+    from coordinator.handover.choosing import choose_model
+    from coordinator.handover.export import ExportChoice, export_study
+
+    folder = SimulationFolder(run.absolute())
+    name = folder.read_record()["study"]
+    ledger = Ledger(folder.ledger)
+    try:
+        if name not in {row.name for row in ledger.studies()}:
+            raise UsageError(f"{run}: this simulation has not begun.", remedy="Call `semisilo simulate STUDY` first.")
+        study = folder.studies / name
+        if out is None:
+            number = choose_model(ledger, name, rule=round, study_folder=study).round.number
+            out = folder.folder / f"export-round-{number}"
+        choice = ExportChoice(round=round, test=test, formats=formats, calibrate=calibrate, device=device)
+        return export_study(ledger, name, study_folder=study, out=out, choice=choice, progress=progress)
+    finally:
+        ledger.close()
 
 
 def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ from common import __version__
 from common.config import canonical_json, to_dict
 from common.data.image_set import ImageSet
 from common.data.manifest import split_manifest
-from common.durable import write_durably
+from common.durable import sync_file, write_durably
+from common.errors import BadData
 from semisilo.simulation.dealing import Dealt
-from semisilo.simulation.settings import SETS, set_file
+from semisilo.simulation.settings import SETS, set_file, weights_file
 from semisilo.simulation.toml_text import toml_text
 
 __all__ = ["manifest", "write_coordinator", "write_parts"]
@@ -43,8 +46,13 @@ def write_parts(dealt: Dealt, folder: Path) -> Path:
 
 
 def write_coordinator(dealt: Dealt, folder: Path) -> None:
-    """Writes the coordinator's sets and the study file of real silos into the folder of a study."""
+    """Writes the coordinator's sets, its weights file and the study file of real silos into the folder of a study.
+
+    Raises: BadData when there is no such weights file.
+    """
     (folder / "data").mkdir(parents=True, exist_ok=True)
+    if dealt.study.weights is not None:
+        _copy(dealt.study.weights, folder / weights_file(dealt.study.weights))
     for name in SETS:
         images = dealt.coordinator_set(name)
         if images is not None:
@@ -92,6 +100,20 @@ def _silo_arrays(dealt: Dealt, place: int) -> dict[str, NDArray[Any]]:
         arrays["unlabelled_steps"] = steps_N
         arrays["rounds_per_step"] = np.array(dealt.rounds_per_step)
     return arrays
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The same file, whole or not at all."""
+    half = target.with_name(f".{target.name}.tmp")
+    try:
+        with source.open("rb") as content, half.open("wb") as copy:
+            shutil.copyfileobj(content, copy)
+            copy.flush()
+            sync_file(copy.fileno())
+    except FileNotFoundError:
+        raise BadData(f"{source}: there is no such file.",
+                      remedy="[model] weights starts at the folder of the study file.") from None
+    os.replace(half, target)
 
 
 def _pictures(images: ImageSet) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from common.methods import Scenario, find_method
 from coordinator.simulated import SimulationSettings
 from coordinator.study import StudyConfig, config_from_dict
 
-__all__ = ["SETS", "SimulatedStudy", "load_simulated_study", "name_of", "set_file"]
+__all__ = ["SETS", "SimulatedStudy", "load_simulated_study", "name_of", "set_file", "weights_file"]
 
 SETS = ("labelled", "validation", "test")
 """The coordinator's sets of images, as table [data] calls them."""
@@ -35,6 +35,12 @@ class SimulatedStudy:
     """The settings before it is known which sets the coordinator gets."""
 
     @property
+    def weights(self) -> Path | None:
+        """The file of [model] weights; None without one."""
+        named = self.draft.model.weights
+        return self.folder / Path(named).expanduser() if named else None
+
+    @property
     def scenario(self) -> Scenario:
         """Who holds labels."""
         scenario: Scenario = self.draft.method.settings.scenario
@@ -48,6 +54,8 @@ class SimulatedStudy:
             sets: which of `SETS` the coordinator has; each is a file of the study's folder (`set_file`).
         """
         tables = copy.deepcopy(dict(self.tables))
+        if self.weights is not None:
+            tables["model"]["weights"] = weights_file(self.weights)
         study, data = tables.setdefault("study", {}), tables["data"]
         study.setdefault("start_with", self.simulation.split.silos)
         tables["data"] = {**{name: set_file(name) for name in SETS if name in sets}, "classes": list(classes),
@@ -58,6 +66,11 @@ class SimulatedStudy:
 def set_file(name: str) -> str:
     """Where one of the coordinator's sets lies in the folder of a study."""
     return f"data/{name}.npz"
+
+
+def weights_file(source: Path) -> str:
+    """Where the file of [model] weights lies in the folder of a study."""
+    return f"data/{source.name}"
 
 
 def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", seed: int | None = None,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from common.cli_errors import Terminated
 from common.durable import without_waiting
 from common.errors import UsageError
 from coordinator.ledger import Ledger
@@ -21,9 +22,10 @@ from semisilo.simulation.result import SimulationResult, read_result
 from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
 from semisilo.simulation.silos import Workplace
 
-__all__ = ["EngineName", "run", "simulate"]
+__all__ = ["EngineName", "run", "simulate", "torch_left_as_it_was"]
 
 EngineName = Literal["process", "ray"]
+_LOOK_SECONDS = 0.2
 
 
 def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = None, threads: int | None = None,
@@ -42,7 +44,7 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
     """
     _check(engine, device, workers)
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
-    with without_waiting(), _torch_left_as_it_was():
+    with without_waiting(), torch_left_as_it_was():
         return _in_a_loop(lambda: simulate(chosen, SimulationFolder(Path(out).absolute()), engine=engine,
                                            device="" if device == "auto" else device,
                                            watcher=watcher or SimulationWatcher(), workers=workers))
@@ -61,7 +63,7 @@ def _check(engine: str, device: str, workers: int | None) -> None:
 
 
 @contextmanager
-def _torch_left_as_it_was() -> Iterator[None]:
+def torch_left_as_it_was() -> Iterator[None]:
     """Operations set torch's numerics for their process and draw from its generator; here that is the caller's own."""
     import torch
 
@@ -83,15 +85,39 @@ def _torch_left_as_it_was() -> Iterator[None]:
 
 
 def _in_a_loop(call: Callable[[], Coroutine[Any, Any, SimulationResult]]) -> SimulationResult:
-    """Runs a coroutine to its end; in a thread of its own where this one has an event loop, as in a notebook."""
+    """Runs a coroutine to its end; in a thread of its own where this one has an event loop, as in a notebook.
+
+    An interrupt (a notebook's stop button) ends it there as it does here.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(call())
     import concurrent.futures
 
+    running: concurrent.futures.Future[Callable[[], None]] = concurrent.futures.Future()
+
+    async def noticed() -> SimulationResult:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(task.cancel)
+
+        running.set_result(cancel)
+        return await call()
+
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="semisilo-simulation") as executor:
-        return executor.submit(lambda: asyncio.run(call())).result()
+        answer = executor.submit(lambda: asyncio.run(noticed()))
+        try:
+            # The system may hand a signal to any thread; Python acts on it in this one, unless it sleeps for good.
+            while not answer.done():
+                concurrent.futures.wait([answer], timeout=_LOOK_SECONDS)
+            return answer.result()
+        except (KeyboardInterrupt, Terminated):
+            running.result()()
+            raise
 
 
 async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: EngineName, device: str,

@@ -21,7 +21,7 @@ from silo.work import Operations
 __all__ = ["InlineWorkplace", "SimulatedOperations", "training_arguments"]
 
 
-_SHARED_GROUPS = 4
+_SHARED_GROUPS = 5
 """How many tensor groups stay in memory, for the next silo that gets the same ones."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from common.convert import (
     task_from_proto,
     task_to_proto,
 )
-from common.data.form import AugmentationSettings, ImageForm
+from common.data.form import AugmentationSettings, ImageForm, Reading
 from common.errors import BadConfiguration, BadPayload
 from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
 from common.uplink import Uplink
@@ -44,6 +45,39 @@ def test_a_task_survives_the_journey_through_its_message() -> None:
     message = pb.Task.FromString(task_to_proto(task, report_interval_seconds=2.5).SerializeToString())
     assert task_from_proto(message, silo="hospital-a") == task
     assert message.report_interval.ToMilliseconds() == 2500
+
+
+@pytest.mark.parametrize("reading", [
+    Reading(), Reading(window="image", frames="all", slices="all", axis="coronal"),
+    Reading(window=(-600.5, 1500.0), window_number=2, frames=8, slices=12, axis="sagittal")])
+def test_how_deep_images_are_read_travels_in_every_task(reading: Reading) -> None:
+    task = make_task(image=replace(make_task().image, reading=reading))
+    message = pb.Task.FromString(task_to_proto(task, report_interval_seconds=1.0).SerializeToString())
+    assert task_from_proto(message, silo="hospital-a") == task
+
+
+def test_a_task_of_a_coordinator_that_knows_no_reading_asks_for_the_default() -> None:
+    message = task_to_proto(make_task(), report_interval_seconds=1.0)
+    message.image.ClearField("reading")
+    assert task_from_proto(message, silo="hospital-a").image.reading == Reading()
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("window", "auto"), ("window", ""), ("window_number", 0), ("frames", "last"), ("frames", "9" * 4000),
+    ("frames", ""), ("axis", "top"), ("slices", "first"), ("slices", "-1")])
+def test_a_reading_that_does_not_exist_is_refused(field: str, value: object) -> None:
+    message = task_to_proto(make_task(), report_interval_seconds=1.0)
+    setattr(message.image.reading, field, value)
+    with pytest.raises(BadConfiguration, match="image"):
+        task_from_proto(message, silo="hospital-a")
+
+
+@pytest.mark.parametrize("width", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_window_without_width_is_refused(width: float) -> None:
+    message = task_to_proto(make_task(), report_interval_seconds=1.0)
+    message.image.reading.window, message.image.reading.window_width = "fixed", width
+    with pytest.raises(BadConfiguration, match="window"):
+        task_from_proto(message, silo="hospital-a")
 
 
 def test_a_task_without_deadline_has_none_after_the_journey() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.batch_norm import StaticBatchNorm
-from common.decomposition import Decomposed, initial_psi, theta
+from common.decomposition import Decomposed, initial_psi, parts_of_trained, theta
 from common.errors import LayoutMismatch
 from common.sgd import SGDSettings
 from common.tensors import load_into, parameters_of
@@ -48,6 +48,18 @@ def test_psi_starts_as_a_fifth_of_the_weights_and_zero_elsewhere() -> None:
     for name in sigma:
         share = 0.2 if name in ("0.weight", "4.weight") else 0.0  # biases, gamma and beta start with psi = 0
         assert torch.equal(psi[name], sigma[name] * share), name
+
+
+def test_trained_weights_are_split_into_parts_that_add_up_to_them_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = {"w": torch.randn(64, 33, generator=generator) * 10.0 ** torch.randint(-12, 12, (64, 33)),
+               "tiny": torch.full((2, 2), 1e-42), "b": torch.randn(7, generator=generator), "zero": torch.zeros(3, 3)}
+    sigma, psi = parts_of_trained(weights)
+    assert all(torch.equal(each, weights[name]) for name, each in theta(sigma, psi).items())
+    assert torch.allclose(psi["w"], 0.2 * sigma["w"], rtol=1e-5), "a fifth, as at random"
+    assert bool(psi["b"].eq(0).all())
+    at_random = theta(weights, initial_psi(weights))
+    assert not torch.equal(at_random["w"], weights["w"]), "the control: as published it would be another model"
 
 
 def test_a_step_of_sigma_takes_the_gradient_at_the_sum_and_leaves_psi() -> None:

@@ -95,7 +95,8 @@ def test_a_silo_that_holds_nothing_gets_the_whole_group(hub: Hub) -> None:
 
 def test_what_a_silo_holds_is_not_sent_and_needs_no_file(hub: Hub) -> None:
     before = hub.store.digests()
-    assert hub.send(version(0), held=[of(0)]) == PayloadRef("", 0, ("model",), tensors=of(0))
+    assert hub.send(version(0), held=[of(0)]) == PayloadRef(
+        "", 0, ("model",), tensors=of(0), held_bytes=4 * COUNT)
     assert hub.store.digests() == before
 
 
@@ -363,7 +364,8 @@ def test_a_silo_that_lost_its_base_may_still_hold_what_all_were_sent(hub: Hub) -
 def test_what_a_silo_holds_already_is_not_sent_even_if_it_overwrites(hub: Hub) -> None:
     group = overwriting(0)
     result = digest(group.tensors)
-    assert hub.send(group, held=[of(0), result], name="psi") == PayloadRef("", 0, ("psi",), tensors=result)
+    assert hub.send(group, held=[of(0), result], name="psi") == PayloadRef(
+        "", 0, ("psi",), tensors=result, held_bytes=4 * COUNT)
 
 
 def test_groups_of_single_silos_are_forgotten_as_soon_as_they_are_written(hub: Hub) -> None:

@@ -295,7 +295,9 @@ def test_the_average_of_differences_is_added_to_what_was_sent(
     model = received(federation, answer["tasks"]["a"])["model"]
     paths = [spool(federation, model, shift=shift) for shift in (0.5, 0.25)]
     for path in paths:
-        assert operations.check_update(state, 1, PHASE, str(path), {"loss": 0.5}, "a", None) == {"held": []}
+        checked = operations.check_update(state, 1, PHASE, str(path), {"loss": 0.5}, "a", None)
+        assert checked["held"] == []
+        assert sum(row["bytes"] for row in checked["encoded"]) == path.stat().st_size
     folded = operations.aggregate(state, 1, PHASE, [update("a", paths[0]), update("b", paths[1])])
     assert folded["kept"] == {"a": None, "b": None}
     after = received(federation, tasks_of(operations, folded["state"], 2, {"a": None})["tasks"]["a"])["model"]
@@ -480,9 +482,9 @@ def test_the_exported_model_has_the_measured_accuracy_and_equal_states_give_equa
     with safe_open(str(paths[0]), framework="pt") as file:
         facts = json.loads(file.metadata()["semisilo"])
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert facts["classes"] == first["frozen"]["classes"]
+    assert facts["model"]["classes"] == first["frozen"]["classes"]
     form = from_dict(ImageForm, facts["image"])
-    model = build_model(ModelSettings(name=facts["model"], classes=tuple(facts["classes"])), channels=1, size=form.size)
+    model = build_model(from_dict(ModelSettings, facts["model"]), channels=1, size=form.size)
     statistics = {name: tensor for name, tensor in weights.items() if name.endswith((".mean", ".var"))}
     batch_norm.load(model, statistics)
     tensors.load_into(model, {name: tensor for name, tensor in weights.items() if name not in statistics})

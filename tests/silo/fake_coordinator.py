@@ -65,6 +65,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     after: pb.Standby | None = None
     """Instead of `standby` once all tasks are answered."""
     hold_polls: bool = True
+    heeds_away: bool = True
+    """Whether a silo that says that it is away gets no task; an older coordinator gives it one all the same."""
     chunk_bytes: int = 65_536
     fault: Callable[[str, Any], SemisiloError | None] = lambda rpc, request: None
     """Asked before every RPC, and as "SubmitUpdate chunk" after every chunk of an upload; what it returns is raised."""
@@ -98,6 +100,9 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     async def AwaitTask(self, request: pb.AwaitTaskRequest, context: Any) -> pb.AwaitTaskResponse:
         await self._check("AwaitTask", request, context)
         self.hellos.append(request)
+        if request.HasField("away") and self.heeds_away:
+            await asyncio.sleep(min(0.3, request.poll_timeout.ToTimedelta().total_seconds()))
+            return pb.AwaitTaskResponse(standby=self.standby)
         if self.tasks:
             return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
         answer = self.standby if self.after is None else self.after

@@ -28,13 +28,13 @@ from common.exchange import PayloadRef
 from common.methods import METHODS
 from common.wire import round_service_pb2 as pb
 from silo.agent import Agent, Renewal
-from silo.assignment import _Watch
 from silo.display import PlainDisplay
 from silo.home import JoinChoice, SiloHome, StatusFile
 from silo.link import Link, LinkSettings
 from silo.policy import Limits, Permit, Policy
 from silo.retry import Backoff
 from silo.traffic import Traffic
+from silo.watch import Watch
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
@@ -57,8 +57,10 @@ class Bench:
         return self.output.getvalue()
 
     def disclosures(self) -> list[dict[str, Any]]:
+        """What was recorded of answers to tasks."""
         path = self.home.disclosures
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [entry for entry in entries if entry["kind"] != "announcement"]
 
     def status(self) -> Any:
         return StatusFile.load(self.home.status)
@@ -67,7 +69,7 @@ class Bench:
 @asynccontextmanager
 async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = None, policy: Policy | None = None,
                    renew: Any = None, exit_when_finished: bool = True,
-                   choice: JoinChoice = SCANS) -> AsyncIterator[Bench]:
+                   choice: JoinChoice = SCANS, clock: Callable[[], float] = time.time) -> AsyncIterator[Bench]:
     home = SiloHome(folder)
     folder.mkdir(exist_ok=True)
     compute = compute or FakeCompute()
@@ -86,7 +88,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
     agent = Agent(home=home, silo="a", address="hub:8443", policy=policy or Policy(),
                   choice=choice, link=link, compute=compute, display=PlainDisplay(output),
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
-                  poll_seconds=2.0)
+                  poll_seconds=2.0, clock=clock)
     try:
         yield Bench(agent, link, compute, output, home)
     finally:
@@ -434,9 +436,9 @@ def test_work_that_fails_at_the_moment_when_a_stage_begins_ends_the_reports_as_w
 
     async def work() -> None:
         for turns in range(20):
-            watch = _Watch(make_task(), cast(Any, Answering()), PlainDisplay(io.StringIO()), interval_seconds=5.0)
+            watch = Watch(make_task(), cast(Any, Answering()), PlainDisplay(io.StringIO()), interval_seconds=5.0)
 
-            async def fail(watch: _Watch = watch, turns: int = turns) -> None:
+            async def fail(watch: Watch = watch, turns: int = turns) -> None:
                 await asyncio.sleep(0.001)
                 watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
                 for _ in range(turns // 4):
@@ -445,9 +447,13 @@ def test_work_that_fails_at_the_moment_when_a_stage_begins_ends_the_reports_as_w
 
             async def stop() -> None:
                 return None
+
+            async def never() -> str:
+                await asyncio.Event().wait()
+                raise AssertionError("unreachable")
             async with asyncio.timeout(0.5):
                 with pytest.raises(BadData):
-                    await watch.over(fail(), stop=stop)
+                    await watch.over(fail(), stop=stop, hours_over=never)
     run(work())
 
 

@@ -91,7 +91,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "a folder that is not there": (lambda at: at / "missing", "no such folder or file", "Give a folder"),
     "an empty folder": (lambda at: at, "the folder is empty", "Put images into it"),
     "text files": (text_files, "found 1 file, none is an image: first is letter.txt", "Images are PNG"),
-    "links to nothing": (dead_links_only, "the folder is empty", "Put images into it"),
+    "links to nothing": (dead_links_only, "a link that leads nowhere", "Images are PNG"),
     "an .npz with other keys": (lambda at: npz(at / "a.npz", pictures=IMAGES),
                                 "neither a key 'train_images' nor 'images'; its keys: pictures", "Store the images"),
     "one colour image as a stack": (lambda at: npz(at / "a.npz", images=np.zeros((28, 28, 3), np.uint8)),

@@ -239,8 +239,9 @@ def test_join_hands_over_what_the_command_names(tmp_path: Path, monkeypatch: pyt
     assert silo("join", "--home", str(tmp_path)) == 0
     assert heard == [
         (tmp_path, {"data": "/scans", "labelled": "/known", "test": "/t", "on_error": "skip",
-                    "exit_when_finished": True}),
-        (tmp_path, {"data": None, "labelled": None, "test": None, "on_error": None, "exit_when_finished": False})]
+                    "exit_when_finished": True, "metrics": None}),
+        (tmp_path, {"data": None, "labelled": None, "test": None, "on_error": None, "exit_when_finished": False,
+                    "metrics": None})]
 
 
 def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path) -> None:

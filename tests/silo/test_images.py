@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.data.form import ImageForm
+from common.data.form import ImageForm, Reading
 from common.data.image_set import ImageSet
 from common.errors import BadData
 from common.exchange import SiloData
@@ -217,3 +218,14 @@ def test_parts_of_one_file_and_a_file_in_a_folder_of_images_are_apart(site: Path
     np.savez(site / "scans" / "a.npz", train_images=stack, test_images=stack, test_labels=np.array([0, 1]))
     assert survey_silo_images(choice(site, source="scans", test="scans/a.npz#test")).test == 2
     assert survey_silo_images(choice(site, source="scans/a.npz#train", test="scans/a.npz#test")).unlabelled == 2
+
+
+def test_the_studys_reading_makes_the_pixels_of_all_sources(site: Path) -> None:
+    """Values of 16 bits: with the window [1500, 1000] a value of 1250 is a quarter of the way, 64 of 255."""
+    for name in ("scans/dog/a", "scans/b", "test/dog/e"):
+        Image.fromarray(np.full((8, 8), 1250, np.uint16)).save(site / f"{name}.png")
+    form = replace(FORM, reading=Reading(window=(1500.0, 1000.0)))
+    for scenario in ("labels-at-silo", "labels-at-coordinator"):
+        found = read_silo_images(choice(site, source="scans", test="test"), form, classes=CLASSES,
+                                 scenario=scenario).images
+        assert {*values(found.labelled), *values(found.unlabelled), *values(found.test)} == {64}

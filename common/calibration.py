@@ -1,0 +1,179 @@
+"""Whether a model's probabilities mean what they say, and whether they rank the classes well. numpy alone.
+
+Shapes: N images, K classes, M bins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import BadData
+
+__all__ = ["BINS", "Auroc", "Bin", "Calibration", "auroc", "calibration_of", "fit_temperature",
+           "negative_log_likelihood", "probabilities"]
+
+Floats = NDArray[np.floating]
+
+BINS = 15
+_LEAST_SHARPNESS, _MOST_SHARPNESS = 1e-3, 1e3
+_HALVINGS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bin:
+    """The images whose confidence lies above `low` and is at most `high`."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float | None
+    """Mean probability of the predicted class; None for an empty bin."""
+    accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """How far confidence and accuracy lie apart."""
+
+    expected_error: float
+    """ECE = sum_m |B_m| / N * |accuracy(B_m) - confidence(B_m)|; 0 is best."""
+    brier: float
+    """Mean over the images of sum_k (p_k - y_k)^2 with y one-hot; 0 is best, 2 worst."""
+    negative_log_likelihood: float
+    """Mean of -ln p of the true class."""
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Auroc:
+    """Areas under the receiver operating characteristic, one class against the rest."""
+
+    macro: float
+    """Mean over the classes that have one."""
+    per_class: tuple[float | None, ...]
+    """By label; None for a class that no image or every image has."""
+
+
+def probabilities(logits_NK: Floats, *, temperature: float = 1.0) -> NDArray[np.float64]:
+    """softmax(logits / temperature), float64 (N, K).
+
+    Raises: ValueError unless the temperature is above 0 and finite.
+    """
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature = {temperature}: must be above 0 and finite.")
+    scaled_NK = logits_NK.astype(np.float64) / temperature
+    raised_NK = np.exp(scaled_NK - scaled_NK.max(axis=1, keepdims=True))
+    result: NDArray[np.float64] = raised_NK / raised_NK.sum(axis=1, keepdims=True)
+    return result
+
+
+def calibration_of(probabilities_NK: NDArray[np.float64], labels_N: NDArray[np.int64], *, bins: int = BINS
+                   ) -> Calibration:
+    """Expected calibration error over equal bins of confidence, Brier score and mean negative log-likelihood.
+
+    Bin m of M holds the images with (m - 1) / M < confidence <= m / M; confidence is the largest probability, and of
+    equal ones the class of the lowest label is the prediction.
+    Raises: BadData without images; ValueError for labels that are not one per image.
+    Source: ECE: Naeini, Cooper and Hauskrecht, AAAI 2015, and Guo et al., ICML 2017 (15 bins); Brier, Monthly Weather
+        Review 78 (1950), in its form for several classes.
+    """
+    count, classes = _checked(probabilities_NK, labels_N)
+    confidence_N, right_N = probabilities_NK.max(axis=1), probabilities_NK.argmax(axis=1) == labels_N
+    place_N = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
+    found, error = [], 0.0
+    for place in range(bins):
+        inside_N = place_N == place
+        size = int(inside_N.sum())
+        confidence = float(confidence_N[inside_N].mean()) if size else None
+        accuracy = float(right_N[inside_N].mean()) if size else None
+        if confidence is not None and accuracy is not None:
+            error += size / count * abs(accuracy - confidence)
+        found.append(Bin(low=place / bins, high=(place + 1) / bins, count=size, confidence=confidence,
+                         accuracy=accuracy))
+    one_hot_NK = np.eye(classes)[labels_N]
+    brier = float(((probabilities_NK - one_hot_NK) ** 2).sum(axis=1).mean())
+    true_N = probabilities_NK[np.arange(count), labels_N]
+    with np.errstate(divide="ignore"):
+        likelihood = float(-np.log(true_N).mean())
+    return Calibration(expected_error=error, brier=brier, negative_log_likelihood=likelihood, bins=tuple(found))
+
+
+def negative_log_likelihood(logits_NK: Floats, labels_N: NDArray[np.int64], *, temperature: float = 1.0) -> float:
+    """Mean of -ln softmax(logits / temperature) of the true class; from logits it does not overflow."""
+    count, _ = _checked(logits_NK, labels_N)
+    scaled_NK = logits_NK.astype(np.float64) / temperature
+    top_N = scaled_NK.max(axis=1)
+    total_N = top_N + np.log(np.exp(scaled_NK - top_N[:, None]).sum(axis=1))
+    return float((total_N - scaled_NK[np.arange(count), labels_N]).mean())
+
+
+def fit_temperature(logits_NK: Floats, labels_N: NDArray[np.int64]) -> float:
+    """The temperature T with the least mean negative log-likelihood of softmax(logits / T), from 0.001 to 1000.
+
+    In 1 / T the loss is convex; its derivative, the mean over the images of E_p[logit] - logit of the true class, is
+    brought to 0 by halving. Predictions do not change with T. Where every image is right by far, or nothing fits, the
+    answer is an end of the range.
+    Raises: BadData without images.
+    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017.
+    """
+    count, _ = _checked(logits_NK, labels_N)
+    wide_NK = logits_NK.astype(np.float64)
+    true_N = wide_NK[np.arange(count), labels_N]
+
+    def slope(sharpness: float) -> float:
+        p_NK = probabilities(wide_NK, temperature=1 / sharpness)
+        return float(((p_NK * wide_NK).sum(axis=1) - true_N).mean())
+
+    low, high = _LEAST_SHARPNESS, _MOST_SHARPNESS
+    if slope(high) <= 0:
+        return 1 / high
+    if slope(low) >= 0:
+        return 1 / low
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return 1 / math.sqrt(low * high)
+
+
+def auroc(scores_NK: Floats, labels_N: NDArray[np.int64]) -> Auroc | None:
+    """How often an image of a class has a higher score for it than an image of another class; ties count half.
+
+    Computed from ranks, as the statistic of Mann and Whitney: exact, with ties.
+    Args:
+        scores_NK: probabilities, say; column k ranks class k.
+    Returns: None when no class has both images and others.
+    Source: Hanley and McNeil, Radiology 143 (1982); macro mean of one class against the rest.
+    """
+    count, classes = _checked(scores_NK, labels_N)
+    found: list[float | None] = []
+    for label in range(classes):
+        is_class_N = labels_N == label
+        inside = int(is_class_N.sum())
+        if inside in (0, count):
+            found.append(None)
+            continue
+        ranks_N = _ranks(scores_NK[:, label])
+        above = float(ranks_N[is_class_N].sum()) - inside * (inside + 1) / 2
+        found.append(above / (inside * (count - inside)))
+    known = [area for area in found if area is not None]
+    return Auroc(macro=math.fsum(known) / len(known), per_class=tuple(found)) if known else None
+
+
+def _ranks(values_N: Floats) -> NDArray[np.float64]:
+    """Places from 1 in rising order; equal values share the mean of theirs."""
+    _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    shared: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse_N]
+    return shared
+
+
+def _checked(scores_NK: Floats, labels_N: NDArray[np.int64]) -> tuple[int, int]:
+    if scores_NK.ndim != 2 or labels_N.shape != scores_NK.shape[:1]:
+        raise ValueError(f"{scores_NK.shape} scores and {labels_N.shape} labels do not belong together.")
+    if len(labels_N) == 0:
+        raise BadData("Calibration needs labelled images; the set has none.")
+    return int(scores_NK.shape[0]), int(scores_NK.shape[1])

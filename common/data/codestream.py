@@ -1,0 +1,72 @@
+"""What a JPEG or JPEG 2000 stream says of its own size, before a decoder takes memory for it.
+
+A DICOM file declares rows and columns twice: in its tags, which are checked, and in the compressed stream, which the
+decoder believes. Both must agree.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = ["stream_size"]
+
+_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF, 0xF7})
+"""Start-of-frame markers of JPEG, lossless and differential ones and that of JPEG-LS included."""
+_BARE = frozenset({0x01, *range(0xD0, 0xD8), 0xD8})
+
+
+def stream_size(data: bytes) -> tuple[int, int] | None:
+    """(width, height) of the first picture; None where the stream does not begin as it must."""
+    try:
+        if data[:2] == b"\xff\xd8":
+            return _jpeg(data)
+        if data[:4] == b"\xff\x4f\xff\x51":
+            return _jpeg_2000(data)
+        if data[4:8] == b"jP  ":
+            return _boxed(data)
+    except (struct.error, IndexError):
+        pass
+    return None
+
+
+def _jpeg(data: bytes) -> tuple[int, int] | None:
+    """ITU-T T.81 B.1.1: markers, each with a length but for a few; the first start of frame has the size."""
+    place = 2
+    while True:
+        while data[place] != 0xFF:
+            return None
+        while data[place] == 0xFF:
+            place += 1
+        marker = data[place]
+        place += 1
+        if marker in _BARE:
+            continue
+        length: int
+        (length,) = struct.unpack_from(">H", data, place)
+        if marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, place + 3)
+            return width, height
+        if marker in (0xDA, 0xDE) or length < 2:  # the picture begins untold, or a hierarchy of larger ones
+            return None
+        place += length
+
+
+def _jpeg_2000(data: bytes) -> tuple[int, int]:
+    """ITU-T T.800 A.5.1, the marker SIZ: reference grid less its offset."""
+    width, height, left, top = struct.unpack_from(">IIII", data, 8)
+    return width - left, height - top
+
+
+def _boxed(data: bytes) -> tuple[int, int] | None:
+    """The boxes of a JP2 file (ITU-T T.800 I.4): the first "jp2c" holds the stream."""
+    place = 0
+    while place + 8 <= len(data):
+        length: int
+        length, kind = struct.unpack_from(">I4s", data, place)
+        if kind == b"jp2c":
+            start = place + (16 if length == 1 else 8)
+            return _jpeg_2000(data[start:]) if data[start : start + 4] == b"\xff\x4f\xff\x51" else None
+        if length < 8:
+            return None
+        place += length
+    return None

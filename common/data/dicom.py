@@ -1,0 +1,341 @@
+"""DICOM files: from stored values to grey or colours of 8 bits, as a viewer would show them.
+
+Grey: stored values, then the modality's rescaling (slope and intercept, or its table), then the window, then inverted
+for MONOCHROME1. The window is the study's [centre, width] by the standard's linear function; or else the file's own,
+one of its VOI tables or windows with its own function; or else, in a file that names none, the whole range that its
+bits can hold, which is the same for every picture of a device. Colours (RGB, YBR, palettes) have no window.
+
+**Nothing of a patient is said.** Tags are read for what the picture needs and their values appear in no message: the
+reasons below are fixed sentences, and the library's own log and warnings are silenced.
+
+**Hostile until checked.** Sizes are checked before anything is decoded: rows times columns against the largest picture,
+frames against the bytes that are there, and a compressed stream's own size against rows and columns.
+
+Shapes: H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from common.data import grey
+from common.data.codestream import stream_size
+from common.data.extras import needed, silence
+from common.data.form import Reading
+from common.data.pixels import NoPictureError, UnusableError
+from common.data.room import check_room
+from common.errors import BadData
+
+__all__ = ["Opened", "is_dicom", "open_dicom"]
+
+_DEFLATED = b"1.2.840.10008.1.2.1.99"
+_DIRECTORY = "1.2.840.10008.1.3.10"
+_RUN_LENGTHS = "1.2.840.10008.1.2.5"
+_PIXELS = (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10")
+_FRACTIONS = (b"\xe0\x7f\x08\x00", b"\xe0\x7f\x09\x00", b"\x7f\xe0\x00\x08", b"\x7f\xe0\x00\x09")
+"""Tags in both byte orders."""
+_FIRST_GROUPS = (b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08")
+"""What a data set without the magic begins with."""
+_META = 2048
+_STEPS = (2**18, 2**22, 2**26)
+"""Bytes of a header that are tried, one after another; real ones are small."""
+_COLOURS: dict[int, tuple[str, ...]] = {
+    1: ("MONOCHROME1", "MONOCHROME2", "PALETTE COLOR"),
+    3: ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420"),
+}
+"""Samples of a pixel -> photometric interpretations that are read."""
+
+
+def is_dicom(start: bytes) -> bool:
+    """Whether a file's first 132 bytes are those of DICOM."""
+    return start[128:132] == b"DICM"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A file whose tags have been checked."""
+
+    data: Any
+    """The tags, without pixels (pydicom.Dataset)."""
+    path: Path
+    width: int
+    height: int
+    channels: int
+    """1 or 3, once decoded."""
+    bits: int
+    """Bits stored of each value."""
+    frames: int
+    syntax: str
+    compressed: bool
+    has_window: bool
+    """Whether the file names a window of its own (or needs none)."""
+
+    def frame(self, number: int, reading: Reading) -> NDArray[np.uint8]:
+        """One picture, (H, W) or (H, W, 3), its frame counted from 0.
+
+        Raises: UnusableError with a reason that holds no value of a tag.
+        """
+        stored = self._stored(number)
+        if stored.shape[:2] != (self.height, self.width) or stored.ndim not in (2, 3):
+            raise UnusableError("its pixels are not as many as its header says")
+        try:
+            return self._colour(stored) if self.channels == 3 else self._grey(stored, number, reading)
+        except UnusableError:
+            raise
+        except Exception:  # a library on tags of any kind; what it says may hold a tag's value
+            raise UnusableError("its header's grey values or colours cannot be made sense of") from None
+
+    def _stored(self, number: int) -> NDArray[Any]:
+        pixels = needed("pydicom.pixels", extra="dicom", what="DICOM files")
+        try:
+            with self.path.open("rb") as file:
+                if not self.compressed:
+                    values: NDArray[Any] = pixels.pixel_array(file, index=number, transfer_syntax_uid=self.syntax)
+                    return values
+                check_room(self.path.stat().st_size, what="A compressed DICOM file's pixels",
+                           remedy="Use a machine with more memory, or save it uncompressed.")
+                whole = _parsed(file.read())
+                encaps = needed("pydicom.encaps", extra="dicom", what="DICOM files")
+                stream = encaps.get_frame(whole.PixelData, number, number_of_frames=self.frames)
+                self._check_stream(stream)
+                values = pixels.pixel_array(whole, index=number)
+                return values
+        except (BadData, UnusableError):
+            raise
+        except MemoryError:
+            raise UnusableError("it does not fit into memory") from None
+        except NotImplementedError:
+            raise UnusableError("its pixels are compressed in a way that is not read; save it uncompressed") from None
+        except Exception as error:
+            if isinstance(error, RuntimeError) and "missing dependencies" in str(error):
+                raise BadData("Compressed DICOM files need the packages 'pylibjpeg', 'pylibjpeg-libjpeg' and "
+                              "'pylibjpeg-openjpeg'.", remedy="Install them: pip install 'semisilo[dicom]'.") from None
+            raise UnusableError("its pixels are damaged or cut off") from None
+
+    def _check_stream(self, stream: bytes) -> None:
+        if self.syntax == _RUN_LENGTHS:  # run lengths: rows and columns are all there is
+            return
+        if stream_size(stream) != (self.width, self.height):
+            raise UnusableError("its compressed pixels are not of the size that its header says, or damaged")
+
+    def _grey(self, stored: NDArray[Any], number: int, reading: Reading) -> NDArray[np.uint8]:
+        curve = _Curve(self, number, reading, stored)
+        shown = grey.looked_up(stored, curve.apply)
+        return 255 - shown if self.data.get("PhotometricInterpretation") == "MONOCHROME1" else shown
+
+    def _colour(self, stored: NDArray[Any]) -> NDArray[np.uint8]:
+        bits = self.bits
+        if self.data.PhotometricInterpretation == "PALETTE COLOR":
+            pixels = needed("pydicom.pixels", extra="dicom", what="DICOM files")
+            stored = pixels.apply_color_lut(stored, self.data)[..., :3]
+            bits = 8 * stored.dtype.itemsize
+        if stored.ndim != 3 or stored.shape[2] != 3:
+            raise UnusableError("its pixels are not as many as its header says")
+        if bits == 8:
+            return stored.astype(np.uint8)
+        return grey.looked_up(np.ascontiguousarray(stored), lambda values: grey.rounded(
+            grey.spread(values, 0, 2**bits - 1)))
+
+
+def open_dicom(path: Path) -> Opened:
+    """Reads and checks a file's tags; its pixels stay on disk.
+
+    Raises: NoPictureError for a file without pixels; UnusableError for one that cannot be read; BadData when pydicom is
+        not installed.
+    """
+    needed("pydicom", extra="dicom", what="DICOM files")
+    silence("pydicom", "pylibjpeg", "libjpeg", "openjpeg")
+    try:
+        with path.open("rb") as file:
+            return _checked(path, *_header(file, path.stat().st_size))
+    except (UnusableError, BadData):
+        raise
+    except PermissionError:
+        raise UnusableError("this user may not read it") from None
+    except MemoryError:
+        raise UnusableError("it does not fit into memory") from None
+    except Exception:  # a library on bytes of any kind; what it says may hold a tag's value
+        raise UnusableError("it is damaged, or not a DICOM file") from None
+
+
+def _header(file: BinaryIO, size: int) -> tuple[Any, bytes]:
+    """The tags before the pixels, and the tag after them (the pixels' own, in a picture).
+
+    From memory, where a length that is a lie gives what is there; a file would first take that much memory.
+    """
+    for step in _STEPS:
+        file.seek(0)
+        start = file.read(step)
+        source = io.BytesIO(start)
+        try:
+            data = _parsed(source, stop_before_pixels=True)
+        except Exception:  # cut off where this step ends, perhaps
+            if step >= size or not is_dicom(start):
+                raise
+            continue
+        following = start[source.tell() : source.tell() + 4]
+        if following in (*_PIXELS, *_FRACTIONS) or step >= size:
+            return data, following
+    raise UnusableError("its header is too long")
+
+
+def _parsed(source: bytes | io.BytesIO, *, stop_before_pixels: bool = False) -> Any:
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    start = file.read(_META)
+    file.seek(0)
+    if not start:
+        raise UnusableError("it is empty")
+    if is_dicom(start) and _DEFLATED in start:
+        raise UnusableError("its data set is deflated, which is not read; save it uncompressed")
+    if not is_dicom(start) and start[:2] not in _FIRST_GROUPS:
+        raise UnusableError("it is not a DICOM file")
+    reader = needed("pydicom", extra="dicom", what="DICOM files")
+    return reader.dcmread(file, force=not is_dicom(start), stop_before_pixels=stop_before_pixels)
+
+
+def _checked(path: Path, data: Any, following: bytes) -> Opened:
+    meta = getattr(data, "file_meta", None) or {}
+    if str(meta.get("MediaStorageSOPClassUID", "")) == _DIRECTORY or "DirectoryRecordSequence" in data:
+        raise NoPictureError("a DICOM directory, no picture")
+    rows, columns = _whole(data, "Rows"), _whole(data, "Columns")
+    if following in _FRACTIONS:
+        raise UnusableError("its pixels are fractions, which are not read")
+    if following not in _PIXELS or not rows or not columns:
+        raise NoPictureError("a DICOM file without pixels")
+    limit = Image.MAX_IMAGE_PIXELS or 89_478_485
+    if rows * columns > limit:
+        raise UnusableError(f"{columns} x {rows} pixels are too many (limit {limit})")
+    allocated, samples = _whole(data, "BitsAllocated") or 0, _whole(data, "SamplesPerPixel") or 1
+    bits = _whole(data, "BitsStored") or allocated
+    photometric = str(data.get("PhotometricInterpretation") or "MONOCHROME2")
+    palette = photometric == "PALETTE COLOR"
+    if allocated not in (1, 8, 16, 32) or not 1 <= bits <= allocated:
+        raise UnusableError("its pixels have a number of bits that is not read")
+    if photometric not in _COLOURS.get(samples, ()):
+        raise UnusableError("its kind of colours is not read")
+    frames = 1 if not data.get("NumberOfFrames") else _whole(data, "NumberOfFrames") or 0
+    syntax = str(meta.get("TransferSyntaxUID", "") or "")
+    if not syntax:
+        implicit, little = data.original_encoding
+        syntax = "1.2.840.10008.1.2" if implicit else f"1.2.840.10008.1.2.{1 if little else 2}"
+    compressed = bool(needed("pydicom.uid", extra="dicom", what="DICOM files").UID(syntax).is_compressed)
+    size = path.stat().st_size
+    declared = 8 * frames if compressed else -(-rows * columns * samples * allocated * frames // 8)
+    if photometric == "YBR_FULL_422" and not compressed:
+        declared = declared * 2 // 3
+    if frames < 1 or declared > size:
+        raise UnusableError("it declares more pixels than the file holds: it is cut off")
+    channels = 3 if samples == 3 or palette else 1
+    windowed = channels == 3 or bits <= 8 or any(
+        name in where for where in (data, _group(data, 0, "FrameVOILUTSequence"))
+        for name in ("WindowCenter", "VOILUTSequence"))
+    return Opened(data, path, columns, rows, channels, bits, frames, syntax, compressed, windowed)
+
+
+class _Curve:
+    """From stored values of one frame to 0..255, before MONOCHROME1 is inverted."""
+
+    def __init__(self, opened: Opened, number: int, reading: Reading, stored: NDArray[Any]) -> None:
+        self._data = opened.data
+        self._modality = _group(opened.data, number, "PixelValueTransformationSequence")
+        self._voi = _group(opened.data, number, "FrameVOILUTSequence")
+        signed = opened.data.get("PixelRepresentation") == 1
+        low, high = (-(2 ** (opened.bits - 1)), 2 ** (opened.bits - 1) - 1) if signed else (0, 2**opened.bits - 1)
+        if reading.window == "image":
+            low, high = int(stored.min()), int(stored.max())
+        ends = self._rescaled(np.array([low, high]))
+        self._ends = float(ends.min()), float(ends.max())
+        if self._modality.get("ModalityLUTSequence") and reading.window != "image":
+            self._ends = 0.0, 2.0 ** _by_table(np.array([low]), self._modality.ModalityLUTSequence[0])[1] - 1
+        self._reading = reading
+
+    def apply(self, stored: NDArray[Any]) -> NDArray[np.uint8]:
+        values = self._rescaled(stored)
+        window = self._reading.window
+        if not isinstance(window, str):
+            return grey.rounded(grey.linear(values, *window))
+        if window == "file" and (shown := self._by_its_own(values)) is not None:
+            return shown
+        return grey.rounded(grey.spread(values, *self._ends))
+
+    def _rescaled(self, stored: NDArray[Any]) -> NDArray[Any]:
+        if self._modality.get("ModalityLUTSequence"):
+            return _by_table(stored, self._modality.ModalityLUTSequence[0])[0]
+        slope = _number(self._modality.get("RescaleSlope", 1))
+        intercept = _number(self._modality.get("RescaleIntercept", 0))
+        return stored.astype(np.float64) * slope + intercept
+
+    def _by_its_own(self, values: NDArray[Any]) -> NDArray[np.uint8] | None:
+        """By the wanted one of the file's tables and windows; None where it has none."""
+        tables = list(self._voi.get("VOILUTSequence") or ())
+        centres, widths = (_numbers(self._voi.get(name)) for name in ("WindowCenter", "WindowWidth"))
+        windows = list(zip(centres, widths, strict=False))
+        there = len(tables) + len(windows)
+        if not there:
+            return None
+        wanted = min(self._reading.window_number, there) - 1
+        if wanted < len(tables):
+            mapped, bits = _by_table(np.rint(values), tables[wanted])
+            return grey.rounded(grey.spread(mapped, 0, 2**bits - 1))
+        centre, width = windows[wanted - len(tables)]
+        function = str(self._voi.get("VOILUTFunction") or "LINEAR")
+        if not np.isfinite(centre) or not np.isfinite(width) or width < (1 if function == "LINEAR" else 1e-12):
+            raise UnusableError("its own window is none: give one as window = [centre, width]")
+        curve = {"LINEAR_EXACT": grey.linear_exact, "SIGMOID": grey.sigmoid}.get(function, grey.linear)
+        return grey.rounded(curve(values, centre, width))
+
+
+def _by_table(values: NDArray[Any], item: Any) -> tuple[NDArray[Any], int]:
+    """Values by a table of the file, and the bits of what comes out. Source: PS3.3 C.11.1.1.1, C.11.2.1.1."""
+    entries, first, bits = (int(value) for value in item.LUTDescriptor)
+    entries = entries or 2**16
+    if not 1 <= bits <= 16:
+        raise UnusableError("its table of grey values cannot be used")
+    raw = item.LUTData
+    if isinstance(raw, (bytes, bytearray)):
+        wide = len(raw) >= 2 * entries
+        table = np.frombuffer(raw, dtype="<u2" if wide else np.uint8).astype(np.int64)
+    else:
+        table = np.array([raw] if np.isscalar(raw) else list(raw), dtype=np.int64) & 0xFFFF
+    if len(table) < entries:
+        raise UnusableError("its table of grey values is cut off")
+    if first >= 2**15 and values.size and float(values.min()) < 0:
+        first -= 2**16  # signed pixels, of which a reader may see the first as unsigned
+    places = np.clip(values.astype(np.int64) - first, 0, entries - 1)
+    return np.minimum(table[places], 2**bits - 1), bits
+
+
+def _group(data: Any, number: int, sequence: str) -> Any:
+    """Where the tags of a frame stand: its own functional group, the shared one, or the file's top."""
+    for name, place in (("PerFrameFunctionalGroupsSequence", number), ("SharedFunctionalGroupsSequence", 0)):
+        items = data.get(name) or ()
+        if place < len(items) and items[place].get(sequence):
+            return items[place].get(sequence)[0]
+    return data
+
+
+def _whole(data: Any, name: str) -> int | None:
+    value = data.get(name)
+    return None if value is None else int(value)
+
+
+def _number(value: Any) -> float:
+    found = float(value)
+    if not np.isfinite(found) or abs(found) > 1e12:
+        raise UnusableError("its rescaling is no number")
+    return found
+
+
+def _numbers(value: Any) -> list[float]:
+    if value is None or value == "":
+        return []
+    return [float(value)] if isinstance(value, (int, float, str)) else [float(each) for each in value]
+
+

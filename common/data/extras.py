@@ -1,0 +1,34 @@
+"""Packages for one kind of file each, imported when such a file is met."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from common.errors import BadData
+
+__all__ = ["needed", "silence"]
+
+
+def needed(module: str, *, extra: str, what: str) -> Any:
+    """The module, imported.
+
+    Args:
+        what: whose name the message begins with, for example "DICOM files".
+    Raises: BadData, naming the extra, when it is not installed: whatever `on_error` says, since all such files would be
+        left out.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise BadData(f"{what} need the package '{error.name or module}', which is not installed.",
+                      remedy=f"Install it: pip install 'semisilo[{extra}]'.") from None
+
+
+def silence(*loggers: str) -> None:
+    """Lets libraries log nothing, however much we log: they quote what stands in files, names of patients too."""
+    for name in loggers:
+        logger = logging.getLogger(name)
+        logger.handlers = [logging.NullHandler()]
+        logger.propagate = False

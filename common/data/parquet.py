@@ -1,0 +1,309 @@
+"""Parquet files with image files in them, as Hugging Face has them: file.parquet, or a folder of such files.
+
+The column of images is a struct {bytes, path}, or binary. Names of classes come from the schema's metadata where
+Hugging Face's `datasets` wrote it, or are the labels' own texts; whole numbers without names count into the study's
+list of classes, and negative ones or nothing mean: no label. Settings follow a #, joined by &: image=COLUMN,
+label=COLUMN, and in a folder train, test or another start of file names; by default train where there is one.
+
+Rows are read a row group at a time, one column of images and nothing else, so a file may be larger than memory; what a
+row group declares is compared with the memory that is free first.
+
+Shapes: N rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.extras import needed
+from common.data.folder import ImageFile, has_picture_name
+from common.data.room import check_room
+from common.errors import BadData
+
+__all__ = ["Rows", "files_of", "open_rows", "parquet_files"]
+
+_IMAGE_NAMES = ("image", "img", "picture", "image_bytes", "bytes", "jpg", "jpeg", "png", "data", "content")
+_LABEL_NAMES = ("label", "labels", "class", "target", "diagnosis", "dx", "category", "finding", "fine_label", "y")
+_BATCH = 16
+_BUFFER = 2**20
+_MAX_LABEL = 65535
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rows:
+    """What Parquet files hold, without the images."""
+
+    source: str
+    paths: tuple[Path, ...]
+    """In byte order."""
+    counts: tuple[int, ...]
+    """Rows of each file."""
+    image: str
+    """The column, or the field of it, that holds the bytes."""
+    labels_N: NDArray[np.int64] | None
+    """-1 where there is none; None when the files have no labels at all."""
+    classes: tuple[str, ...]
+    classes_named: bool
+
+    @property
+    def number(self) -> int:
+        """Rows of all files."""
+        return sum(self.counts)
+
+
+def parquet_files(path: Path) -> tuple[Path, ...]:
+    """The Parquet files that a path stands for: itself, or those in a folder or in its folder "data"; in byte order.
+
+    None where the folder also holds images or other folders: then the images count, and the file is one of the others.
+    """
+    if path.suffix.lower() == ".parquet" and not path.is_dir():
+        return (path,)
+    if not path.is_dir():
+        return ()
+    for folder in (path, path / "data"):
+        try:
+            there = [each for each in folder.iterdir() if not each.name.startswith(".")]
+            found = [each for each in there if each.suffix.lower() == ".parquet" and each.is_file()]
+            others = found and any(has_picture_name(each) or (each.is_dir() and each.name != "data") for each in there)
+        except OSError:
+            found, others = [], False
+        if found and not others:
+            return tuple(sorted(found, key=lambda each: each.name.encode(errors="surrogateescape")))
+    return ()
+
+
+def open_rows(paths: Sequence[Path], settings: str, *, source: str) -> Rows:
+    """Reads the schema and the labels.
+
+    Args:
+        settings: what stands behind the #.
+    Raises: BadData, naming file and column, when they cannot be read or understood, or pyarrow is not installed.
+    """
+    named, split = _settings(settings, source)
+    chosen = _of_split(tuple(paths), split, source)
+    first = _opened(chosen[0], source)
+    schema = first.schema_arrow
+    features = _features(schema)
+    column = _image_column(schema, features, named.get("image"), source)
+    label = _label_column(schema, features, named.get("label"), source)
+    counts: list[int] = []
+    labels: list[Any] = []
+    for path in chosen:
+        file = _opened(path, source)
+        if not file.schema_arrow.equals(schema):
+            raise BadData(f"{source}: {path.name} has other columns than {chosen[0].name}.",
+                          remedy="Give one of them, or write them with the same columns.")
+        counts.append(file.metadata.num_rows)
+        if label is not None:
+            _check_groups(file, path, source)
+            labels += _column(file, path, label, source)
+    if not sum(counts):
+        raise BadData(f"{source}: has no rows.", remedy="Add images.")
+    names = features.get(label or "", {}).get("names")
+    names = tuple(map(str, names)) if isinstance(names, list) and len(set(map(str, names))) == len(names) else ()
+    labels_N, classes, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
+    return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N, classes=classes,
+                classes_named=are_named)
+
+
+def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[ImageFile]:
+    """The images of the wanted rows, one after another; one without bytes is an empty file.
+
+    Raises: BadData, naming the file, when it is damaged or a row group does not fit into memory.
+    """
+    start = 0
+    for path, count in zip(rows.paths, rows.counts, strict=True):
+        file = _opened(path, rows.source)
+        _check_groups(file, path, rows.source)
+        place = 0
+        for batch in _batches(file, path, rows):
+            for value in batch:
+                if place >= count:
+                    break
+                if wanted is None or wanted[start + place]:
+                    label = -1 if rows.labels_N is None else int(rows.labels_N[start + place])
+                    yield ImageFile(path, f"{path.name}[{place}]", rows.classes[label] if label >= 0 else "",
+                                    content=value if isinstance(value, bytes) else b"")
+                place += 1
+        if place < count:
+            raise _damaged(rows.source, path)
+        start += count
+
+
+def _batches(file: Any, path: Path, rows: Rows) -> Iterator[list[Any]]:
+    field = rows.image.partition(".")[2]
+    try:
+        for group in range(file.metadata.num_row_groups):
+            for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[rows.image],
+                                           use_threads=False):
+                values = batch.column(0).to_pylist()
+                yield [(value or {}).get(field) for value in values] if field else values
+    except GeneratorExit:
+        raise
+    except MemoryError:
+        raise BadData(f"{rows.source}: a row group of {path.name} does not fit into memory.",
+                      remedy="Write it with smaller row groups.") from None
+    except Exception:  # a library on bytes of any kind
+        raise _damaged(rows.source, path) from None
+
+
+# Opening --------------------------------------------------------------------------------------------------------------
+
+
+def _settings(text: str, source: str) -> tuple[dict[str, str], str]:
+    named: dict[str, str] = {}
+    split = ""
+    for piece in filter(None, text.split("&")):
+        key, mark, value = piece.partition("=")
+        if not mark:
+            split = piece
+        elif key == "split" and value:
+            split = value
+        elif key in ("image", "label") and value:
+            named[key] = value
+        else:
+            raise BadData(f"{source}: '{piece}' is not understood.",
+                          remedy="Behind the # stand image=COLUMN, label=COLUMN and split=NAME, joined by &.")
+    return named, split
+
+
+def _of_split(paths: tuple[Path, ...], split: str, source: str) -> tuple[Path, ...]:
+    if split and len(paths) == 1 and _starts(paths[0]) != split:
+        raise BadData(f"{source}: a single file has no split '{split}'.", remedy="Leave that part out.")
+    starts = {_starts(path) for path in paths}
+    wanted = split or ("train" if "train" in starts else "")
+    chosen = tuple(path for path in paths if _starts(path) == wanted) if wanted else paths
+    if not chosen:
+        raise BadData(f"{source}: has no split '{split}'.",
+                      remedy=f"Its files begin with: {', '.join(sorted(starts)[:8])}.")
+    return chosen
+
+
+def _starts(path: Path) -> str:
+    """What stands before the numbers of a file: "train" of train-00000-of-00002.parquet."""
+    return path.stem.partition("-")[0]
+
+
+def _opened(path: Path, source: str) -> Any:
+    library = needed("pyarrow.parquet", extra="parquet", what="Parquet files")
+    if not path.exists():
+        raise BadData(f"{source}: no such folder or file.", remedy="Give the place of the images.")
+    try:
+        # Nothing is read ahead: that would take the memory of a whole column.
+        return library.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=_BUFFER)
+    except PermissionError:
+        raise BadData(f"{source}: {path.name}: this user may not read it.", remedy="Let this user read it.") from None
+    except Exception:  # a library on bytes of any kind
+        raise _damaged(source, path) from None
+
+
+def _damaged(source: str, path: Path) -> BadData:
+    return BadData(f"{source}: {path.name} cannot be read as Parquet: it is damaged or cut off.",
+                   remedy="Check that it was copied completely.")
+
+
+def _check_groups(file: Any, path: Path, source: str) -> None:
+    """Whether the largest row group fits into memory, by what the file declares.
+
+    Not asked column by column: of damaged statistics there, the library ends the process.
+    """
+    try:
+        sizes = [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
+    except Exception:  # a library on bytes of any kind
+        raise _damaged(source, path) from None
+    check_room(2 * max(0, *sizes, 0), what=f"{source}: a row group of {path.name}",
+               remedy="Write it with smaller row groups.")
+
+
+def _column(file: Any, path: Path, name: str, source: str) -> list[Any]:
+    check_room(64 * file.metadata.num_rows, what=f"{source}: the labels of {path.name}", remedy="Split the file.")
+    try:
+        values: list[Any] = file.read(columns=[name], use_threads=False).column(0).to_pylist()
+    except MemoryError:
+        raise BadData(f"{source}: the labels of {path.name} do not fit into memory.",
+                      remedy="Split the file.") from None
+    except Exception:  # a library on bytes of any kind
+        raise _damaged(source, path) from None
+    if len(values) != file.metadata.num_rows:
+        raise _damaged(source, path)
+    return values
+
+
+# Columns --------------------------------------------------------------------------------------------------------------
+
+
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """Hugging Face's description of each column; empty where there is none."""
+    try:
+        found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        return {name: what for name, what in found.items() if isinstance(what, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _image_column(schema: Any, features: dict[str, dict[str, Any]], wanted: str | None, source: str) -> str:
+    types = needed("pyarrow.types", extra="parquet", what="Parquet files")
+
+    def field_of(name: str) -> str | None:
+        kind = schema.field(name).type
+        if types.is_binary(kind) or types.is_large_binary(kind):
+            return name
+        if types.is_struct(kind) and any(kind.field(place).name == "bytes" for place in range(kind.num_fields)):
+            return f"{name}.bytes"
+        return None
+
+    columns: list[str] = [name for name in schema.names if schema.names.count(name) == 1]
+    if wanted is not None:
+        if wanted not in columns or (found := field_of(wanted)) is None:
+            raise BadData(f"{source}: has no column '{wanted}' with the bytes of images.",
+                          remedy=f"Its columns: {', '.join(schema.names[:12])}.")
+        return found
+    possible = [name for name in columns if field_of(name) is not None]
+    described = [name for name in possible if features.get(name, {}).get("_type") == "Image"]
+    usual = [name for want in _IMAGE_NAMES for name in possible if name.casefold() == want]
+    for names in (described, usual, possible):
+        if names:
+            column = field_of(names[0])
+            assert column is not None
+            return column
+    raise BadData(f"{source}: has no column with the bytes of images.",
+                  remedy=f"Its columns: {', '.join(schema.names[:12]) or 'none'}.")
+
+
+def _label_column(schema: Any, features: dict[str, dict[str, Any]], wanted: str | None, source: str) -> str | None:
+    if wanted is not None:
+        if wanted not in schema.names:
+            raise BadData(f"{source}: has no column '{wanted}'.",
+                          remedy=f"Its columns: {', '.join(schema.names[:12])}.")
+        return wanted
+    described: list[str] = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    if len(described) == 1:
+        return described[0]
+    return next((str(name) for want in _LABEL_NAMES for name in schema.names if name.casefold() == want), None)
+
+
+def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
+    """Places in the list of classes, that list, and whether it is the file's own."""
+    there = {type(label) for label in labels if label is not None}
+    if there <= {int, bool}:
+        found = np.array([-1 if label is None else min(max(int(label), -1), _MAX_LABEL + 1) for label in labels],
+                         dtype=np.int64)
+        highest = int(found.max(initial=-1))
+        if highest > _MAX_LABEL or (names and highest >= len(names)):
+            place = int(found.argmax())
+            raise BadData(f"{source}: the label of row {place} is out of range.",
+                          remedy="Mend the labels or the class names.")
+        return (found, names, True) if names else (found, tuple(str(k) for k in range(highest + 1)), False)
+    if there <= {str}:
+        texts = tuple(sorted({label for label in labels if label}))
+        place_of = {text: place for place, text in enumerate(texts)}
+        return np.array([place_of.get(label or "", -1) for label in labels], dtype=np.int64), texts, True
+    raise BadData(f"{source}: the labels are neither whole numbers nor texts.",
+                  remedy="Name another column: add #label=COLUMN.")

@@ -1,0 +1,312 @@
+"""What a source of images holds, found by looking at all of it: what `coordinator data` and `silo data` show.
+
+Every image is decoded as a study would, so what would go wrong later is known before. Nothing is kept but counts and
+the few pictures of a contact sheet, so a source may be larger than memory. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data import decoding, parquet, partly_labelled, readers
+from common.data.archive import Arrays
+from common.data.folder import ImageFile
+from common.data.form import Reading
+from common.data.image_set import Skipped
+from common.data.pixels import Geometry, UnusableError, eight_bits, squares
+from common.errors import BadData
+
+__all__ = ["Preview", "Tile", "look_at"]
+
+_TILES = 64
+_PER_CLASS = 8
+_MOST_CLASSES = 40
+_SIZES = 8
+_NAMED = 5
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tile:
+    """A picture of the contact sheet."""
+
+    class_name: str
+    """Empty without a label."""
+    square: NDArray[np.uint8]
+    """uint8 (C, S, S)."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Preview:
+    """What was found. Names of files never leave the machine."""
+
+    source: str
+    kind: str
+    num_files: int = 0
+    """In an array or table of rows: of these."""
+    num_images: int = 0
+    """What a study would read; a file may give several."""
+    labelled: int = 0
+    unlabelled: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
+    """Class -> images, in label order, also those with none."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """"640x480" -> images, most common first, at most eight."""
+    num_sizes: int = 0
+    channels: dict[int, int] = field(default_factory=dict)
+    """1 (grey) or 3 (colour) -> images."""
+    bits: dict[int, int] = field(default_factory=dict)
+    """Bits of each value in the file -> images."""
+    skipped: tuple[Skipped, ...] = ()
+    """What would be left out, or stop a study."""
+    notes: tuple[str, ...] = ()
+    """What a person should know, on one line each."""
+    misfits: tuple[str, ...] = ()
+    """Why the source does not fit the study, on one line each."""
+    tiles: tuple[Tile, ...] = ()
+
+    @property
+    def broken(self) -> int:
+        """Files that should have been images and are not."""
+        return sum(item.broken for item in self.skipped)
+
+    def facts(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"source": self.source, "kind": self.kind, "files": self.num_files, "images": self.num_images,
+                "labelled": self.labelled, "unlabelled": self.unlabelled, "classes": self.classes, "sizes": self.sizes,
+                "different_sizes": self.num_sizes,
+                "channels": {str(key): value for key, value in self.channels.items()},
+                "bits": {str(key): value for key, value in self.bits.items()}, "broken": self.broken,
+                "skipped": [{"name": item.name, "reason": item.reason, "broken": item.broken} for item in self.skipped],
+                "notes": list(self.notes), "misfits": list(self.misfits)}
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Found:
+    """Counted while the files go by."""
+
+    classes: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[str] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)
+    bits: Counter[int] = field(default_factory=Counter)
+    skipped: list[Skipped] = field(default_factory=list)
+    samples: list[ImageFile] = field(default_factory=list)
+    unwindowed: int = 0
+    seen: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    twins: list[tuple[str, str]] = field(default_factory=list)
+
+
+def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classes: tuple[str, ...] = (),
+            at_silo: bool = False, progress: Progress | None = None) -> Preview:
+    """Reads a whole source and counts.
+
+    Args:
+        form: the study's geometry, that of the contact sheet's pictures.
+        classes: the study's class names, to compare with; empty for no comparison.
+        at_silo: whether folders `labelled` and `unlabelled` tell images apart, as they do at a silo.
+        progress: told the share that is done and a line of text.
+    Raises: BadData when the source as a whole cannot be used.
+    """
+    path, split = readers.parse_source(source)
+    kind = readers.kind_of(path)
+    if kind in ("npz", "digits"):
+        return _of_arrays(source, path, split, form, reading, classes, progress)
+    assert path is not None
+    if kind == "parquet":
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        own, names, skipped = rows.classes, rows.labels_N, tuple[Skipped, ...]()
+        number = rows.number
+        labels = ["" if names is None or label < 0 else own[label] for label in
+                  (names.tolist() if names is not None else [-1] * number)]
+        if classes and not rows.classes_named:
+            own, labels = _renamed(own, labels, classes)
+        stream: Iterable[ImageFile] = (_with_class(file, label) for file, label in
+                                       zip(parquet.files_of(rows), labels, strict=True))
+    else:
+        listing = readers.listing_of(path, split, source=source, classes=classes)
+        apart = partly_labelled.apart(source, path, listing) if kind == "folder" and at_silo else listing
+        own, skipped = apart.folders, listing.skipped
+        if kind == "folder" and not any(file.class_name for file in apart.images):
+            own = ()
+        number, stream = len(apart.images), apart.images
+        labels = [file.class_name for file in apart.images]
+    found = _Found(skipped=list(skipped))
+    ranges: dict[str, float] = {}
+    _count(stream, found, form, reading, ranges, _chosen(labels), number, progress)
+    misfits = _misfits(own, classes)
+    order = (*own, *(name for name in classes if name not in own)) if own else ()
+    kept = sum(found.classes.values())
+    unlabelled = found.classes.pop("", 0)
+    by_class = {name: found.classes.get(name, 0) for name in order}
+    return Preview(
+        source=source, kind=_KINDS[kind] if kind != "folder" else "class folders" if own else "flat folder",
+        num_files=number, num_images=kept, labelled=kept - unlabelled, unlabelled=unlabelled, classes=by_class,
+        sizes=dict(found.sizes.most_common(_SIZES)), num_sizes=len(found.sizes),
+        channels=dict(sorted(found.channels.items())), bits=dict(sorted(found.bits.items())),
+        skipped=tuple(found.skipped), misfits=misfits, notes=_notes(found, by_class, own, ranges, reading),
+        tiles=_tiles(found.samples, form, reading, ranges))
+
+
+_KINDS = {"table": "table", "parquet": "Parquet"}
+
+
+def _with_class(file: ImageFile, class_name: str) -> ImageFile:
+    return ImageFile(file.path, file.name, class_name, file.content)
+
+
+def _renamed(own: tuple[str, ...], labels: list[str], classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+    """Numbers as the study's classes, as a reader takes them; as they are when there are too many."""
+    if len(own) > len(classes):
+        return own, labels
+    new = dict(zip(own, classes, strict=False))
+    return classes, [new.get(label, "") for label in labels]
+
+
+def _chosen(labels: Sequence[str]) -> set[int]:
+    """Places of the images for the contact sheet: some of each class, spread evenly."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, label in enumerate(labels):
+        places[label].append(place)
+    per_class = max(1, min(_PER_CLASS if len(places) > 1 else _TILES, _TILES // max(1, len(places))))
+    chosen: set[int] = set()
+    for name in sorted(places)[:_MOST_CLASSES]:
+        there = places[name]
+        step = len(there) / min(per_class, len(there))
+        chosen.update(there[int((number + 0.5) * step)] for number in range(min(per_class, len(there))))
+    return chosen
+
+
+def _count(files: Iterable[ImageFile], found: _Found, form: Geometry, reading: Reading, ranges: dict[str, float],
+           chosen: set[int], number: int, progress: Progress | None) -> None:
+    with closing(decoding.decoded(files, form, reading, ranges)) as results:
+        for place, (file, result) in enumerate(results):
+            if progress is not None and (place % 64 == 63 or place + 1 == number):
+                progress((place + 1) / number, "looking at images")
+            if isinstance(result, decoding.Trouble):
+                found.skipped.append(Skipped(file.name, result.reason, result.broken))
+                continue
+            if place in chosen:
+                found.samples.append(file)
+            for picture in result:
+                found.classes[file.class_name] += 1
+                found.sizes[f"{picture.width}x{picture.height}"] += 1
+                found.channels[picture.channels] += 1
+                found.bits[picture.bits] += 1
+                found.unwindowed += picture.unwindowed
+                _remember(found, file, picture.square)
+
+
+def _remember(found: _Found, file: ImageFile, square: NDArray[np.uint8]) -> None:
+    if not file.class_name or square.min() == square.max():
+        return
+    digest = hashlib.blake2b(np.ascontiguousarray(square).data, digest_size=16).digest()
+    name, class_name = found.seen.setdefault(digest, (file.name, file.class_name))
+    if class_name != file.class_name:
+        found.twins.append((name, file.name))
+
+
+def _tiles(samples: list[ImageFile], form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> tuple[Tile, ...]:
+    """The chosen pictures once more, now that the range of the source is known; of a file the middle one."""
+    tiles = []
+    for file, result in decoding.decoded(samples, form, reading, dict(ranges)):
+        if not isinstance(result, decoding.Trouble):
+            tiles.append(Tile(file.class_name, result[len(result) // 2].square))
+    return tuple(tiles)
+
+
+def _misfits(own: Sequence[str], classes: tuple[str, ...]) -> tuple[str, ...]:
+    misfits = []
+    for name in own:
+        if classes and name not in classes:
+            near = difflib.get_close_matches(name.casefold(), [other.casefold() for other in classes], n=1)
+            match = next((other for other in classes if near and other.casefold() == near[0]), None)
+            misfits.append(f"'{name}' is not a class of the study" + (f"; did you mean '{match}'?" if match else
+                           f", whose classes are {', '.join(classes)}."))
+    return tuple(misfits)
+
+
+def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], ranges: Mapping[str, float],
+           reading: Reading) -> tuple[str, ...]:
+    notes = [f"class '{name}' has no image here" + ("" if name in own else ", and no folder or label")
+             for name, count in by_class.items() if not count]
+    notes += [f"the same image in two classes: {first} and {second}" for first, second in found.twins[:_NAMED]]
+    if len(found.twins) > _NAMED:
+        notes.append(f"the same image in two classes: {len(found.twins) - _NAMED} more")
+    if found.unwindowed:
+        notes.append(f"DICOM images that name no window: {found.unwindowed}. They are shown over the whole range of"
+                     " their bits, perhaps nearly black; a study sets one with [data.image.reading] window")
+    for kind, limit in ranges.items():
+        if len(found.bits) > 1 or limit != 65535:
+            notes.append(f"values of {kind}: {limit:g} and above become white, as far as this source shows; a study can"
+                         " fix it for all with [data.image.reading] window")
+    if reading.window == "image":
+        notes.append("each picture is stretched from its own smallest value to its largest")
+    return tuple(notes)
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, reading: Reading, classes: tuple[str, ...],
+               progress: Progress | None) -> Preview:
+    parts: list[Arrays] = []
+    if path is not None and path.is_file() and split == "" and (
+            there := partly_labelled.parts_of(source, path, split)) is not None:
+        parts = [readers.arrays_of(f"{source}#{name}", path, name, labels="if there")
+                 for name, count in (("labelled", there.labelled), ("unlabelled", there.unlabelled)) if count]
+    parts = parts or [readers.arrays_of(source, path, split, labels="if there")]
+    preview = Preview(source=source, kind="digits" if path is None else "npz")
+    own: tuple[str, ...] = next((part.classes for part in parts if part.labels_N is not None), ())
+    named = next((part.classes_named for part in parts if part.labels_N is not None), False)
+    shown = own if named or not classes or len(own) > len(classes) else classes
+    counts: Counter[str] = Counter()
+    tiles: list[Tile] = []
+    for number, part in enumerate(parts):
+        assert part.images is not None
+        labels = ["" if part.labels_N is None else shown[label] for label in
+                  (part.labels_N.tolist() if part.labels_N is not None else [0] * part.shape[0])]
+        counts.update(labels)
+        places = sorted(_chosen(labels))
+        try:
+            made = squares(_eight_bits(part.images, reading)[places], size=form.size, channels=form.channels,
+                           resize=form.resize)
+        except UnusableError as error:
+            raise BadData(f"{source}: its images cannot be used: {error}.",
+                          remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
+        tiles += [Tile(labels[place], square) for place, square in zip(places, made, strict=True)]
+        depth = 3 if len(part.shape) == 4 and part.shape[3] > 1 else 1
+        preview.channels[depth] = preview.channels.get(depth, 0) + part.shape[0]
+        bits = 8 * part.images.dtype.itemsize
+        preview.bits[bits] = preview.bits.get(bits, 0) + part.shape[0]
+        size = f"{part.shape[2]}x{part.shape[1]}"
+        preview.sizes[size] = preview.sizes.get(size, 0) + part.shape[0]
+        if progress is not None:
+            progress((number + 1) / len(parts), "looking at images")
+    preview.num_files = preview.num_images = sum(counts.values())
+    preview.unlabelled = counts.pop("", 0)
+    preview.labelled = preview.num_images - preview.unlabelled
+    preview.num_sizes = len(preview.sizes)
+    preview.classes = {name: counts.get(name, 0) for name in (*shown, *(c for c in classes if own and c not in shown))}
+    preview.misfits = _misfits(shown, classes)
+    preview.notes = tuple(f"class '{name}' has no image here" for name, count in preview.classes.items() if not count)
+    preview.tiles = tuple(tiles)
+    return preview
+
+
+def _eight_bits(images: NDArray[Any], reading: Reading) -> NDArray[np.uint8]:
+    """All of an array, since what becomes white follows from all of it."""
+    if images.dtype == np.uint8:
+        return images
+    if reading.window != "image":
+        return eight_bits(images, reading=reading, ranges={})[0]
+    return np.stack([eight_bits(image, reading=reading, ranges={})[0] for image in images])

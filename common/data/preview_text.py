@@ -1,0 +1,91 @@
+"""What was found in a source, as a person reads it; both sides print the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from common.data.image_set import Skipped
+from common.data.preview import Preview
+from common.logs import printable
+
+__all__ = ["lines", "progress_bar"]
+
+_CLASSES = 40
+_PROBLEMS = 20
+
+
+def lines(preview: Preview) -> list[str]:
+    """The facts, a line each; problems last, where the eye ends."""
+    found = [f"{printable(preview.source)}: {preview.kind}, {_images(preview)}"]
+    if preview.labelled or preview.classes:
+        found.append(f"  labelled    {preview.labelled:,}, without a label {preview.unlabelled:,}")
+    else:
+        found.append("  labelled    none")
+    if preview.classes:
+        wide = max(len(printable(name)) for name in preview.classes)
+        found.append(f"  classes     {len(preview.classes)}")
+        for name, count in list(preview.classes.items())[:_CLASSES]:
+            share = count / preview.labelled if preview.labelled else 0.0
+            found.append(f"    {printable(name):<{wide}}  {count:>7,}  {share:6.1%}")
+        if len(preview.classes) > _CLASSES:
+            found.append(f"    and {len(preview.classes) - _CLASSES} more")
+    if preview.sizes:
+        sizes = ", ".join(f"{size} ({count:,})" for size, count in preview.sizes.items())
+        more = preview.num_sizes - len(preview.sizes)
+        found.append(f"  sizes       {sizes}" + (f", and {more:,} other sizes" if more > 0 else ""))
+    if preview.channels:
+        kinds = {1: "grey", 3: "colour"}
+        found.append("  channels    " + ", ".join(f"{kinds[number]} ({count:,})"
+                                                  for number, count in preview.channels.items()))
+        found.append("  depth       " + ", ".join(f"{bits} bits ({count:,})" for bits, count in preview.bits.items()))
+    found += [f"  note        {printable(note)}" for note in preview.notes]
+    found += [f"  no fit      {printable(misfit)}" for misfit in preview.misfits]
+    found += _problems(preview)
+    return found
+
+
+def _images(preview: Preview) -> str:
+    count = f"{preview.num_images:,} image{'s' * (preview.num_images != 1)}"
+    if preview.num_files == preview.num_images + len([item for item in preview.skipped if item.broken]):
+        return count
+    return f"{count} from {preview.num_files:,} file{'s' * (preview.num_files != 1)}" if (
+        preview.kind not in ("npz", "digits")) else count
+
+
+def _problems(preview: Preview) -> list[str]:
+    others = len(preview.skipped) - preview.broken
+    found = []
+    if others:
+        found.append(f"  left out    {others:,} that are no images")
+    found += _named([item for item in preview.skipped if not item.broken][:5])
+    if others > 5:
+        found.append(f"    and {others - 5:,} more")
+    if not preview.broken:
+        return [*found, "  problems    none"]
+    found.append(f"  problems    {preview.broken:,} cannot be used; [data] on_error says whether a study stops there")
+    found += _named([item for item in preview.skipped if item.broken][:_PROBLEMS])
+    if preview.broken > _PROBLEMS:
+        found.append(f"    and {preview.broken - _PROBLEMS:,} more; --json lists all")
+    return found
+
+
+def _named(items: list[Skipped]) -> list[str]:
+    return [f"    {printable(item.name, limit=200)}: {printable(item.reason, limit=200)}" for item in items]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[float, str], None] | None]:
+    """A bar on standard error where that is a terminal, gone at the end; nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(),
+                  TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("looking at images", total=1.0)
+        yield lambda share, text: bar.update(task, completed=share, description=text)

@@ -1,0 +1,284 @@
+"""A table that says which images there are and what they show: file.csv or file.tsv, with images beside it.
+
+`file.csv` alone is enough where the columns have usual names. Otherwise settings follow a #, joined by &:
+
+| setting         | meaning                                                                                     |
+|-----------------|---------------------------------------------------------------------------------------------|
+| file=COLUMN     | the column of file names                                                                    |
+| label=COLUMN    | the column of labels; label=A,B,C are columns of 0 and 1, one for each class ("one-hot")    |
+| folder=FOLDER   | where the images are, from the table's folder on; by default there, at any depth            |
+| split=NAME      | only rows whose column "split" ("set", "fold", "partition", "subset") says so               |
+
+A name in the table is a path within the folder, or a file name that occurs once in it, with or without its suffix; no
+file outside the folder is ever opened. A row without a label is unlabelled. Whole numbers that are no class names count
+into the study's list of classes, from 0.
+
+Shapes: none; this makes a `Listing`, as a folder does.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.data.folder import ImageFile, Listing, list_images
+from common.data.image_set import Skipped
+from common.errors import BadData
+
+__all__ = ["is_table", "list_table"]
+
+_FILE_NAMES = ("file", "filename", "file_name", "filepath", "file_path", "path", "relative_path", "image", "image_path",
+               "image_name", "image_file", "image_id", "image_index", "img", "img_path", "dicom", "id", "name")
+_LABEL_NAMES = ("label", "labels", "class", "class_name", "class_id", "label_name", "diagnosis", "dx", "target",
+                "category", "finding", "finding_labels", "finding_label", "y")
+_SPLIT_NAMES = ("split", "set", "fold", "partition", "subset")
+_NO_LABEL = frozenset(("", "nan", "na", "n/a", "null", "?"))
+_SETTINGS = ("file", "label", "folder", "split")
+_LARGEST = 2**28
+"""Bytes of a table."""
+_LONGEST_FIELD = 2**16
+_DELIMITERS = (",", ";", "\t", "|")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name is that of a table."""
+    return path.suffix.lower() in (".csv", ".tsv")
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    file: int
+    labels: tuple[int, ...]
+    """One column of class names or numbers; several of 0 and 1; none without labels."""
+    split: int | None
+
+
+def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ...] = ()) -> Listing:
+    """The images that a table names, those with a label in `class_name`; in byte order of their paths.
+
+    Rows that name no file, or one that another row calls something else, are listed as skipped.
+    Args:
+        settings: what stands behind the #.
+        classes: the study's classes in label order, once they are frozen: whole numbers count into them.
+    Raises: BadData, naming table and column, when it cannot be read or understood, or names no image that is there.
+    """
+    wanted = _settings(settings, source)
+    head, rows = _rows(path, source)
+    columns = _columns(head, rows, wanted, source)
+    if columns.split is not None:
+        rows = [row for row in rows if _cell(row, columns.split) == wanted["split"]]
+        if not rows:
+            raise BadData(f"{source}: no row's column '{head[columns.split]}' says '{wanted['split']}'.",
+                          remedy="Mend the part behind #split=.")
+    folder = path.parent / wanted.get("folder", "")
+    if not folder.is_dir():
+        raise BadData(f"{source}: there is no folder {folder}.", remedy="Mend the part behind #folder=.")
+    labels = [_label(row, columns, head, place, source) for place, row in enumerate(rows, 2)]
+    if len(columns.labels) > 1:
+        names = tuple(head[place] for place in columns.labels)
+    else:
+        names, labels = _as_classes(labels, classes)
+    found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, _Places(list_images(folder)))
+    if not found:
+        raise BadData(f"{source}: names {len(rows)} images, none of them is in {folder}.",
+                      remedy="Name the folder: add #folder=images, from the table's own folder on.")
+    return Listing(tuple(found), names, tuple(skipped))
+
+
+def _settings(text: str, source: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for piece in filter(None, text.split("&")):
+        key, mark, value = piece.partition("=")
+        if key not in _SETTINGS or not mark or not value:
+            raise BadData(f"{source}: '{piece}' is not understood.",
+                          remedy="Behind the # stand file=COLUMN, label=COLUMN, folder=FOLDER and split=NAME, joined"
+                                 " by &.")
+        found[key] = value
+    return found
+
+
+# Reading the table ----------------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]]]:
+    """The heading and the rows; empty lines are passed over."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise BadData(f"{source}: is larger than a table of images can be.", remedy="Is it the right file?")
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadData(f"{source}: cannot be read: {error.strerror}.", remedy="Let this user read it.") from None
+    if b"\0" in data[:4096]:
+        raise BadData(f"{source}: is not a table of text, whatever its name says.", remedy="Save it as CSV in UTF-8.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", "replace")  # spreadsheets of western Europe
+    first = text.split("\n", 1)[0]
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=first.count)
+    csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        lines = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+                 if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise BadData(f"{source}: is not a table: {error}.", remedy="Save it as CSV again.") from None
+    if len(lines) < 2:
+        raise BadData(f"{source}: the table has no rows.", remedy="It needs a heading and a row for each image.")
+    return [cell.strip() for cell in lines[0]], lines[1:]
+
+
+def _cell(row: Sequence[str], column: int) -> str:
+    return unicodedata.normalize("NFC", row[column].strip()) if column < len(row) else ""
+
+
+def _plain(name: str) -> str:
+    return "_".join(name.casefold().replace("-", " ").replace(".", " ").replace("_", " ").split())
+
+
+def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], source: str) -> _Columns:
+    plain = [_plain(name) for name in head]
+
+    def named(name: str) -> int:
+        for names, one in ((head, name), (plain, _plain(name))):
+            if one in names:
+                return names.index(one)
+        raise BadData(f"{source}: has no column '{name}'.", remedy=f"Its columns: {_shown(head)}.")
+
+    def usual(names: tuple[str, ...]) -> int | None:
+        return next((plain.index(name) for name in names if name in plain), None)
+
+    file = named(wanted["file"]) if "file" in wanted else usual(_FILE_NAMES)
+    if file is None:
+        raise BadData(f"{source}: which column holds the file names? Its columns: {_shown(head)}.",
+                      remedy="Say it: add #file=COLUMN.")
+    split = None
+    if "split" in wanted:
+        split = usual(_SPLIT_NAMES)
+        if split is None:
+            raise BadData(f"{source}: has no column 'split', 'set', 'fold', 'partition' or 'subset'.",
+                          remedy="Leave the part #split= out.")
+    if "label" in wanted:
+        return _Columns(file, tuple(named(name) for name in wanted["label"].split(",")), split)
+    label = usual(_LABEL_NAMES)
+    if label is not None and label != file:
+        return _Columns(file, (label,), split)
+    others = [place for place in range(len(head)) if place not in (file, split)]
+    ones = [place for place in others if all(_flag(_cell(row, place)) is not None for row in rows)]
+    if others and len(ones) != len(others):
+        raise BadData(f"{source}: which column holds the labels? Its columns: {_shown(head)}.",
+                      remedy="Say it: add #label=COLUMN, or #label=A,B,C for columns of 0 and 1.")
+    return _Columns(file, tuple(ones), split)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+def _flag(text: str) -> bool | None:
+    """0 or 1, however it is written; None for anything else."""
+    if text.casefold() in ("", "false"):
+        return False
+    if text.casefold() == "true":
+        return True
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return bool(value) if value in (0.0, 1.0) else None
+
+
+def _label(row: list[str], columns: _Columns, head: list[str], line: int, source: str) -> str:
+    """The label of a row; empty when it has none."""
+    if len(columns.labels) == 1:
+        text = _cell(row, columns.labels[0])
+        return "" if text.casefold() in _NO_LABEL else text
+    flags = [_flag(_cell(row, place)) for place in columns.labels]
+    if None in flags:
+        column = head[columns.labels[flags.index(None)]]
+        raise BadData(f"{source}: row {line} has neither 0 nor 1 in the column '{column}'.",
+                      remedy="Columns of 0 and 1 are one for each class.")
+    if sum(map(bool, flags)) > 1:
+        raise BadData(f"{source}: row {line} has several classes.",
+                      remedy="Sets with several labels per image are not supported; take the rows with one.")
+    return next((head[place] for place, flag in zip(columns.labels, flags, strict=True) if flag), "")
+
+
+def _as_classes(labels: list[str], classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+    """Class names as they occur, and the label of each row as one of them."""
+    there = {label for label in labels if label}
+    number = {label: _number(label) for label in there}
+    if not there or None in number.values() or there <= set(classes):
+        return tuple(sorted(there)), labels
+    numbers = {label: value for label, value in number.items() if value is not None}
+    last = max(numbers.values())
+    names = classes if classes and last < len(classes) else tuple(str(value) for value in range(last + 1))
+    return names, [names[numbers[label]] if label else "" for label in labels]
+
+
+def _number(text: str) -> int | None:
+    """A small whole number, also written 3.0 as spreadsheets do."""
+    head, _, tail = text.partition(".")
+    return int(head) if head.isascii() and head.isdigit() and len(head) <= 5 and not tail.strip("0") else None
+
+
+# Finding the images ---------------------------------------------------------------------------------------------------
+
+
+class _Places:
+    """Files by what a table may call them."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._by_path = {unicodedata.normalize("NFC", file.name): file for file in listing.images}
+        self._by_name: dict[str, list[ImageFile]] = {}
+        for file in listing.images:
+            name = unicodedata.normalize("NFC", file.name.rpartition("/")[2])
+            for each in {name, name.partition(".")[0], name.rpartition(".")[0]} - {""}:
+                self._by_name.setdefault(each, []).append(file)
+
+    def find(self, name: str) -> ImageFile | str:
+        """The file, or why there is none."""
+        name = name.replace("\\", "/")
+        path = name.removeprefix("./")
+        if path in self._by_path:
+            return self._by_path[path]
+        # A path of another machine: the file whose path agrees furthest from the right.
+        candidates = self._by_name.get(path.rpartition("/")[2], [])
+        if len(candidates) > 1:
+            whole = [file for file in candidates if f"/{file.name}".rpartition(".")[0].endswith(f"/{path}")
+                     or f"/{path}".endswith(f"/{file.name}") or f"/{file.name}".endswith(f"/{path}")]
+            candidates = whole if len(whole) == 1 else candidates
+        if not candidates:
+            return "named in the table, but there is no such image"
+        return candidates[0] if len(candidates) == 1 else f"the name fits {len(candidates)} images in the folder"
+
+
+def _matched(names: list[str], labels: list[str], places: _Places) -> tuple[list[ImageFile], list[Skipped]]:
+    rows: dict[str, tuple[ImageFile, set[str], int]] = {}
+    skipped: list[Skipped] = []
+    for line, (name, label) in enumerate(zip(names, labels, strict=True), 2):
+        if not name:
+            skipped.append(Skipped(f"row {line}", "names no file", broken=True))
+            continue
+        file = places.find(name)
+        if isinstance(file, str):
+            skipped.append(Skipped(name, file, broken=True))
+            continue
+        _, seen, count = rows.setdefault(file.name, (file, set(), 0))
+        seen.add(label)
+        rows[file.name] = (file, seen, count + 1)
+    found = []
+    for file, seen, count in rows.values():
+        named = seen - {""}
+        if len(named) > 1:
+            skipped.append(Skipped(file.name, f"listed {count} times, as {' and '.join(sorted(named))}", broken=True))
+            continue
+        if count > 1:
+            skipped.append(Skipped(file.name, f"listed {count} times; counted once"))
+        found.append(ImageFile(file.path, file.name, next(iter(named), "")))
+    found.sort(key=lambda file: file.name.encode())
+    skipped.sort(key=lambda item: item.name.encode())
+    return found, skipped

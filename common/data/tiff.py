@@ -1,0 +1,79 @@
+"""Colours of more than 8 bits in TIFF files, of which Pillow keeps the upper 8 alone."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from common.data.extras import needed, silence
+from common.data.pixels import UnusableError
+from common.errors import BadData
+
+__all__ = ["deep_colours", "has_deep_colours"]
+
+_BITS_PER_SAMPLE = 258
+_NOT_PACKED, _PACK_BITS, _DEFLATE = 1, 32773, (8, 32946)
+_PACKED = "its 16-bit colours are compressed in a way that is not read; save it uncompressed, or with deflate"
+_DAMAGED = "its 16-bit colours are damaged or cut off"
+
+
+def has_deep_colours(image: Image.Image) -> bool:
+    """Whether the page that a Pillow image of a TIFF is at has colours of more than 8 bits."""
+    bits: Any = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (1,))
+    bits = bits if isinstance(bits, tuple) else (bits,)
+    return len(bits) >= 3 and max(bits) > 8
+
+
+def deep_colours(path: Path, page: int, size: tuple[int, int]) -> NDArray[Any]:
+    """The colours (H, W, 3) of a page, opacity left out.
+
+    Args:
+        size: (width, height) that were checked against the largest picture; the page must have them.
+    Raises: UnusableError when it cannot be read; BadData when tifffile is not installed.
+    """
+    library = needed("tifffile", extra="tiff", what="TIFF files with colours of more than 8 bits")
+    silence("tifffile")
+    try:
+        with library.TiffFile(path) as file:
+            found = file.pages[page]
+            width, height = size
+            if (found.imagewidth, found.imagelength) != size or found.samplesperpixel not in (3, 4) or (
+                    int(found.imagedepth) != 1):
+                raise UnusableError("its colours are not as its header says")
+            _check_packing(file, found, 2 * width * height * int(found.samplesperpixel) * found.bitspersample // 8)
+            pixels: NDArray[Any] = found.asarray()
+            if pixels.shape[0] == found.samplesperpixel and pixels.shape[1:] == (height, width):
+                pixels = np.moveaxis(pixels, 0, 2)  # one plane per colour
+            if pixels.shape[:2] != (height, width):
+                raise UnusableError("its colours are not as its header says")
+            return np.ascontiguousarray(pixels[..., :3])
+    except (UnusableError, BadData):
+        raise
+    except MemoryError:
+        raise UnusableError("it does not fit into memory") from None
+    except Exception as error:  # what the library says may quote a tag
+        raise UnusableError(_PACKED if "imagecodecs" in str(error) else _DAMAGED) from None
+
+
+def _check_packing(file: Any, page: Any, most: int) -> None:
+    """Whether what is packed gives no more bytes than a picture of that size has; the library would take any amount."""
+    kind = int(page.compression)
+    if kind in (_NOT_PACKED, _PACK_BITS):  # as many bytes as are there, or at most 64 times as many
+        return
+    if kind not in _DEFLATE:
+        raise UnusableError(_PACKED)
+    left = most + 2**16
+    for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+        file.filehandle.seek(offset)
+        unpacker = zlib.decompressobj()
+        rest = file.filehandle.read(min(count, left))
+        while rest and not unpacker.eof and left > 0:
+            left -= len(unpacker.decompress(rest, min(left, 2**20)))
+            rest = unpacker.unconsumed_tail
+        if left <= 0:
+            raise UnusableError(_DAMAGED)

@@ -1,0 +1,124 @@
+"""The networks that a study may name, and the parts of one: what `coordinator models` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from common import batch_norm
+from common.config import to_dict
+from common.errors import UnknownName
+from common.exchange import ModelSettings
+from common.models.factory import WrongSize, build_model, model_names
+from common.models.freezing import head_of
+from common.models.image_sizes import sizes_that_work
+from common.models.timm_models import timm_is_installed, timm_names
+from common.models.torchvision_models import torchvision_names
+
+__all__ = ["Catalogue", "ListedNetwork", "NetworkParts", "Part", "listed", "matching", "parts_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedNetwork:
+    """A network by name."""
+
+    name: str
+    of: Literal["semisilo", "torchvision", "timm"]
+    """Whose it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All there are here."""
+
+    networks: tuple[ListedNetwork, ...]
+    has_timm: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One of the outermost modules of a network that have parameters, in the order of the network; of a module that has
+    more than half of them all, one of its own."""
+
+    name: str
+    parameters: int
+    has_head: bool
+    batch_norm_layers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkParts:
+    """A network with its parts."""
+
+    name: str
+    parameters: int
+    parts: tuple[Part, ...]
+    head: tuple[str, ...]
+    """Names of the parameters that follow the number of classes."""
+    head_parameters: int
+
+    def to_json(self) -> Any:
+        """Plain JSON types."""
+        return to_dict(self)
+
+
+def listed() -> Catalogue:
+    """The built-in networks, torchvision's, and timm's where it is installed."""
+    theirs, has_timm = set(torchvision_names()), timm_is_installed()
+    own = [ListedNetwork(name, "torchvision" if name in theirs else "semisilo") for name in model_names()]
+    return Catalogue((*own, *(ListedNetwork(name, "timm") for name in (timm_names() if has_timm else ()))), has_timm)
+
+
+def matching(networks: Sequence[ListedNetwork], pattern: str) -> tuple[ListedNetwork, ...]:
+    """Those whose name fits a pattern with "*", or holds the text where there is none; all for an empty one.
+
+    Raises: UnknownName when there are none.
+    """
+    wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    found = tuple(each for each in networks if fnmatchcase(each.name, wanted))
+    if not found:
+        raise UnknownName(f"There is no network like '{pattern}'.",
+                          remedy="All of them: coordinator models. Those of timm need: pip install 'semisilo[timm]'.")
+    return found
+
+
+def parts_of(name: str, *, num_classes: int, size: int, channels: int) -> NetworkParts:
+    """The parts of a network that is made for these images.
+
+    Raises: what `build_model` raises; for a wrong image size with sizes that work.
+    """
+    def build(classes: int) -> nn.Module:
+        return build_model(ModelSettings(name=name, classes=tuple(map(str, range(classes)))), channels=channels,
+                           size=size)
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = build(num_classes)
+    except WrongSize as error:
+        sizes = sizes_that_work(ModelSettings(name=name, classes=tuple(map(str, range(num_classes)))),
+                                channels=channels, near=size)
+        raise WrongSize(error.text, remedy=f"Sizes that work: {', '.join(map(str, sizes))}." if sizes
+                        else error.remedy) from error
+    head, layers = head_of(build, num_classes), batch_norm.layers_of(model)
+    counts = {each: parameter.numel() for each, parameter in model.named_parameters()}
+    members: dict[str, list[str]] = {}
+    for each in counts:
+        members.setdefault(_part_of(each, counts), []).append(each)
+    parts = tuple(Part(name=part, parameters=sum(counts[each] for each in own), has_head=not head.isdisjoint(own),
+                       batch_norm_layers=sum(layer == part or layer.startswith(f"{part}.") for layer in layers))
+                  for part, own in members.items())
+    return NetworkParts(name=name, parameters=sum(counts.values()), parts=parts,
+                        head=tuple(each for each in counts if each in head),
+                        head_parameters=sum(counts[each] for each in head))
+
+
+def _part_of(name: str, counts: Mapping[str, int]) -> str:
+    """The part that a parameter belongs to."""
+    first, *rest = name.split(".")
+    own = sum(count for each, count in counts.items() if each.partition(".")[0] == first)
+    return f"{first}.{rest[0]}" if len(rest) > 1 and 2 * own > sum(counts.values()) else first

@@ -1,0 +1,372 @@
+"""`coordinator backup`: one file from which a federation goes on, taken while `serve` runs.
+
+What it must hold follows from the ledger: a copy of the ledger is made, and the files that this copy names. Nobody may
+commit meanwhile, so that nothing of it is collected; hard links keep the files afterwards, and the archive is written
+from those without holding anyone up. Where the disk knows no hard links the files are copied after that, and all is
+begun again when one of them went away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common import __version__
+from common.errors import SemisiloError, StorageDamaged, UsageError
+from common.state_files import STATE_ENDING
+from common.store import hash_file
+from coordinator.backup_archive import FORMAT, ArchivedFile, BackupManifest, read_archive, write_archive
+from coordinator.federation import Federation
+from coordinator.ledger import Ledger
+from coordinator.rows import RoundRow, StudyRow
+from coordinator.states import RoundState, StudyState, TaskState
+
+__all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "named_files", "study_facts"]
+
+_STAGING = ".backup"
+_LOCK = ".backup.lock"
+_ENDING = ".tar.zst"
+_BUSY_SECONDS = 30.0
+_ATTEMPTS = 5
+_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
+_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
+_OF_A_STUDY = ("study.toml", "model.safetensors")
+_MADE_AGAIN = ("states", "report", "export-round-")
+"""Beginnings of names. Of the states those go along that the ledger names; reports and exports are written anew from
+ledger and states."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyFacts:
+    """Where a study stands in a backup."""
+
+    name: str
+    state: str
+    round: int
+    """The last committed one; -1 before round 0 is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackupFacts:
+    """What `coordinator backup` has done."""
+
+    archive: str
+    federation: str
+    made_unix: float
+    archive_bytes: int
+    files: int
+    content_bytes: int
+    studies: tuple[StudyFacts, ...]
+    left_out: tuple[str, ...]
+    """What the archive lacks and a restore needs: mostly images."""
+    removed: tuple[str, ...]
+    """Older archives that were rotated out."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFiles:
+    """Files that a ledger names, path from the federation folder -> SHA-256."""
+
+    needed: dict[str, str] = field(default_factory=dict)
+    """Without these a study cannot go on."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """States of earlier rounds that are still there, for a person to look at."""
+
+
+def back_up(federation: Federation, destination: Path, *, now: float, keep: int = 0,
+            with_data: bool = False) -> BackupFacts:
+    """Writes `destination/NAME-TIME.tar.zst`, reads it again to its end, then removes old ones.
+
+    Args:
+        destination: a folder; made if it is not there. Better on another disk.
+        now: Unix seconds, for the name.
+        keep: how many archives of this federation stay there, this one included; 0 for all.
+        with_data: takes along what lies beside the study files, too: images.
+    Raises: UsageError; DiskFull; StorageDamaged when a file that a study needs is missing or damaged: then there is no
+        archive, and nothing was removed.
+    """
+    if destination.exists() and not destination.is_dir():
+        raise UsageError(f"{destination} is not a folder.", remedy="Name a folder for the archives.")
+    destination.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone(federation) as staging:
+        for rest in destination.glob(f".{federation.name}-*{_ENDING}.part"):
+            rest.unlink(missing_ok=True)  # of a backup that was killed
+        target = _free_name(destination, federation.name, now)
+        named, studies = _stage(federation, staging)
+        sources = _sources(federation, staging, named, studies)
+        left_out, data = _beside(federation, studies)
+        if with_data:
+            sources |= {path: (federation.folder / path, "") for path in data}
+            left_out = [path for path in left_out if path.startswith("/")]
+        manifest = BackupManifest(
+            format=FORMAT, semisilo=__version__, federation=federation.name, made_unix=now, with_data=with_data,
+            files=tuple(_described(path, *sources[path]) for path in sorted(sources, key=_order)),
+            left_out=tuple(left_out))
+        part = target.with_name(f".{target.name}.part")
+        try:
+            write_archive(part, manifest, {path: source for path, (source, _) in sources.items()})
+            read_archive(part)
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+        _sync(destination)
+        removed = _rotate(destination, federation.name, keep) if keep else []
+        return BackupFacts(archive=str(target), federation=federation.name, made_unix=now,
+                           archive_bytes=target.stat().st_size, files=len(manifest.files),
+                           content_bytes=manifest.total_bytes,
+                           studies=study_facts(staging / "ledger.sqlite"), left_out=manifest.left_out,
+                           removed=tuple(removed))
+
+
+def named_files(ledger: Ledger) -> NamedFiles:
+    """The files that a ledger names. Pure reading of rows; whether they are there is another question."""
+    named = NamedFiles()
+    for study in ledger.studies():
+        rounds = ledger.rounds(study.name)
+        place = f"studies/{study.name}/states"
+        states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
+        named.kept.update({f"{place}/{digest}{STATE_ENDING}": digest for digest in states})
+        if study.state in _ENDED:
+            named.kept.update({f"{place}/{digest}{STATE_ENDING}": digest
+                               for digest in ledger.kept_digests(study.name)})
+            continue
+        needed = ledger.kept_digests(study.name) | {ledger.committed_digest(study.name)}
+        if rounds and rounds[-1].state not in _OVER:
+            needed |= {rounds[-1].start_digest, rounds[-1].state_digest}
+            named.needed.update(_files_of_round(ledger, rounds[-1]))
+        named.needed.update({f"{place}/{digest}{STATE_ENDING}": digest for digest in needed - {""}})
+    return named
+
+
+def study_facts(ledger: Path) -> tuple[StudyFacts, ...]:
+    """Where the studies of a ledger stand, in order of the queue."""
+    opened = Ledger(ledger)
+    try:
+        return tuple(StudyFacts(name=study.name, state=str(study.state), round=max(
+            (row.number for row in opened.rounds(study.name) if row.state is RoundState.COMPLETED), default=-1))
+            for study in opened.studies())
+    finally:
+        opened.close()
+
+
+def _files_of_round(ledger: Ledger, row: RoundRow) -> dict[str, str]:
+    """Of a round that is not over: what silos have still to fetch, and what they have delivered."""
+    found: dict[str, str] = {}
+    for task in ledger.tasks(row.study, row.number, row.phase):
+        if task.state is TaskState.OPEN:
+            found |= {f"payloads/{payload['digest']}": payload["digest"] for payload in task.spec["payloads"]
+                      if payload["digest"]}
+    for _, update in ledger.accepted_updates(row.study, row.number, row.phase):
+        found[f"spool/{update.digest}"] = update.digest
+    return found
+
+
+# Taking the snapshot --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _alone(federation: Federation) -> Iterator[Path]:
+    """An empty folder on the federation's disk; what an earlier backup has left when it was killed goes first."""
+    staging = federation.folder / _STAGING
+    with open(federation.folder / _LOCK, "ab", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SemisiloError(f"Another 'coordinator backup' of {federation.folder} is running.",
+                                remedy="Wait for it to end.") from None
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(mode=0o700)
+        try:
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[StudyRow]]:
+    """Copies the ledger and links the files that it names into `staging`; returns those and the studies.
+
+    Raises: StorageDamaged when a file is missing that a study needs.
+    """
+    for _ in range(_ATTEMPTS):
+        with _no_commits(federation.ledger):
+            copy = staging / "ledger.sqlite"
+            copy.unlink(missing_ok=True)
+            _copy_ledger(federation.ledger, copy)
+            ledger = Ledger(copy)
+            try:
+                named, studies = named_files(ledger), ledger.studies()
+            finally:
+                ledger.close()  # takes the write-ahead log into the file
+            every = {**named.kept, **named.needed}
+            linked = {path: _link(federation.folder / path, staging / path) for path in every}
+        there = {path: digest for path, digest in every.items()
+                 if linked[path] or _copied(federation.folder / path, staging / path, digest)}
+        missing = sorted(named.needed.keys() - there.keys())
+        if not missing:
+            return there, studies
+    raise StorageDamaged(f"{federation.folder / missing[0]} is missing or damaged, and a study needs it.",
+                         remedy="Restore it from an earlier backup, or end the study.")
+
+
+@contextlib.contextmanager
+def _no_commits(ledger: Path) -> Iterator[None]:
+    """Holds the ledger's write lock: `serve` waits at its next commit, as it does for any command."""
+    db = sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        raise SemisiloError(f"{ledger}: {error}.",
+                            remedy="End the program that keeps it locked, or try again.") from None
+    except sqlite3.DatabaseError as error:
+        raise StorageDamaged(f"{ledger}: cannot be read as a ledger: {error}.",
+                             remedy="Check the disk, then restore the file from a backup.") from None
+    finally:
+        db.close()
+
+
+def _copy_ledger(source: Path, target: Path) -> None:
+    """SQLite's own copy of a file that others have open.
+
+    Raises: StorageDamaged when SQLite finds the copy unsound.
+    """
+    with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_SECONDS)) as old, \
+            contextlib.closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+        target.chmod(0o600)
+        (found,), *_ = new.execute("PRAGMA quick_check").fetchall()
+    if found != "ok":
+        raise StorageDamaged(f"{source}: SQLite finds it damaged: {found}.",
+                             remedy="Check the disk, then restore the file from a backup.")
+
+
+def _link(source: Path, target: Path) -> bool:
+    """The same file under another name, which its owner may remove and will not write into; False if that cannot be."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return True  # of an attempt before: equal names are equal files
+    except OSError:
+        return False
+    return True
+
+
+def _copied(source: Path, target: Path, digest: str) -> bool:
+    """Copies a file where links cannot be. It may have been collected since: then False."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(source, target)
+        if hash_file(target) == digest:
+            return True
+    target.unlink(missing_ok=True)
+    return False
+
+
+def _sources(federation: Federation, staging: Path, named: dict[str, str],
+             studies: list[StudyRow]) -> dict[str, tuple[Path, str]]:
+    """Path in the archive -> (where its content is, SHA-256 if it is known)."""
+    found = {path: (staging / path, digest) for path, digest in named.items()}
+    found["ledger.sqlite"] = (staging / "ledger.sqlite", "")
+    alone = [file for file in federation.folder.iterdir()
+             if not file.name.startswith((".", "ledger.sqlite")) and file != federation.live]
+    for file in [*alone, *federation.authority.iterdir(), *_weights(federation, studies), *(
+            file for study in federation.studies.iterdir() for name in _OF_A_STUDY if (file := study / name).exists())]:
+        if file.is_symlink() or not file.is_file() or file.name.startswith("."):
+            continue
+        path = file.relative_to(federation.folder).as_posix()
+        copy = staging / path
+        copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # replaced in this instant, or only there for one
+            shutil.copyfile(file, copy)
+            found[path] = (copy, "")
+    return found
+
+
+def _weights(federation: Federation, studies: list[StudyRow]) -> list[Path]:
+    """The files of weights that studies start from, and after a restart go on with, where they lie in the folder."""
+    found = []
+    for study in studies:
+        name = study.config.get("model", {}).get("weights", "")
+        path = federation.studies / study.name / name
+        if name and path.resolve().is_relative_to(federation.studies.resolve()) and path.is_file():
+            found.append(Path(os.path.normpath(path)))
+    return found
+
+
+def _beside(federation: Federation, studies: list[StudyRow]) -> tuple[list[str], list[str]]:
+    """What lies beside the files of studies, as (places for a person, files); links are named and never followed."""
+    places, files, weights = [], [], set(_weights(federation, studies))
+    for study in sorted(path for path in federation.studies.iterdir() if path.is_dir()):
+        for entry in sorted(study.iterdir()):
+            if entry.name in _OF_A_STUDY or entry.name.startswith((".", *_MADE_AGAIN)) or entry in weights:
+                continue
+            path = entry.relative_to(federation.folder).as_posix()
+            if entry.is_symlink():
+                places.append(str(entry.absolute()))
+            elif entry.is_dir():
+                inside = [file for file in sorted(entry.rglob("*")) if file.is_file() and not file.is_symlink()
+                          and file not in weights]
+                if inside:
+                    places.append(f"{path}/")
+                    files += [file.relative_to(federation.folder).as_posix() for file in inside]
+            elif entry.is_file():
+                places.append(path)
+                files.append(path)
+    # Named sets, such as "digits", lie nowhere: as paths they would be in the study's folder.
+    wanted = [(federation.studies / study.name / str(study.config.get(table, {}).get(key) or "").partition("#")[0])
+              for study in studies for table, key in (("data", "labelled"), ("data", "validation"), ("data", "test"),
+                                                      ("model", "weights"))]
+    elsewhere = {str(path.resolve()) for path in wanted if not path.resolve().is_relative_to(
+        federation.studies.resolve())}
+    return places + sorted(elsewhere - {str(Path(place).resolve()) for place in places}), files
+
+
+def _described(path: str, source: Path, digest: str) -> ArchivedFile:
+    try:
+        return ArchivedFile(path=path, bytes=source.stat().st_size, sha256=digest or hash_file(source))
+    except FileNotFoundError:
+        raise StorageDamaged(f"{path}: the file went away while it was copied.", remedy="Try again.") from None
+    except ValueError as error:
+        raise UsageError(f"This file cannot be backed up: {error}", remedy="Give it another name.") from None
+
+
+def _order(path: str) -> tuple[bool, bytes]:
+    """`federation.toml` last: without it no command takes a folder for a federation."""
+    return path == "federation.toml", os.fsencode(path)
+
+
+# Archives in a folder -------------------------------------------------------------------------------------------------
+
+
+def _free_name(destination: Path, federation: str, now: float) -> Path:
+    while True:
+        path = destination / f"{federation}-{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%SZ}{_ENDING}"
+        if not path.exists():
+            return path
+        now += 1.0  # two within one second
+
+
+def _rotate(destination: Path, federation: str, keep: int) -> list[str]:
+    """Removes the oldest archives of this federation, by their names; returns what is gone."""
+    ours = re.compile(rf"{re.escape(federation)}-\d{{8}}T\d{{6}}Z{re.escape(_ENDING)}")
+    found = sorted(path for path in destination.iterdir() if ours.fullmatch(path.name) and path.is_file())
+    gone = found[:-keep]
+    for path in gone:
+        path.unlink()
+    _sync(destination)
+    return [str(path) for path in gone]
+
+
+def _sync(folder: Path) -> None:
+    from common.durable import sync_folder
+
+    sync_folder(folder)

@@ -1,0 +1,100 @@
+"""The commands `coordinator backup` and `coordinator restore`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.options import Folder, JsonOption
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command()(backup)
+    app.command()(restore)
+
+
+def backup(destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder for the archives, better on "
+                                                       "another disk; made if it is not there.")],
+           folder: Folder = Path(),
+           keep: Annotated[int, typer.Option(min=0, help="How many archives of this federation stay in DEST; 0 for "
+                                             "all.")] = 0,
+           with_data: Annotated[bool, typer.Option("--with-data", help="Take the images beside the study files along, "
+                                                   "too.")] = False,
+           as_json: JsonOption = False) -> None:
+    """Write one file from which the federation goes on: DEST/NAME-TIME.tar.zst.
+
+    Works while `serve` runs, and holds it up for less than a second. The archive is read again to its end before an
+    older one is removed. It holds the keys of the federation: keep it as secret as the folder. Images are left out
+    unless --with-data is given; the list of what is missing is printed.
+
+    \b
+    Examples:
+      coordinator backup /mnt/backup --keep 14
+      coordinator backup /mnt/backup --with-data --json
+    """
+    import time
+
+    from common.describe import describe_bytes
+    from coordinator.backup import back_up
+    from coordinator.federation import open_federation
+
+    facts = back_up(open_federation(folder), destination, now=time.time(), keep=keep, with_data=with_data)
+    if as_json:
+        _print_json(facts)
+        return
+    typer.echo(f"{facts.archive}: {describe_bytes(facts.archive_bytes)}, {facts.files} files, read again and found"
+               " whole.")
+    for study in facts.studies:
+        typer.echo(f"  study {study.name}: {_where(study.state, study.round)}")
+    for path in facts.left_out:
+        typer.echo(f"  left out: {path}")
+    for path in facts.removed:
+        typer.echo(f"  removed: {path}")
+
+
+def restore(archive: Annotated[Path, typer.Argument(help="What `coordinator backup` has written.")],
+            folder: Annotated[Path, typer.Option("--folder", "-C", help="The new federation folder; must be empty or "
+                                                                       "not there.")],
+            as_json: JsonOption = False) -> None:
+    """Make a federation folder from a backup, checking every byte.
+
+    Afterwards put back what the backup has left out, and start `coordinator serve` over the new folder: its studies go
+    on from where they were. Never let the old folder be served as well.
+
+    Example: coordinator restore /mnt/backup/lung-20260102T030405Z.tar.zst --folder lung
+    """
+    from common.identity import utc_text
+    from coordinator.restore import restore as restore_to
+
+    facts = restore_to(archive, folder)
+    if as_json:
+        _print_json(facts)
+        return
+    typer.echo(f"Federation {facts.federation} is restored in {facts.folder}, as it was on "
+               f"{utc_text(facts.made_unix)}.")
+    for study in facts.studies:
+        typer.echo(f"  study {study.name}: {_where(study.state, study.round)}")
+    typer.echo("\nBefore coordinator serve:")
+    for path in facts.left_out:
+        typer.echo(f"  put back            {path}")
+    typer.echo("  revoke again        silos that were revoked since the backup\n"
+               "  invite again        silos that were enrolled since, or whose certificate was renewed since"
+               + (f"\n  and those of the {facts.withdrawn_invitations} open invitations, which no longer work"
+                  if facts.withdrawn_invitations else ""))
+
+
+def _where(state: str, round: int) -> str:
+    return state if round < 0 else f"{state}, round {round} is the last committed one"
+
+
+def _print_json(facts: object) -> None:
+    import json
+
+    from common.config import to_dict
+
+    typer.echo(json.dumps(to_dict(facts), indent=2))

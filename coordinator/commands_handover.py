@@ -1,0 +1,83 @@
+"""`coordinator export`: a study's model as files for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from coordinator.options import Folder, JsonOption
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(export)
+
+
+def export(study: Annotated[str, typer.Argument(help="Name of the study; the last one by default.")] = "",
+           folder: Folder = Path(),
+           out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
+                                                    help="Folder to write; export-round-N in the study's by default. An"
+                                                         " earlier export there is replaced.")] = None,
+           round: Annotated[str, typer.Option("--round", metavar="N|best|last",
+                                              help="Which model: of the last committed round, of the one with the"
+                                                   " highest test accuracy, or of round N.")] = "last",
+           test: Annotated[str, typer.Option("--test", metavar="SOURCE", show_default=False,
+                                             help="Measure on these labelled images instead of the study's own test"
+                                                  " images: a folder of class folders, an .npz file, ...")] = "",
+           formats: Annotated[str, typer.Option("--format", metavar="LIST",
+                                                help="What to write, with commas: safetensors, onnx.")]
+           = "safetensors,onnx",
+           calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit a temperature on the study's validation"
+                                                                       " images, never on test images.")] = False,
+           hide_silos: Annotated[bool, typer.Option("--hide-silos", help="Number the silos in the card, without their"
+                                                                         " names.")] = False,
+           device: Annotated[Literal["auto", "cpu", "cuda"],
+                             typer.Option("--device", help="auto takes an accelerator where there is one.")] = "auto",
+           json_: JsonOption = False) -> None:
+    """Write a model for others: safetensors, ONNX and a model card with what it is worth.
+
+    The study may be over, or run at this moment; nothing of it changes.
+
+    The ONNX graph is compared with the network on real images: if an answer differs, nothing is written.
+
+    `semisilo predict` runs the result on a folder of images.
+
+    Examples:
+
+        coordinator export first
+
+        coordinator export first --round best --test /scans/other-hospital --calibrate
+
+        coordinator export first --out hand-over --format safetensors --hide-silos
+    """
+    import json
+
+    from common.cli_errors import clean_exit_on_termination
+    from common.errors import UsageError
+    from coordinator.federation import open_federation
+    from coordinator.handover.display import export_bar, show_export
+    from coordinator.handover.export import ExportChoice, export_study
+    from coordinator.ledger import Ledger
+
+    federation = open_federation(folder)
+    ledger = Ledger(federation.ledger)
+    try:
+        known = ledger.studies()
+        if not study and not known:
+            raise UsageError("There is no study to export.", remedy="Run one first: coordinator serve.")
+        name = ledger.study(study or known[-1].name).name
+        choice = ExportChoice(round=round, test=test, calibrate=calibrate, silo_names=not hide_silos, device=device,
+                              formats=tuple(part.strip() for part in formats.split(",") if part.strip()))
+        with clean_exit_on_termination(), export_bar() as progress:
+            found = export_study(ledger, name, study_folder=federation.studies / name, out=out, choice=choice,
+                                 progress=progress)
+    finally:
+        ledger.close()
+    if json_:
+        typer.echo(json.dumps({"folder": str(found.folder), "card": found.card}, indent=2))
+    else:
+        show_export(found.folder, found.card)

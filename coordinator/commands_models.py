@@ -1,0 +1,67 @@
+"""The command `coordinator models`: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from coordinator.options import JsonOption
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(models)
+
+
+def models(pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with *. The full name of one "
+                                                  "network shows its parts.")] = "",
+           classes: Annotated[int, typer.Option(min=2, help="Number of classes, where the parts are shown.")] = 2,
+           size: Annotated[int, typer.Option(min=1, max=4096, help="Side of the images in pixels, likewise.")] = 224,
+           channels: Annotated[int, typer.Option(min=1, max=3, help="1 for grey images, 3 for colour, likewise.")] = 3,
+           as_json: JsonOption = False) -> None:
+    """List the networks that a study may name, or the parts of one.
+
+    A study file may name the parts under freeze, in its table "model"; freeze = "backbone" leaves the head to be
+    trained. Nothing is fetched: trained weights come from a file of yours, under weights in the same table.
+
+    \b
+    Examples:
+      coordinator models
+      coordinator models 'timm/*vit*tiny*'
+      coordinator models timm/resnet18 --classes 7 --size 64 --channels 1
+    """
+    from common.describe import describe_bytes
+    from common.errors import UsageError
+    from common.models.catalogue import listed, matching, parts_of
+
+    if channels == 2:
+        raise UsageError("--channels 2: images are grey (1) or in colour (3).")
+    catalogue = listed()
+    if pattern in {each.name for each in catalogue.networks}:
+        network = parts_of(pattern, num_classes=classes, size=size, channels=channels)
+        if as_json:
+            typer.echo(json.dumps(network.to_json()))
+            return
+        typer.echo(f"{network.name}: {network.parameters:,} parameters with {classes} classes,"
+                   f" {describe_bytes(4 * network.parameters)}")
+        width = max(len(part.name) for part in network.parts)
+        for part in network.parts:
+            marks = [text for text, holds in (("the head is in it", part.has_head),
+                                              (f"{part.batch_norm_layers} static batch-norm layers",
+                                               part.batch_norm_layers > 0)) if holds]
+            typer.echo(f"  {part.name:<{width}}  {part.parameters:>13,}{'   ' if marks else ''}{', '.join(marks)}")
+        typer.echo(f'freeze = "backbone" leaves {network.head_parameters:,} to train: {", ".join(network.head)}')
+        return
+    found = matching(catalogue.networks, pattern)
+    if as_json:
+        typer.echo(json.dumps({"networks": [{"name": each.name, "of": each.of} for each in found],
+                               "timm_installed": catalogue.has_timm}))
+        return
+    for each in found:
+        typer.echo(each.name)
+    if not catalogue.has_timm:
+        typer.echo("More than a thousand networks come with timm: pip install 'semisilo[timm]'.", err=True)

@@ -1,0 +1,127 @@
+"""Commands with which an operator steers a study, and the one for the operator page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.options import Folder, JsonOption, RunningStudyName
+
+if TYPE_CHECKING:
+    from coordinator.ledger import Ledger
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands to `coordinator`."""
+    for command in (pause, resume, stop, extend, page):
+        app.command()(command)
+
+
+def pause(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Pause a study: silos get no new task until it is resumed; answers are still taken.
+
+    What the coordinator computes at the moment is finished first. The
+    deadline of the round stands still. A pause survives restarts.
+
+    Example: coordinator pause
+    """
+    from coordinator import operate
+
+    row = operate.pause(_ledger(folder), study, origin="command")
+    _tell(as_json, {"study": row.name, "state": str(row.state)},
+          f"Study {row.name} is paused. Go on with: coordinator resume {row.name}")
+
+
+def resume(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Go on with a paused study; its deadline moves on by the length of the pause. Example: coordinator resume"""
+    from coordinator import operate
+
+    row = operate.resume(_ledger(folder), study, origin="command")
+    _tell(as_json, {"study": row.name, "state": str(row.state)}, f"Study {row.name} goes on: {row.state}.")
+
+
+def stop(study: RunningStudyName = "", folder: Folder = Path(),
+         yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+         as_json: JsonOption = False) -> None:
+    """End a study: silos give up within seconds; the model of the last committed round is written and stays.
+
+    `coordinator queue STUDY` goes on with it from there later.
+
+    Examples: coordinator stop; coordinator stop first --yes
+    """
+    from coordinator import operate
+
+    ledger = _ledger(folder)
+    row = operate.running_study(ledger, study)
+    if not yes:
+        typer.confirm(f"Stop study {row.name} ({row.state})? The open round is given up.", abort=True, err=True)
+    row = operate.stop(ledger, row.name, origin="command")
+    _tell(as_json, {"study": row.name, "state": str(row.state)},
+          f"Study {row.name} is stopped. The model of its last committed round: "
+          f"{folder.resolve() / 'studies' / row.name / 'model.safetensors'} (coordinator serve writes it)")
+
+
+def extend(duration: Annotated[str, typer.Argument(help='How much longer silos have, for example "30m" or "2h".')],
+           study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Move the deadline of the open phase on, and the round's limit where it would come before.
+
+    Example: coordinator extend 30m
+    """
+    import time
+
+    from common.config import parse_duration
+    from common.describe import describe_seconds
+    from coordinator import operate
+
+    phase = operate.extend(_ledger(folder), parse_duration(duration, where="DURATION"), study, origin="command")
+    _tell(as_json, {"study": phase.study, "round": phase.round, "phase": phase.name,
+                    "deadline_unix": phase.deadline_unix, "limit_unix": phase.limit_unix},
+          f"Round {phase.round} of {phase.study}: phase {phase.name} ends in "
+          f"{describe_seconds(phase.deadline_unix - time.time())}.")
+
+
+def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this study here, without coordinator "
+                                                                    "serve.")] = "",
+         folder: Folder = Path(),
+         token: Annotated[bool, typer.Option("--token", help="Print the operator's token, which unlocks the page's "
+                                                             "actions.")] = False,
+         listen: Annotated[str, typer.Option(help="With STUDY: host:port to show it on; any free port here by "
+                                                  "default.")] = "127.0.0.1:0",
+         as_json: JsonOption = False) -> None:
+    """Say where the operator page is; with STUDY, show a study on a page that only reads, until Ctrl-C.
+
+    `coordinator serve` shows its page at http://127.0.0.1:8080 (table
+    \\[page] of federation.toml). A finished study can be shown without it,
+    also from the folder of a simulation. Examples:
+
+        coordinator page
+
+        coordinator page --token
+
+        coordinator page first --folder runs/study
+    """
+    from coordinator.page.command import print_token, say_where, show
+
+    if token:
+        print_token(folder, as_json=as_json)
+    elif study:
+        show(folder, study, listen=listen, as_json=as_json)
+    else:
+        say_where(folder, as_json=as_json)
+
+
+def _ledger(folder: Path) -> Ledger:
+    from coordinator.federation import open_federation
+    from coordinator.ledger import Ledger
+
+    return Ledger(open_federation(folder).ledger)
+
+
+def _tell(as_json: bool, facts: dict[str, Any], text: str) -> None:
+    import json
+
+    typer.echo(json.dumps(facts, indent=2) if as_json else text)

@@ -1,0 +1,51 @@
+"""The command `coordinator track`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.options import Folder, JsonOption
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command()(track)
+
+
+def track(study: Annotated[str, typer.Argument(help="Name of the study; the last one by default.")] = "",
+          folder: Folder = Path(),
+          tensorboard: Annotated[Path | None, typer.Option(
+              "--tensorboard", metavar="DIR", show_default=False,
+              help="Folder for TensorBoard's event file; made when missing.")] = None,
+          mlflow: Annotated[str, typer.Option(
+              "--mlflow", metavar="TARGET", show_default=False,
+              help="An MLflow server such as https://mlflow.example, or a folder.")] = "",
+          experiment: Annotated[str, typer.Option(
+              "--experiment", show_default=False,
+              help="MLflow's experiment; the name of the federation by default.")] = "",
+          as_json: JsonOption = False) -> None:
+    """Hand a study over to TensorBoard or MLflow: one that is over, or one that runs.
+
+    What was handed over before is not written again. `coordinator serve` does the same while studies run, where the
+    table "tracking" of federation.toml says so.
+
+    \b
+    Examples:
+      coordinator track first --tensorboard runs/first
+      coordinator track first --mlflow https://mlflow.example
+    """
+    import json
+
+    from coordinator.tracking.command import track_study
+
+    told = track_study(folder, study, tensorboard=tensorboard, mlflow=mlflow, experiment=experiment)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    for name, entry in told["trackers"].items():
+        typer.echo(f"{name}: {entry['rounds']} new rounds of {told['study']} in {entry['target']}")

@@ -1,0 +1,100 @@
+"""Which source `coordinator data` looks at, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.data.contact_sheet import contact_sheet
+from common.data.form import Reading
+from common.data.pixels import Geometry
+from common.data.preview import Preview, look_at
+from common.data.readers import survey
+from common.durable import write_durably
+from common.errors import BadData, UsageError
+from coordinator.federation import open_federation
+from coordinator.study import DataSettings, load_study
+
+__all__ = ["Chosen", "choose", "look", "write_sheet"]
+
+_SHEET = "contact-sheet.png"
+_SETS = ("labelled", "validation", "test")
+_UNKNOWN_FORM = Geometry(size=96, channels=3, resize="fit")
+"""Without a study: for the sheet alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """What to look at."""
+
+    source: str
+    form: Geometry = _UNKNOWN_FORM
+    reading: Reading = field(default_factory=Reading)
+    classes: tuple[str, ...] = ()
+    """To compare with; empty for none."""
+    sheet: Path = Path(_SHEET)
+
+
+def choose(source: str, *, folder: Path, study: str) -> Chosen:
+    """What a command means.
+
+    Args:
+        source: what the person named, perhaps nothing.
+        folder: the federation's, where a study is named.
+    Raises: UsageError when nothing is named; BadConfiguration for a study file that is wrong.
+    """
+    if not study:
+        if not source:
+            raise UsageError("No images were named.",
+                             remedy="Say where they are, coordinator data FOLDER, or name a study with --study.")
+        return Chosen(source=source)
+    place = open_federation(folder).studies / study
+    data = load_study(place / "study.toml").data
+    named = source or next((name for name in _SETS if getattr(data, name)), "")
+    if not named:
+        raise UsageError(f"Study {study} names no images.", remedy="Say where they are: coordinator data FOLDER.")
+    if named in _SETS and not getattr(data, named):
+        raise UsageError(f"Study {study} has no {named} images.", remedy=f"Add {named} to [data] of its file.")
+    image = data.image
+    found = located(getattr(data, named), place) if named in _SETS else named
+    return Chosen(source=found, classes=_classes(data, place, named),
+                  form=Geometry(size=image.size, channels=image.channels, resize=image.resize), reading=image.reading,
+                  sheet=place / _SHEET)
+
+
+def located(source: str, folder: Path) -> str:
+    """The source with a relative path started at `folder`; a named set stays as it is."""
+    if source.partition("#")[0] == "digits":
+        return source
+    return str(folder / Path(source).expanduser())
+
+
+def _classes(data: DataSettings, place: Path, named: str) -> tuple[str, ...]:
+    """The study's classes: those of its file, else those of its labelled images, unless these are looked at."""
+    if data.classes or not data.labelled or named == "labelled":
+        return data.classes
+    try:
+        return survey(located(data.labelled, place)).classes
+    except BadData:  # what is wrong there shows when one looks there
+        return ()
+
+
+def look(chosen: Chosen, *, progress: Callable[[float, str], None] | None = None) -> Preview:
+    """Looks. Raises: BadData when the source as a whole cannot be used."""
+    return look_at(chosen.source, form=chosen.form, reading=chosen.reading, classes=chosen.classes, progress=progress)
+
+
+def write_sheet(found: Preview, path: Path) -> Path:
+    """Writes the contact sheet, which shows images: only this user may read it.
+
+    Raises: BadData when it cannot be written.
+    """
+    content = contact_sheet(found.tiles, title=Path(found.source).name, counts=found.classes,
+                            unlabelled=found.unlabelled)
+    try:
+        write_durably(path, content, mode=0o600)
+    except OSError as error:
+        raise BadData(f"{path}: the contact sheet cannot be written: {error.strerror}.",
+                      remedy="Name another place: --sheet FILE.") from None
+    return path.absolute()

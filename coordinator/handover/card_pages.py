@@ -1,0 +1,360 @@
+"""A model card as Markdown and as one HTML page, from the same parts.
+
+Names of classes, silos and sources are somebody's, so everything that is not markup of ours is escaped in both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from common.describe import describe_bytes, describe_share
+from coordinator.handover.choosing import STUDY_TEST
+
+__all__ = ["card_html", "card_markdown"]
+
+_DASH = "–"
+_ANSWERS = ("updates", "abstentions", "refusals", "late")
+_MOST_CONFUSED = 20
+"""Classes up to which the whole confusion matrix is shown; it is always in the JSON file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+    """First columns that are text; the others are numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    file: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    title: str
+    blocks: tuple[_Text | _Points | _Table | _Picture, ...]
+
+
+def card_markdown(facts: Mapping[str, Any]) -> str:
+    """The card as Markdown (tables as on GitHub)."""
+    parts = [f"# {_md(_title(facts))}", _md(_subtitle(facts))]
+    for section in _sections(facts):
+        parts.append(f"## {section.title}")
+        for block in section.blocks:
+            parts.append(_md_block(block))
+    return "\n\n".join(parts) + "\n"
+
+
+def card_html(facts: Mapping[str, Any]) -> str:
+    """The card as a page without scripts; pictures are the files beside it."""
+    body = "".join(
+        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_html_block, section.blocks))}</section>"
+        for section in _sections(facts))
+    title = escape(_title(facts))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src 'self'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p class="under">{escape(_subtitle(facts))}</p>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+# What stands in it ----------------------------------------------------------------------------------------------------
+
+
+def _title(facts: Mapping[str, Any]) -> str:
+    model = facts["model"]
+    return f"Model card: {model['study']}, round {model['round']}"
+
+
+def _subtitle(facts: Mapping[str, Any]) -> str:
+    model, test = facts["model"], facts["test"]
+    accuracy = ("accuracy not measured" if test is None else
+                f"test accuracy {_percent(test['accuracy'])}, 95 % interval {_interval(test['accuracy_interval'])}")
+    return (f"{model['network']['name']} for {len(model['classes'])} classes, trained with {model['method']['name']};"
+            f" {accuracy}. Not for clinical use.")
+
+
+def _sections(facts: Mapping[str, Any]) -> list[_Section]:
+    return [_Section("Use", (_Points(tuple(facts["intended_use"])),)), _model(facts), _data(facts), _worth(facts),
+            *_classes(facts), *_calibration(facts), _cost(facts),
+            _Section("Limits", (_Points(tuple(facts["limits"])),)), _files(facts), _provenance(facts), _settings(facts)]
+
+
+def _model(facts: Mapping[str, Any]) -> _Section:
+    model, image = facts["model"], facts["model"]["image"]
+    rows = [("Network", model["network"]["name"]), ("Normalisation layers", model["network"]["normalisation"]),
+            ("Trained parameters", f"{model['network']['parameters']:,}"),
+            *([("Frozen parameters", f"{model['network']['frozen']:,}")] if model["network"]["frozen"] else []),
+            *([("Started from weights (SHA-256)", model["network"]["weights_sha256"])]
+              if model["network"]["weights_sha256"] else []),
+            ("Classes, in label order", ", ".join(model["classes"])),
+            ("Images", f"{image['size']} x {image['size']}, {'grey' if image['channels'] == 1 else 'colour'},"
+                       f" resize {image['resize']}"),
+            ("Mean, standard deviation", f"{_numbers(image['mean'])}; {_numbers(image['std'])}"),
+            ("Method", f"{model['method']['name']}, {model['method']['scenario']}"),
+            ("Source of the method", model["method"]["source"]),
+            ("What the method discloses", model["method"]["discloses"]),
+            ("Round", f"{model['round']} of {model['planned_rounds']} ({model['chosen']}); the study is"
+                      f" {model['study_state']}")]
+    return _Section("Model", (_Table("The model", ("What", "Value"), tuple(rows), words=2),))
+
+
+def _data(facts: Mapping[str, Any]) -> _Section:
+    own, silos = facts["data"]["coordinator"], facts["data"]["silos"]
+    table = _Table("Images at the coordinator", ("Set", "Images"),
+                   tuple((name, str(own[name])) for name in ("labelled", "validation", "test")))
+    rows: list[tuple[str, ...]] = [
+        (each["silo"], _count(each["labelled"]), _count(each["unlabelled"]),
+         *(str(each[name]) for name in _ANSWERS)) for each in silos["silos"]]
+    rows.append(("all", str(silos["labelled"]), str(silos["unlabelled"]),
+                 *(str(sum(each[name] for each in silos["silos"])) for name in _ANSWERS)))
+    many = _Table("Images at the silos, as announced", ("Silo", "Labelled", "Unlabelled", "Updates", "Abstentions",
+                                                        "Refusals", "Late"), tuple(rows))
+    skipped = own["unreadable_files"]
+    note = [_Text(f"{skipped} file(s) of the coordinator could not be read and were left out.")] if skipped else []
+    return _Section("Data", (_Text("Images at the coordinator:"), table, *note,
+                             _Text("Images at the silos, as these have announced them, and how often they answered:"),
+                             many))
+
+
+def _worth(facts: Mapping[str, Any]) -> _Section:
+    test, alone = facts["test"], facts["labelled_only"]
+    if test is None:
+        return _Section("Result", (_Text("Not measured: there are no test images."),))
+    rows = [("Accuracy", _percent(test["accuracy"]), _interval(test["accuracy_interval"])),
+            ("Balanced accuracy", _percent(test["balanced_accuracy"]),
+             _interval(test["balanced_accuracy_interval"])),
+            ("AUROC, macro", _DASH if test["auroc_macro"] is None else f"{test['auroc_macro']:.4f}", _DASH)]
+    if alone is not None:
+        rows.append(("Labels alone, no silos", _percent(alone["accuracy"]), _interval(alone["accuracy_interval"])))
+    if alone is not None and test["source"] == STUDY_TEST:
+        rows.append(("Gain", f"{100 * (test['accuracy'] - alone['accuracy']):+.1f} points", _DASH))
+    before = facts["recorded_accuracy"]
+    check = ("" if before is None else " The ledger has the same accuracy for this round." if before == test["accuracy"]
+             else f" The ledger has {_percent(before)} for this round.")
+    blocks: list[_Text | _Points | _Table | _Picture] = [
+        _Text(f"{test['right']} of {test['images']} images are right; measured on {test['source']}.{check} Intervals of"
+              " 95 %: Wilson's for shares; for the balanced accuracy a bootstrap within each class"
+              " (2000 resamples of a named seed)."),
+        _Table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
+    if alone is not None:
+        blocks.append(_Text(f"Labels alone: the same network trained on the {alone['num_labelled']} labelled images of"
+                            f" the coordinator for {alone['epochs']} epochs, on the study's own test images."))
+    return _Section("Result", tuple(blocks))
+
+
+def _classes(facts: Mapping[str, Any]) -> list[_Section]:
+    test = facts["test"]
+    if test is None:
+        return []
+    rows = tuple((each["name"], str(each["images"]), _percent(each["recall"]), _interval(each["recall_interval"]),
+                  str(each["predicted"]), _percent(each["precision"]), _interval(each["precision_interval"]),
+                  _DASH if each["auroc"] is None else f"{each['auroc']:.3f}") for each in test["classes"])
+    table = _Table("Every class", ("Class", "Images", "Recall", "95 % interval", "Predicted", "Precision",
+                                   "95 % interval", "AUROC"), rows)
+    blocks: list[_Text | _Table] = [table]
+    names = [each["name"] for each in test["classes"]]
+    if len(names) <= _MOST_CONFUSED:
+        blocks += [_Text("Confusion: a row for each true class, a column for each predicted one."),
+                   _Table("Confusion", ("True", *names), tuple(
+                       (name, *(str(cell) for cell in row))
+                       for name, row in zip(names, test["confusion"], strict=True)))]
+    else:
+        blocks.append(_Text("The confusion matrix is in model_card.json."))
+    return [_Section("Every class", tuple(blocks))]
+
+
+def _calibration(facts: Mapping[str, Any]) -> list[_Section]:
+    test = facts["test"]
+    if test is None:
+        return []
+    first, after = test["calibration"], test["calibration_with_temperature"]
+    both = [first, *([after] if after else [])]
+    columns = ("What", "As it comes", *([f"Temperature {test['temperature']:.4g}"] if after else []))
+    names = (("Expected calibration error", "expected_error"), ("Brier score", "brier"),
+             ("Negative log-likelihood", "negative_log_likelihood"))
+    rows = tuple((name, *(f"{each[key]:.4f}" for each in both)) for name, key in names)
+    text = ("Expected calibration error: over 15 equal bins of the confidence, the mean distance of accuracy and mean"
+            " confidence, weighted by images. Brier score: mean over images of the sum over classes of (probability -"
+            " truth)², from 0 to 2.")
+    if after:
+        text += (f" The temperature was fitted on the {facts['data']['coordinator']['validation']} validation images"
+                 " alone; predictions do not change with it. Whoever uses the model divides the logits by it, as"
+                 " semisilo predict does.")
+    return [_Section("Calibration", (_Table("Calibration", columns, rows), _Text(text),
+                                     _Picture("reliability.png", "Accuracy by confidence of the prediction")))]
+
+
+def _cost(facts: Mapping[str, Any]) -> _Section:
+    cost = facts["cost"]
+    rows = [("Payload", *_both(cost["payload_down"], cost["payload_up"]),
+             describe_share(cost["payload_share_of_dense"]))]
+    if cost["wire_down"] is not None:
+        rows += [("Messages", *_both(cost["message_down"], cost["message_up"]), _DASH),
+                 ("Wire, estimated" if cost["wire_estimated"] else "Wire", *_both(cost["wire_down"], cost["wire_up"]),
+                  describe_share(cost["wire_share_of_dense"]))]
+    rows.append(("Dense, for comparison", *_both(cost["dense_model"] * cost["downloads"],
+                                                 cost["dense_model"] * cost["uploads"]), "100 %"))
+    return _Section("Cost", (
+        _Text(f"Bytes up to the end of round {cost['up_to_round']}: {cost['downloads']} downloads, {cost['uploads']}"
+              f" accepted updates; a dense model has {describe_bytes(cost['dense_model'])}."),
+        _Table("Cost", ("What", "Down", "Up", "Of dense"), tuple(rows))))
+
+
+def _files(facts: Mapping[str, Any]) -> _Section:
+    rows = tuple((name, describe_bytes(each["bytes"]), each["sha256"]) for name, each in facts["files"].items())
+    blocks: list[_Text | _Table] = [_Table("Files", ("File", "Size", "SHA-256"), rows, words=3)]
+    onnx = facts["onnx"]
+    if onnx is not None:
+        blocks.append(_Text(
+            f"model.onnx: {onnx['input']}; {onnx['output']}. Normalisation is inside; class names and preprocessing are"
+            f" in its metadata. Checked with onnx {onnx['versions']['onnx']} and onnxruntime"
+            f" {onnx['versions']['onnxruntime']}, opset {onnx['opset']}, on {onnx['images']} {onnx['source']} images,"
+            f" one alone and in batches: the largest difference of a logit is {onnx['largest_difference']:.3g}"
+            f" (permitted: {onnx['absolute_tolerance']:g} and {onnx['relative_tolerance']:g} of the largest logit,"
+            f" which is {onnx['largest_logit']:.3g}); {onnx['same_predictions']} of {onnx['images']} predictions are"
+            " the same."))
+    return _Section("Files", tuple(blocks))
+
+
+def _provenance(facts: Mapping[str, Any]) -> _Section:
+    found = facts["provenance"]
+    rows: list[tuple[str, str]] = [(name.replace("_", " "), str(value) if value not in (None, "") else _DASH)
+                                   for name, value in found.items() if not isinstance(value, Mapping)]
+    for name in ("event_chain", "numerics_of_training", "numerics_of_this_card", "software"):
+        rows += [(f"{name.replace('_', ' ')}: {key}", str(value)) for key, value in (found[name] or {}).items()]
+    return _Section("Provenance", (_Table("Provenance", ("What", "Value"), tuple(rows), words=2),))
+
+
+def _settings(facts: Mapping[str, Any]) -> _Section:
+    rows = tuple((f"[{table}]", key, value) for table, content in facts["settings"].items()
+                 for key, value in _flat(content))
+    return _Section("Settings", (_Text("All settings, as frozen when the study was queued; of an absolute path its last"
+                                       " part:"),
+                                 _Table("Settings", ("Table", "Key", "Value"), rows, words=3)))
+
+
+def _flat(content: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if not isinstance(content, Mapping):
+        return [(prefix, content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))]
+    return [pair for key, value in content.items()
+            for pair in _flat(value, str(key) if prefix in ("", "settings") else f"{prefix}.{key}")]
+
+
+def _percent(value: float | None) -> str:
+    return _DASH if value is None else f"{100 * value:.1f} %"
+
+
+def _interval(value: Mapping[str, float] | None) -> str:
+    return _DASH if value is None else f"{100 * value['low']:.1f} to {100 * value['high']:.1f} %"
+
+
+def _count(value: int | None) -> str:
+    return _DASH if value is None else str(value)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
+def _both(down: int, up: int) -> tuple[str, str]:
+    return describe_bytes(down), describe_bytes(up)
+
+
+# Markdown -------------------------------------------------------------------------------------------------------------
+
+
+def _md(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    line = " ".join(escape(text, quote=False).split())
+    line = re.sub(r"([\\`*\[\]|~])", r"\\\1", line)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)  # within a word it means nothing
+
+
+def _md_block(block: _Text | _Points | _Table | _Picture) -> str:
+    if isinstance(block, _Text):
+        return _md(block.text)
+    if isinstance(block, _Points):
+        return "\n".join(f"- {_md(line)}" for line in block.lines)
+    if isinstance(block, _Picture):
+        return f"![{_md(block.text)}]({block.file})"
+    head = f"| {' | '.join(map(_md, block.columns))} |"
+    rule = "|" + "|".join("---" if place < block.words else "---:" for place in range(len(block.columns))) + "|"
+    return "\n".join([head, rule, *(f"| {' | '.join(map(_md, row))} |" for row in block.rows)])
+
+
+# HTML -----------------------------------------------------------------------------------------------------------------
+
+
+def _html_block(block: _Text | _Points | _Table | _Picture) -> str:
+    if isinstance(block, _Text):
+        return f"<p>{escape(block.text)}</p>"
+    if isinstance(block, _Points):
+        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in block.lines)}</ul>"
+    if isinstance(block, _Picture):
+        return f'<img src="{escape(block.file)}" alt="{escape(block.text)}">'
+
+    def cells(row: Sequence[str], tag: str) -> str:
+        return "".join(f"<{tag}{'' if place < block.words else ' class=number'}>{escape(cell)}</{tag}>"
+                       for place, cell in enumerate(row))
+
+    rows = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in block.rows)
+    return (f'<div class="scroll" role="region" aria-label="{escape(block.caption)}" tabindex="0"><table>'
+            f"<thead><tr>{cells(block.columns, 'th')}</tr></thead><tbody>{rows}</tbody></table></div>")
+
+
+_STYLE = """
+:root { --paper: #f6f7f9; --card: #ffffff; --text: #1f2933; --faint: #5b6770; --line: #dfe4e8; --accent: #0067a3; }
+@media (prefers-color-scheme: dark) { :root { --paper: #10151a; --card: #171d24; --text: #e6eaee; --faint: #9aa7b3;
+  --line: #303a45; --accent: #56b4e9; } }
+body { margin: 0; background: var(--paper); color: var(--text); line-height: 1.5;
+  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+h1 { font-size: 1.8rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.2rem 0 .7rem; }
+.under { color: var(--faint); margin: 0; }
+p, li { max-width: 60rem; }
+img { width: 100%; max-width: 46rem; height: auto; display: block; border: 1px solid var(--line); background: #fff; }
+.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: .6rem; }
+.scroll:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
+  overflow-wrap: anywhere; }
+th { color: var(--faint); font-weight: 600; font-size: .82rem; overflow-wrap: normal; }
+.number { text-align: right; white-space: nowrap; }
+td:first-child { min-width: 6.5rem; }
+tbody tr:last-child td { border-bottom: 0; }
+"""

@@ -1,0 +1,70 @@
+"""What the export commands show: a bar on a terminal while they work, then the result as a small table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from common.describe import describe_bytes
+
+__all__ = ["export_bar", "show_export"]
+
+
+@contextmanager
+def export_bar(console: Console | None = None) -> Iterator[Callable[[float, str], None]]:
+    """A bar on standard error, if that is a terminal; gives a function that is told the share that is done, and what is
+    being done."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        def nothing(share: float, text: str = "") -> None:
+            pass
+
+        yield nothing
+        return
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24, complete_style="cyan"),
+                  TaskProgressColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        step = bar.add_task("", total=1.0)
+
+        def tell(share: float, text: str = "") -> None:
+            bar.update(step, completed=share, description=text[:60])
+
+        yield tell
+
+
+def show_export(folder: Path, card: Mapping[str, Any], console: Console | None = None) -> None:
+    """The main facts of the card, and where the files are."""
+    console = console or Console(highlight=False)
+    model, test, onnx = card["model"], card["test"], card["onnx"]
+    rows = [("model", f"{model['network']['name']}, round {model['round']} of {model['planned_rounds']}"
+                      f" ({model['chosen']})")]
+    if test is None:
+        rows.append(("accuracy", "not measured: no test images"))
+    else:
+        low, high = (100 * test["accuracy_interval"][end] for end in ("low", "high"))
+        rows += [("accuracy", f"{100 * test['accuracy']:.1f} % ({low:.1f} to {high:.1f}) of {test['images']} images"),
+                 ("balanced accuracy", f"{100 * test['balanced_accuracy']:.1f} %"),
+                 ("calibration error", f"{100 * test['calibration']['expected_error']:.1f} %")]
+        if test["calibration_with_temperature"] is not None:
+            rows.append(("  with temperature",
+                         f"{100 * test['calibration_with_temperature']['expected_error']:.1f} % at"
+                         f" {test['temperature']:.3g}"))
+    if card["labelled_only"] is not None:
+        rows.append(("labels alone", f"{100 * card['labelled_only']['accuracy']:.1f} %"))
+    if onnx is not None:
+        rows.append(("ONNX", f"differs from the network by at most {onnx['largest_difference']:.2g}"))
+    rows += [(name, describe_bytes(each["bytes"])) for name, each in card["files"].items()]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    console.print(table)
+    console.print(Text(f"Written: {folder}"), soft_wrap=True)
+    console.print(Text("Not for clinical use."), soft_wrap=True)

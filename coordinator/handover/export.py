@@ -1,0 +1,354 @@
+"""Writes a study's model as a folder for others: weights, ONNX graph, model card. Nothing of the study changes.
+
+    model.safetensors   the network with all that it needs (`common.exported_model`)
+    model.onnx          the same as a graph, checked against the network
+    model_card.md, model_card.html, model_card.json, reliability.png
+
+The folder appears whole or not at all. It works on a study that is over and, beside `coordinator serve`, on one that is
+running.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from common import batch_norm, numerics
+from common.config import canonical_json, from_dict, to_dict
+from common.data.image_set import ImageSet
+from common.data.readers import read_images
+from common.durable import write_durably
+from common.errors import BadData, StorageDamaged, UsageError
+from common.exchange import Environment
+from common.exported_model import ModelFacts, inference_settings, logits_of, read_model, write_model
+from common.intervals import wilson
+from common.methods import find_method
+from common.seeds import numpy_generator
+from common.state_files import StateFiles
+from common.tensors import load_into
+from coordinator.handover.card import (
+    CARD_FORMAT,
+    INTENDED_USE,
+    cost_facts,
+    limits_of,
+    measure_facts,
+    onnx_facts,
+    settings_shown,
+    silo_facts,
+    software_versions,
+    study_facts,
+)
+from coordinator.handover.card_pages import card_html, card_markdown
+from coordinator.handover.choosing import STUDY_TEST, ChosenModel, choose_model
+from coordinator.handover.figures import reliability_figure
+from coordinator.handover.measures import Measures, measure, temperature_for
+from coordinator.handover.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
+from coordinator.ledger import Ledger
+from coordinator.roster import LedgerRoster
+from coordinator.strategies import load_strategy
+from coordinator.study import FrozenStudy, config_from_dict
+from coordinator.study_data import StudyData, read_study_data
+from coordinator.summary import StudySummary, audit, summarise
+
+__all__ = ["FORMATS", "ExportChoice", "Exported", "export_study"]
+
+FORMATS = ("safetensors", "onnx")
+"""What can be written; the first one always is."""
+_CARD = "model_card.json"
+_RANDOM_IMAGES = 64
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportChoice:
+    """What is to be handed over."""
+
+    round: str = "last"
+    """"last", "best" or the number of a round."""
+    test: str = ""
+    """Images to measure on, in any form that a study takes; empty: the study's own test images."""
+    formats: Collection[str] = FORMATS
+    calibrate: bool = False
+    """Whether to fit a temperature on the study's validation images."""
+    silo_names: bool = True
+    """False: the card numbers the silos."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """A folder that was written."""
+
+    folder: Path
+    card: Mapping[str, Any]
+    """The content of model_card.json."""
+
+    @property
+    def model(self) -> Path:
+        """The weights."""
+        return self.folder / "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """The chosen model in memory, with the coordinator's images."""
+
+    chosen: ChosenModel
+    data: StudyData
+    model: nn.Module
+    facts: ModelFacts
+    numerics: Mapping[str, Any]
+    seed: int
+
+
+def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | None = None,
+                 choice: ExportChoice | None = None, progress: Progress | None = None) -> Exported:
+    """Exports a model of a study. Sets torch's numerics of this process to the study's.
+
+    Args:
+        study_folder: with study.toml and the states.
+        out: the folder to write; None: `export-round-N` in the study's. An earlier export there is replaced.
+        progress: told the share that is done, 0 to 1, and what is being done.
+    Raises: UsageError for what cannot be chosen, or where `out` holds something else; BadData for images that cannot be
+        read, or a graph that differs from the network: then no file is left; StorageDamaged for a damaged state.
+    """
+    choice = choice or ExportChoice()
+    _check_choice(choice)
+    tell = progress or (lambda share, text: None)
+    chosen = choose_model(ledger, study, rule=choice.round, study_folder=study_folder)
+    target = out or study_folder / f"export-round-{chosen.round.number}"
+    _check_target(target)
+    opened = _open(chosen, study_folder, choice, lambda share, text: tell(0.3 * share, text))
+    images, source = _test_images(opened, choice)
+    measures, logits_NK = None, None
+    if choice.calibrate:
+        opened = replace(opened, facts=replace(opened.facts, temperature=_fitted(opened)))
+    if images is not None:
+        assert images.labels_N is not None
+        logits_NK = logits_of(opened.model, images.images_NCHW, opened.facts.image,
+                              progress=lambda share: tell(0.3 + 0.3 * share, "measuring")).numpy()
+        measures = measure(logits_NK, images.labels_N.numpy(), classes=opened.facts.model.classes, seed=opened.seed,
+                           temperature=opened.facts.temperature)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
+    work.mkdir()
+    try:
+        card = _write(work, opened, ledger, choice, study_folder, images, source, measures, logits_NK,
+                      lambda share, text: tell(0.6 + 0.4 * share, text))
+        _put(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    tell(1.0, "done")
+    return Exported(folder=target, card=card)
+
+
+# Opening --------------------------------------------------------------------------------------------------------------
+
+
+def _check_choice(choice: ExportChoice) -> None:
+    for name in choice.formats:
+        if name not in FORMATS:
+            raise UsageError(f"--format {name}: is not known.", remedy=f"Choose among: {', '.join(FORMATS)}.")
+    if choice.device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"There is no device '{choice.device}'.", remedy="Choose auto, cpu or cuda.")
+    if choice.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
+    if "onnx" in choice.formats:
+        needs_onnx()
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and not (target.is_dir() and ((target / _CARD).is_file() or not any(target.iterdir()))):
+        raise UsageError(f"{target} exists and is no earlier export.", remedy="Choose another --out.")
+
+
+def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: Progress) -> _Opened:
+    row = chosen.study
+    config = config_from_dict(row.config, where=f"study {row.name}")
+    frozen = from_dict(FrozenStudy, row.frozen, where=f"study {row.name}")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if choice.device == "auto" else choice.device
+    record = numerics.apply(config.numerics, device=device)
+    data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
+    environment = Environment(
+        seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,
+        build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation, device=device,
+        trained_before=bool(frozen.weights_digest))
+    kind = load_strategy(config.method.name)
+    strategy = kind(config.method.settings, environment)
+    try:
+        state = StateFiles(study_folder / "states").load(chosen.round.state_digest, kind.State)
+    except StorageDamaged:
+        if (study_folder / "states" / chosen.file_name).exists():
+            raise
+        raise UsageError(f"The model of round {chosen.round.number} was removed while it was being read.",
+                         remedy="The study goes on; try again with --round last.") from None
+    parameters, statistics = strategy.model(state)
+    model = data.build_model()
+    load_into(model, parameters)
+    if batch_norm.layers_of(model):
+        if not statistics:
+            raise UsageError(f"The model of round {chosen.round.number} has no batch-norm statistics: no silo has"
+                             " measured them yet.", remedy="Choose a later round.")
+        batch_norm.load(model, statistics)
+    facts = ModelFacts(model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image,
+                       study=row.name, method=config.method.name, round=chosen.round.number,
+                       state=chosen.round.state_digest)
+    return _Opened(chosen=chosen, data=data, model=model.to(device).eval(), facts=facts, numerics=to_dict(record),
+                   seed=config.study.seed)
+
+
+def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None, str]:
+    """What the model is measured on, and how the card calls it; (None, "") where there is nothing."""
+    if not choice.test:
+        return opened.data.images.test, STUDY_TEST if opened.data.images.test is not None else ""
+    form = opened.facts.image
+    found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
+                        classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading)
+    name = Path(choice.test).name or choice.test
+    left_out = f", {len(found.skipped)} unreadable files left out" if found.skipped else ""
+    return found.images, f"other images ({name}{left_out})"
+
+
+def _fitted(opened: _Opened) -> float:
+    validation = opened.data.images.validation
+    if validation is None or validation.labels_N is None:
+        raise UsageError("A temperature is fitted on validation images, and the study has none.",
+                         remedy="Leave out --calibrate, or run a study with [data] validation.")
+    logits_NK = logits_of(opened.model, validation.images_NCHW, opened.facts.image).numpy()
+    return temperature_for(logits_NK, validation.labels_N.numpy())
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, study_folder: Path,
+           images: ImageSet | None, source: str, measures: Measures | None, logits_NK: NDArray[np.float32] | None,
+           tell: Progress) -> dict[str, Any]:
+    weights = work / "model.safetensors"
+    tell(0.0, "writing the weights")
+    write_model(weights, opened.model, opened.facts)
+    _check_weights(weights, opened, images, logits_NK)
+    check = None
+    if "onnx" in choice.formats:
+        tell(0.2, "writing the ONNX graph")
+        graph = work / "model.onnx"
+        opened.model.to("cpu")  # where the graph is checked
+        write_onnx(graph, opened.model, opened.facts)
+        tell(0.6, "checking the ONNX graph")
+        check = _checked(graph, opened, images)
+    if measures is not None:
+        tell(0.8, "drawing")
+        write_durably(work / "reliability.png", reliability_figure(measures).light_png)
+    tell(0.9, "writing the card")
+    summary = summarise(ledger, opened.chosen.study.name)
+    card = _card(opened, ledger, summary, study_folder, images, source, measures, check,
+                 {path.name: path for path in sorted(work.glob("model.*"))}, silo_names=choice.silo_names)
+    text = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    for name, content in ((_CARD, text), ("model_card.md", card_markdown(card)), ("model_card.html", card_html(card))):
+        write_durably(work / name, content.encode("utf-8"))
+    return card
+
+
+def _check_weights(path: Path, opened: _Opened, images: ImageSet | None, logits_NK: NDArray[np.float32] | None) -> None:
+    """Reads the file as its receiver will, and compares the answers bit for bit."""
+    name = opened.facts.model.name
+    again, facts = read_model(path, allow_factories=(name,) if ":" in name else (),
+                              device=str(next(opened.model.parameters()).device))
+    if facts != opened.facts:
+        raise BadData(f"{path.name}: says something else than was written.")
+    if images is not None and logits_NK is not None:
+        first = images.images_NCHW[:250]
+        found = logits_of(again, first, facts.image).numpy()
+        if not np.array_equal(found, logits_NK[:len(found)]):
+            raise BadData(f"{path.name}: read again, the network answers otherwise.",
+                          remedy="It may hold something that is neither parameter nor buffer.")
+
+
+def _checked(path: Path, opened: _Opened, images: ImageSet | None) -> OnnxCheck:
+    """Compares the graph with the network, which is on the CPU, on test images where there are any."""
+    own = opened.data.images
+    named = (("test", images), ("validation", own.validation), ("labelled", own.labelled))
+    kind, chosen = next(((name, each) for name, each in named if each is not None), ("random", None))
+    form = opened.facts.image
+    if chosen is None:
+        generator = numpy_generator(opened.seed, "onnx_check")
+        pixels = torch.from_numpy(generator.integers(
+            0, 256, (_RANDOM_IMAGES, form.channels, form.size, form.size), dtype=np.uint8))
+    else:
+        pixels = chosen.images_NCHW[:250]
+    return check_onnx(path, logits_of(opened.model, pixels, form).numpy(), pixels.numpy(), source=kind)
+
+
+def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: Path, images: ImageSet | None,
+          source: str, measures: Measures | None, check: OnnxCheck | None, files: Mapping[str, Path], *,
+          silo_names: bool) -> dict[str, Any]:
+    chosen, frozen = opened.chosen, opened.data.frozen
+    number = chosen.round.number
+    trail = audit(ledger, chosen.study.name)
+    head = ledger.query("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1")
+    recorded = chosen.round.metrics.get("accuracy")
+    study_file = study_folder / "study.toml"
+    baseline = (chosen.study.baseline or {}).get("metrics", {}).get("accuracy")
+    facts: dict[str, Any] = {
+        "format": CARD_FORMAT, "intended_use": list(INTENDED_USE),
+        "model": study_facts(chosen, opened.facts, find_method(opened.facts.method)),
+        "data": {"coordinator": {"labelled": frozen.num_labelled, "validation": frozen.num_validation,
+                                 "test": frozen.num_test, "unreadable_files": len(frozen.skipped)},
+                 "silos": silo_facts(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)},
+        "test": None if measures is None or images is None else
+        measure_facts(measures, source=source, digest=_digest_of(images)),
+        "recorded_accuracy": recorded if source == STUDY_TEST else None,
+        "labelled_only": None if baseline is None else {
+            "accuracy": baseline, "num_labelled": chosen.study.baseline["num_labelled"],  # type: ignore[index]
+            "epochs": chosen.study.baseline["epochs"],  # type: ignore[index]
+            "accuracy_interval": to_dict(wilson(round(baseline * frozen.num_test), frozen.num_test))},
+        "cost": cost_facts(summary, up_to=number), "onnx": None if check is None else onnx_facts(check),
+        "files": {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()},
+        "provenance": {
+            "state_sha256": chosen.round.state_digest,
+            "settings_sha256": hashlib.sha256(canonical_json(chosen.study.config).encode()).hexdigest(),
+            "study_file_sha256": _sha256(study_file) if study_file.is_file() else None,
+            "event_chain": {"head": head[0]["chain"] if head else "", "events": head[0]["number"] if head else 0,
+                            "intact": not trail.problem},
+            "numerics_of_training": chosen.study.numerics, "numerics_of_this_card": dict(opened.numerics),
+            "software": software_versions()},
+        "settings": settings_shown(chosen.study.config)}
+    return {**facts, "limits": limits_of(facts)}
+
+
+def _digest_of(images: ImageSet) -> str:
+    """SHA-256, hex, of shape, pixels and labels; the names of files are not in it."""
+    total = hashlib.sha256(str(tuple(images.images_NCHW.shape)).encode())
+    total.update(np.ascontiguousarray(images.images_NCHW.numpy()).data)
+    assert images.labels_N is not None
+    total.update(images.labels_N.numpy().astype("<i8").tobytes())
+    return total.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _put(work: Path, target: Path) -> None:
+    """Gives the finished folder its name; an earlier export goes only then."""
+    old = None
+    if target.exists():
+        old = target.parent / f".{target.name}.{secrets.token_hex(6)}.old"
+        os.rename(target, old)
+    os.rename(work, target)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)

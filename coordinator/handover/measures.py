@@ -1,0 +1,110 @@
+"""What a model is worth on a set of labelled images: the numbers of a model card, from its logits alone.
+
+Shapes: N images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.calibration import Calibration, auroc, calibration_of, fit_temperature, probabilities
+from common.errors import ComputeFailed
+from common.intervals import Interval, balanced_accuracy_interval, wilson
+
+__all__ = ["ClassMeasures", "Measures", "measure", "temperature_for"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassMeasures:
+    """One class."""
+
+    name: str
+    images: int
+    """That have this class."""
+    predicted: int
+    """That the model gives it."""
+    right: int
+    recall: float | None
+    """right / images; None for a class that does not occur."""
+    recall_interval: Interval | None
+    precision: float | None
+    """right / predicted; None for a class that is never predicted."""
+    precision_interval: Interval | None
+    auroc: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measures:
+    """All classes together. Intervals have a confidence of 95 %."""
+
+    images: int
+    right: int
+    accuracy: float
+    accuracy_interval: Interval
+    balanced_accuracy: float
+    """Mean recall of the classes that occur."""
+    balanced_accuracy_interval: Interval
+    auroc_macro: float | None
+    """None where no class has both images and others."""
+    classes: tuple[ClassMeasures, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    """confusion[true][predicted], in images."""
+    calibration: Calibration
+    """Of the probabilities as they come, at temperature 1."""
+    temperature: float
+    """1, or what was fitted on validation images."""
+    calibration_with_temperature: Calibration | None
+    """None at temperature 1."""
+
+
+def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, classes: Sequence[str], seed: int,
+            temperature: float = 1.0) -> Measures:
+    """Measures a model by what it answers to images whose class is known; N >= 1.
+
+    Predictions are the largest logit, of equal ones the lowest class, as in the rounds of a study.
+    Args:
+        seed: of the study, for the bootstrap of the balanced accuracy.
+    Raises: ComputeFailed when a logit is not finite.
+    """
+    _check_finite(logits_NK)
+    number = len(classes)
+    predicted_N = logits_NK.argmax(axis=1)
+    counted = np.bincount(labels_N * number + predicted_N, minlength=number * number).reshape(number, number)
+    confusion = tuple(tuple(int(cell) for cell in row) for row in counted)
+    p_NK = probabilities(logits_NK)
+    areas = auroc(p_NK, labels_N)
+    found = []
+    for label, name in enumerate(classes):
+        images, predicted, right = (int(counted[label].sum()), int(counted[:, label].sum()), int(counted[label, label]))
+        found.append(ClassMeasures(
+            name=name, images=images, predicted=predicted, right=right, recall=right / images if images else None,
+            recall_interval=wilson(right, images), precision=right / predicted if predicted else None,
+            precision_interval=wilson(right, predicted), auroc=None if areas is None else areas.per_class[label]))
+    right = int(np.trace(counted))
+    recalls = [each.recall for each in found if each.recall is not None]
+    interval, balanced = wilson(right, len(labels_N)), balanced_accuracy_interval(confusion, seed=seed)
+    assert interval is not None
+    assert balanced is not None
+    return Measures(
+        images=len(labels_N), right=right, accuracy=right / len(labels_N), accuracy_interval=interval,
+        balanced_accuracy=sum(recalls) / len(recalls), balanced_accuracy_interval=balanced,
+        auroc_macro=None if areas is None else areas.macro, classes=tuple(found), confusion=confusion,
+        calibration=calibration_of(p_NK, labels_N), temperature=temperature,
+        calibration_with_temperature=None if temperature == 1.0 else
+        calibration_of(probabilities(logits_NK, temperature=temperature), labels_N))
+
+
+def temperature_for(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64]) -> float:
+    """The temperature that fits validation images best. Raises: ComputeFailed when a logit is not finite."""
+    _check_finite(logits_NK)
+    return fit_temperature(logits_NK, labels_N)
+
+
+def _check_finite(logits_NK: NDArray[np.float32]) -> None:
+    if not bool(np.isfinite(logits_NK).all()):
+        raise ComputeFailed("The model's answers are not finite, so there is nothing to measure.",
+                            remedy="Export another round: --round best.")

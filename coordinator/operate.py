@@ -1,0 +1,171 @@
+"""What an operator may do while a federation runs: pause, resume, stop, extend, invite, revoke.
+
+Commands and the page call the same functions. They write the ledger; `coordinator serve` notices within a second. Every
+action is in the audit trail with its origin: "command" or "page".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from common.config import parse_duration
+from common.errors import UsageError
+from coordinator.federation import Federation
+from coordinator.ledger import Ledger
+from coordinator.roster import LedgerRoster
+from coordinator.rows import PhaseRow, StudyRow
+from coordinator.states import RoundState, StudyState, TaskState
+
+__all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "revoke", "running_study", "stop"]
+
+Origin = Literal["command", "page"]
+_LONGEST_SECONDS = 30 * 86400.0
+_BEGUN = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING)
+_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeInvitation:
+    """An invitation that was just made."""
+
+    silo: str
+    line: str
+    """To be sent to the silo; it is kept nowhere."""
+    expires_unix: float
+
+
+def running_study(ledger: Ledger, name: str = "") -> StudyRow:
+    """The study of that name; without one, the study that has begun and is not over.
+
+    Raises: UnknownName; UsageError when no study runs.
+    """
+    if name:
+        return ledger.study(name)
+    begun = [row for row in ledger.studies() if row.state in (*_BEGUN, StudyState.PAUSED)]
+    if not begun:
+        raise UsageError("No study is running.", remedy="Name one; see: coordinator status.")
+    return begun[0]
+
+
+def pause(ledger: Ledger, name: str = "", *, origin: Origin) -> StudyRow:
+    """Pauses a study: the step under way is finished, no silo gets a task, answers are still taken, and the deadline of
+    the open phase stands still.
+
+    Raises: UnknownName; UsageError when the study has not begun, is paused or is over.
+    """
+    with ledger.acting(origin), ledger.transaction():
+        row = running_study(ledger, name)
+        if row.state is StudyState.PAUSED:
+            raise UsageError(f"Study '{row.name}' is paused already.", remedy="Go on with: coordinator resume.")
+        if row.state is StudyState.QUEUED:
+            raise UsageError(f"Study '{row.name}' has not begun yet.",
+                             remedy=f"It can be taken out of the queue: coordinator stop {row.name}.")
+        _check_not_over(row)
+        ledger.set_study_state(row.name, StudyState.PAUSED)
+        return ledger.study(row.name)
+
+
+def resume(ledger: Ledger, name: str = "", *, origin: Origin, clock: Callable[[], float] = time.time) -> StudyRow:
+    """Goes on with a paused study; the deadline of the open phase moves on by the length of the pause.
+
+    Raises: UnknownName; UsageError when the study is not paused.
+    """
+    with ledger.acting(origin), ledger.transaction():
+        row = running_study(ledger, name)
+        since = ledger.paused_since(row.name)
+        if since is None:
+            raise UsageError(f"Study '{row.name}' is not paused: it is {row.state}.",
+                             remedy=f"Queue it again: coordinator queue {row.name}."
+                             if row.state in (StudyState.STOPPED, StudyState.FAILED) else "")
+        unix, before = since
+        phase, seconds = _open_phase(ledger, row.name), max(0.0, clock() - unix)
+        if phase is not None:
+            ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + seconds,
+                                 limit_unix=phase.limit_unix + seconds)
+        ledger.set_study_state(row.name, before)
+        return ledger.study(row.name)
+
+
+def stop(ledger: Ledger, name: str = "", *, origin: Origin) -> StudyRow:
+    """Ends a study for good: open tasks are cancelled, silos give up within seconds, and `serve` writes the model of
+    the last committed round to model.safetensors.
+
+    Raises: UnknownName; UsageError when the study is over.
+    """
+    with ledger.acting(origin), ledger.transaction():
+        row = running_study(ledger, name)
+        _check_not_over(row)
+        ledger.set_study_state(row.name, StudyState.STOPPED, reason="stopped by the operator")
+        last = ledger.last_round(row.name)
+        for task in ledger.tasks(row.name, last.number, last.phase) if last is not None else ():
+            if task.state is TaskState.OPEN:
+                ledger.close_task(task, TaskState.CANCELLED, reason="the study was stopped")
+        return ledger.study(row.name)
+
+
+def extend(ledger: Ledger, seconds: float, name: str = "", *, origin: Origin,
+           clock: Callable[[], float] = time.time) -> PhaseRow:
+    """Moves the deadline of the open phase on, and the round's limit where that would come before.
+
+    A deadline that has passed is moved on from now.
+    Raises: UnknownName; UsageError when no phase is open, or for a time that is not between 1 s and 30 days.
+    """
+    if not (math.isfinite(seconds) and 1 <= seconds <= _LONGEST_SECONDS):
+        raise UsageError("A deadline can be moved on by at least 1 s and at most 30 days.", remedy='For example "30m".')
+    with ledger.acting(origin), ledger.transaction():
+        row = running_study(ledger, name)
+        phase = _open_phase(ledger, row.name)
+        if phase is None or row.state in _ENDED:
+            raise UsageError(f"No silo works for study '{row.name}' now, so there is no deadline.",
+                             remedy="See what it does: coordinator status.")
+        since = ledger.paused_since(row.name)
+        now = since[0] if since is not None else clock()  # while a study is paused its clock stands still
+        deadline = max(phase.deadline_unix, now) + seconds
+        ledger.move_deadline(phase, deadline_unix=deadline, limit_unix=max(phase.limit_unix, deadline))
+        return ledger.phase(row.name, phase.round, phase.number)
+
+
+def invite(federation: Federation, ledger: Ledger, silo: str, *, life: str = "", origin: Origin) -> MadeInvitation:
+    """Makes the line that lets a silo in.
+
+    Args:
+        life: how long it can be used, for example "2h"; the setting `invitation_life` when empty.
+    Raises: UsageError for a name or a life that is not allowed; BadConfiguration.
+    """
+    from coordinator.invitations import authority_of
+
+    now = time.time()
+    seconds = parse_duration(life or federation.config.limits.invitation_life, where="--life")
+    if seconds > _LONGEST_SECONDS:
+        raise UsageError("An invitation lasts at most 30 days.", remedy='Give it a shorter life, for example "24h".')
+    address = federation.config.address
+    with ledger.acting(origin):
+        line = authority_of(federation, LedgerRoster(ledger)).invite(
+            silo, address=address.public, enrollment_address=address.enrollment_address, now=now, life_seconds=seconds)
+    return MadeInvitation(silo=silo, line=line, expires_unix=now + seconds)
+
+
+def revoke(ledger: Ledger, silo: str, *, origin: Origin) -> None:
+    """Ends a silo's membership, or withdraws its invitation.
+
+    Raises: UnknownSilo.
+    """
+    with ledger.acting(origin):
+        LedgerRoster(ledger).revoke(silo)
+
+
+def _check_not_over(row: StudyRow) -> None:
+    if row.state in _ENDED:
+        raise UsageError(f"Study '{row.name}' is {row.state}.", remedy="See: coordinator status.")
+
+
+def _open_phase(ledger: Ledger, study: str) -> PhaseRow | None:
+    """The phase in which silos work; None when there is none."""
+    last = ledger.last_round(study)
+    if last is None or last.state is not RoundState.COLLECTING:
+        return None
+    return ledger.phase(study, last.number, last.phase)

@@ -1,0 +1,84 @@
+"""The audit trail for the page: events by filter, and the hash chain checked a stretch at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from common.config import canonical_json
+from coordinator.ledger import Ledger
+from coordinator.page.facts import EventFacts, EventsFacts
+
+__all__ = ["MOST_EVENTS", "ChainCheck", "events_of"]
+
+MOST_EVENTS = 500
+"""In one answer."""
+_STRETCH = 4000
+
+
+class ChainCheck:
+    """Recomputes the chain from where it stopped, and again from the beginning when told to."""
+
+    def __init__(self) -> None:
+        self.checked = 0
+        """Events that have been checked since the beginning."""
+        self.complete = False
+        """Whether all events that there were have been checked once."""
+        self.kinds: set[str] = set()
+        """Kinds of events that were met."""
+        self.problem = ""
+        """What is wrong; empty while nothing is."""
+        self._chain = ""
+        self._last = 0
+        self._newest = (0, "")
+        """Number and chain of the last event when all had been checked."""
+
+    @property
+    def intact(self) -> bool | None:
+        """None until every event has been looked at once."""
+        return False if self.problem else True if self.complete else None
+
+    def again(self) -> None:
+        """Starts from the first event; what is known stays until then. A problem that was found stays."""
+        self._last, self._chain, self.checked = 0, "", 0
+
+    def go_on(self, ledger: Ledger) -> bool:
+        """Checks the next stretch; True when there may be more."""
+        if self.problem:
+            return False
+        rows = ledger.query("SELECT * FROM event WHERE number > ? ORDER BY number LIMIT ?", self._last, _STRETCH)
+        for row in rows:
+            content = [self._chain, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]]
+            if row["number"] != self._last + 1:
+                self.problem = f"event {self._last + 1} is missing"
+            elif hashlib.sha256(canonical_json(content).encode()).hexdigest() != row["chain"]:
+                self.problem = f"event {row['number']} was altered"
+            if self.problem:
+                return False
+            self.kinds.add(row["kind"])
+            self._chain, self._last, self.checked = row["chain"], row["number"], self.checked + 1
+        if len(rows) == _STRETCH:
+            return True
+        # Who rewrites the end, or all, of a chain leaves it sound: against that helps what was seen before.
+        number, chain = self._newest
+        found = ledger.query("SELECT chain FROM event WHERE number = ?", number) if number else []
+        if number and (not found or found[0]["chain"] != chain):
+            self.problem = f"event {number} was altered or removed since it was checked"
+        self._newest = (self._last, self._chain)
+        self.complete = True
+        return False
+
+
+def events_of(ledger: Ledger, check: ChainCheck, *, study: str = "", silo: str = "", kind: str = "", before: int = 0,
+              limit: int = 100) -> EventsFacts:
+    """The newest events that fit, at most `limit`, of numbers below `before` where that is not 0."""
+    limit = min(max(1, limit), MOST_EVENTS)
+    rows = ledger.query(
+        "SELECT * FROM event WHERE (number < ? OR ? = 0) AND (study = ? OR ? = '') AND (kind = ? OR ? = '')"
+        " AND (? = '' OR json_extract(detail_json, '$.silo') = ?) ORDER BY number DESC LIMIT ?",
+        before, before, study, study, kind, kind, silo, silo, limit + 1)
+    events = tuple(EventFacts(number=row["number"], unix=row["unix"], kind=row["kind"], study=row["study"],
+                              detail=json.loads(row["detail_json"]), chain=row["chain"]) for row in rows[:limit])
+    return EventsFacts(events=events, chain_intact=check.intact, chain_problem=check.problem, checked=check.checked,
+                       first_number=events[-1].number if events else 0, more=len(rows) > limit,
+                       kinds=tuple(sorted(check.kinds)))

@@ -1,0 +1,376 @@
+"""What the operator page shows, as typed values; their field names are those of the JSON.
+
+Times are Unix seconds, bytes whole numbers, shares 0 to 1; None is unknown. Text that came from a silo is in them as it
+was recorded: the page writes it as text, never as HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.forecast import Forecast
+from coordinator.status import InvitationFacts
+
+__all__ = ["BySilo", "CostFacts", "DoingFacts", "DriftFacts", "EncodingFacts", "EventFacts", "EventsFacts",
+           "FederationFacts", "LiveFacts", "OpenRoundFacts", "PhaseFacts", "RoundDetail", "RoundLine", "SiloLine",
+           "SiloOfStudy", "StudyDetail", "StudyLine", "TaskFacts", "TrafficFacts", "TwoWays"]
+
+
+# GET /api/federation --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveFacts:
+    """What `coordinator serve` is doing at this moment."""
+
+    study: str
+    round: int
+    rounds: int
+    phase: str
+    reason: str
+    """Why silos without a task have none: a `StandbyReason`."""
+    activity: str
+    """What the compute process is doing; empty when it is not."""
+    fraction: float
+    """Share of the activity that is done."""
+    text: str
+    deadline_unix: float | None
+    """Of the open phase; None while the study is paused or no silo works."""
+    paused_unix: float | None = None
+    """Since when the study is paused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyLine:
+    """One study of the queue."""
+
+    name: str
+    state: str
+    method: str
+    scenario: str
+    round: int
+    rounds: int
+    accuracy: float | None
+    labelled_only_accuracy: float | None
+    seconds_left: float | None
+    reason: str
+    wire_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoingFacts:
+    """What a silo says it is doing."""
+
+    stage: str
+    fraction: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloLine:
+    """One silo of the roster."""
+
+    name: str
+    state: str
+    """revoked; left; enrolled: never joined; joined: `serve` is not running; late: it owes an answer past the deadline;
+    working: it has a task; connected; away."""
+    doing: DoingFacts | None
+    away_reason: str
+    """Why it takes no task by its own policy, for example its hours of work; empty when it takes tasks."""
+    seen_unix: float | None
+    certificate_days_left: float | None
+    """None for a simulated silo, which has no certificate."""
+    labelled_count: int
+    unlabelled_count: int
+    version: str
+    methods: tuple[str, ...]
+    bytes_today_down: int
+    """On the wire since midnight, local time of the coordinator."""
+    bytes_today_up: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FederationFacts:
+    """The federation at a glance."""
+
+    federation: str
+    address: str
+    version: str
+    now_unix: float
+    serving: bool
+    read_only: bool
+    """Whether there are no actions here: the page of `coordinator page STUDY`."""
+    revision: int
+    live: LiveFacts | None
+    studies: tuple[StudyLine, ...]
+    silos: tuple[SiloLine, ...]
+    invitations: tuple[InvitationFacts, ...]
+
+
+# GET /api/studies/NAME ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRoundFacts:
+    """The round that is under way."""
+
+    number: int
+    state: str
+    phase: str
+    opened_unix: float
+    deadline_unix: float | None
+    """Of the open phase; None while no silo works."""
+    limit_unix: float | None
+    """When the round fails if its quorum is not reached."""
+    quorum: int
+    tasks: Mapping[str, int]
+    """Task state -> silos, of the open phase."""
+    waiting_for: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundLine:
+    """One round in the list of a study."""
+
+    number: int
+    state: str
+    reason: str
+    opened_unix: float
+    seconds: float | None
+    accuracy: float | None
+    metrics: Mapping[str, float]
+    counts: Mapping[str, int]
+    """Answer -> silos."""
+    outcomes: Mapping[str, str]
+    """Silo -> answer; empty for rounds before `StudyDetail.detail_from`."""
+    wire_down: int
+    wire_up: int
+    wire_cumulative: int
+    """Both ways, up to and with this round."""
+    payload_down: int
+    payload_up: int
+    share_of_dense: float | None
+    """Wire bytes over what the same transfers would have cost as dense tensors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftFacts:
+    """How far a round's class histogram is from the silo's rounds before (`coordinator.drift`)."""
+
+    distance: float
+    threshold: float
+    marked: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloOfStudy:
+    """What one silo has brought to a study. Maps by round begin at `StudyDetail.detail_from`."""
+
+    name: str
+    rounds_asked: int
+    rounds_updated: int
+    """Rounds that were committed with its update."""
+    examples: int
+    """Sum over those rounds of the images that it said it trained on; of several phases the largest number."""
+    contribution: float
+    """Its share of all silos' `examples`."""
+    label_ratio: Mapping[int, float]
+    class_histogram: Mapping[int, tuple[float, ...]]
+    """Round -> share of its pseudo-labels per class, in the order of `classes`."""
+    drift: Mapping[int, DriftFacts]
+    wire_down: int
+    wire_up: int
+    last_reason: str
+    """Why it last abstained, refused or was late."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoWays:
+    """Bytes each way."""
+
+    down: int = 0
+    up: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BySilo:
+    """Wire bytes of one silo in a study; the name is empty for bytes that belong to no silo."""
+
+    silo: str
+    down: int
+    up: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodingFacts:
+    """What one encoding of tensors has saved."""
+
+    encoding: str
+    text: str
+    """Its name for a person."""
+    direction: str
+    blocks: int
+    bytes: int
+    dense_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostFacts:
+    """What a study has cost so far."""
+
+    payload: TwoWays
+    message: TwoWays
+    wire: TwoWays
+    overhead: TwoWays
+    """Part of `wire` that belongs to no silo."""
+    dense_total: int
+    share_of_dense: float | None
+    estimated: bool
+    """Whether wire bytes follow from the messages, for want of the kernel's counters."""
+    by_group: tuple[Mapping[str, Any], ...]
+    """{group, down, up}: payload bytes."""
+    by_silo: tuple[BySilo, ...]
+    by_rpc: tuple[Mapping[str, Any], ...]
+    """{rpc, down, up}: message bytes."""
+    by_encoding: tuple[EncodingFacts, ...]
+    forecast: Forecast | None
+    """None before the first finished round and after the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyDetail:
+    """One study."""
+
+    name: str
+    state: str
+    reason: str
+    method: str
+    scenario: str
+    source: str
+    """Paper and venue of the method."""
+    discloses: str
+    """What the method lets silos and coordinator learn, beyond updates."""
+    settings: Mapping[str, Mapping[str, Any]]
+    classes: tuple[str, ...]
+    queued_unix: float
+    started_unix: float | None
+    ended_unix: float | None
+    paused_unix: float | None
+    """Since when it is paused; None while it is not."""
+    rounds_planned: int
+    rounds_completed: int
+    accuracy: float | None
+    labelled_only_accuracy: float | None
+    gain: float | None
+    seconds: float | None
+    seconds_left: float | None
+    num_parameters: int
+    dense_bytes: int
+    detail_from: int
+    """First round of which values by silo are here; those before are at /api/studies/NAME/silos/SILO."""
+    open_round: OpenRoundFacts | None
+    rounds: tuple[RoundLine, ...]
+    silos: tuple[SiloOfStudy, ...]
+    cost: CostFacts
+
+
+# GET /api/studies/NAME/rounds/N ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskFacts:
+    """What one silo was asked in a phase, and its answer."""
+
+    silo: str
+    state: str
+    given_unix: float | None
+    closed_unix: float | None
+    reason: str
+    example_count: int | None
+    training_seconds: float | None
+    update_bytes: int | None
+    groups: Mapping[str, int]
+    """Tensor group -> encoded bytes of the update."""
+    metrics: Mapping[str, float]
+    doing: DoingFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseFacts:
+    """One phase of a round."""
+
+    name: str
+    quorum: int
+    opened_unix: float
+    deadline_unix: float
+    limit_unix: float
+    closed_unix: float | None
+    tasks: tuple[TaskFacts, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrafficFacts:
+    """Bytes of one round."""
+
+    payload: TwoWays
+    message: TwoWays
+    wire: TwoWays
+    overhead: TwoWays
+    downloads: int
+    uploads: int
+    dense_total: int
+    share_of_dense: float | None
+    estimated: bool
+    by_silo: tuple[BySilo, ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundDetail:
+    """One round with all its answers."""
+
+    study: str
+    number: int
+    state: str
+    reason: str
+    opened_unix: float
+    closed_unix: float | None
+    sample: tuple[str, ...]
+    phases: tuple[PhaseFacts, ...]
+    metrics: Mapping[str, float]
+    traffic: TrafficFacts
+    state_digest: str
+
+
+# GET /api/events ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventFacts:
+    """One event of the audit trail."""
+
+    number: int
+    unix: float
+    kind: str
+    study: str
+    detail: Mapping[str, Any]
+    chain: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventsFacts:
+    """A page of the audit trail, newest first."""
+
+    events: tuple[EventFacts, ...]
+    chain_intact: bool | None
+    """None until all events have been checked once."""
+    chain_problem: str
+    checked: int
+    """How many events have been checked."""
+    first_number: int
+    """Lowest number in this list; 0 when it is empty. Ask for `before` this number to go on."""
+    more: bool
+    kinds: tuple[str, ...]
+    """Kinds of events, among those that have been checked."""

@@ -1,0 +1,261 @@
+"""The routes of the operator page: facts as JSON, a stream of changes, actions behind the operator's token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from common.errors import SemisiloError, UsageError
+from coordinator import operate
+from coordinator.ledger import Ledger
+from coordinator.page.answers import failure, failure_of, json_answer
+from coordinator.page.audit_trail import MOST_EVENTS
+from coordinator.page.guard import TOO_LARGE, Guard, TooLarge
+from coordinator.page.json_text import to_json
+from coordinator.page.service import PageService
+from coordinator.page.token import is_token
+
+__all__ = ["STATIC", "page_app"]
+
+STATIC = Path(__file__).parent / "static"
+_NUMBER_DIGITS = 15
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] = ()) -> ASGIApp:
+    """The whole page, behind its guard."""
+    routes = _Routes(service)
+    app = Starlette(routes=[
+        Route("/", routes.index), Route("/health", routes.health), Route("/metrics", routes.metrics),
+        Route("/api/federation", routes.federation), Route("/api/studies/{study}", routes.study),
+        Route("/api/studies/{study}/rounds/{number}", routes.round),
+        Route("/api/studies/{study}/silos/{silo}", routes.silo),
+        Route("/api/events", routes.events), Route("/api/stream", routes.stream),
+        Route("/api/session", routes.session, methods=["POST"]),
+        *(Route(f"/api/actions/{name}", routes.action(name), methods=["POST"]) for name in _ACTIONS),
+        Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
+    ], exception_handlers={HTTPException: _http_failure, SemisiloError: _catalogue_failure, TooLarge: _too_large,
+                           Exception: _unexpected})
+    app.router.redirect_slashes = False
+    return Guard(app, listen_host=listen_host, hosts=hosts)
+
+
+async def _http_failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {400: "BAD_REQUEST", 404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP")
+    return failure(error.status_code, code, f"{error.detail}.")
+
+
+async def _catalogue_failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SemisiloError)
+    return failure_of(error)
+
+
+async def _too_large(request: Request, error: Exception) -> Response:
+    return failure(*TOO_LARGE)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """A mistake of ours: the guard has it in the log."""
+    return failure(500, "INTERNAL", "The page could not answer.", "The coordinator's log says why.")
+
+
+class _Routes:
+    def __init__(self, service: PageService) -> None:
+        self._service = service
+
+    # Facts ------------------------------------------------------------------------------------------------------------
+
+    async def index(self, request: Request) -> Response:
+        """The one page."""
+        if not (STATIC / "index.html").is_file():
+            return failure(404, "NOT_FOUND", "This installation has no page; the facts are at /api/federation.")
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    async def health(self, request: Request) -> Response:
+        """For whoever asks whether the page answers."""
+        return json_answer(to_json({"status": "ok", "serving": self._service.live() is not None}))
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text."""
+        text = await self._service.metrics()
+        if text is None:
+            return failure(404, "NOT_FOUND", "There is no federation here, so there are no metrics.")
+        return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def federation(self, request: Request) -> Response:
+        """GET /api/federation."""
+        revision = await self._service.revision()
+        return json_answer(await self._service.facts(
+            "federation", lambda reader, live: reader.federation(live, revision=revision)))
+
+    async def study(self, request: Request) -> Response:
+        """GET /api/studies/NAME."""
+        name = request.path_params["study"]
+        return json_answer(await self._service.facts(f"study {name}", lambda reader, live: reader.study(name)))
+
+    async def round(self, request: Request) -> Response:
+        """GET /api/studies/NAME/rounds/N."""
+        name, number = request.path_params["study"], _number(request.path_params["number"], "round")
+        return json_answer(await self._service.facts(f"round {number} {name}",
+                                                     lambda reader, live: reader.round(name, number, live)))
+
+    async def silo(self, request: Request) -> Response:
+        """GET /api/studies/NAME/silos/SILO."""
+        name, silo = request.path_params["study"], request.path_params["silo"]
+        return json_answer(await self._service.facts(f"silo {silo} {name}",
+                                                     lambda reader, live: reader.silo_of_study(name, silo)))
+
+    async def events(self, request: Request) -> Response:
+        """GET /api/events?study=&silo=&kind=&before=&limit=."""
+        query = request.query_params
+        unknown = sorted(query.keys() - {"study", "silo", "kind", "before", "limit"})
+        if unknown:
+            raise HTTPException(400, f"Events cannot be asked for by {unknown[0][:100]!r}")
+        wanted: dict[str, Any] = {name: query.get(name, "")[:200] for name in ("study", "silo", "kind")}
+        wanted["before"] = _number(query.get("before") or "0", "before")
+        wanted["limit"] = min(MOST_EVENTS, _number(query.get("limit") or "100", "limit"))
+        return json_answer(await self._service.facts(f"events {sorted(wanted.items())}",
+                                                     lambda reader, live: reader.events(**wanted)))
+
+    async def stream(self, request: Request) -> Response:
+        """GET /api/stream: server-sent events."""
+        async def events() -> AsyncIterator[bytes]:
+            with self._service.stream() as welcome:
+                if not welcome:
+                    yield b"retry: 30000\n\n"
+                    return
+                async for event in self._service.changes():
+                    yield event
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    # Actions ----------------------------------------------------------------------------------------------------------
+
+    async def session(self, request: Request) -> Response:
+        """POST /api/session: whether a token is the right one."""
+        body = await _body(request, {"token": str})
+        if isinstance(body, Response):
+            return body
+        return self._refusal(request, body["token"]) or json_answer(to_json({"valid": True}))
+
+    def action(self, name: str) -> Handler:
+        """POST /api/actions/NAME."""
+        fields, act = _ACTIONS[name]
+
+        async def handle(request: Request) -> Response:
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            refused = self._refusal(request, token.strip() if scheme.lower() == "bearer" else "")
+            if refused is not None:
+                return refused
+            body = await _body(request, fields)
+            if isinstance(body, Response):
+                return body
+            facts = await self._service.act(lambda ledger: act(self._service, ledger, body))
+            return json_answer(to_json(facts))
+        return handle
+
+    def _refusal(self, request: Request, given: str) -> Response | None:
+        """Why the caller may not act; None when he may."""
+        if self._service.token is None:
+            return failure(403, "READ_ONLY", "This page shows and does not act.",
+                           "Use the page of coordinator serve, or the commands.")
+        caller = request.client.host if request.client is not None else ""
+        wait = self._service.gate.wait_seconds(caller)
+        if wait > 0:
+            return failure(429, "TOO_MANY_TOKENS", "Too many wrong tokens came from this address.",
+                           f"Try again in {wait:.0f} s.", retry_seconds=wait)
+        if is_token(given, self._service.token()):
+            return None
+        if given:
+            self._service.gate.wrong(caller)
+        return failure(401, "WRONG_TOKEN", "This is not the operator's token." if given else
+                       "Actions need the operator's token.", "Print it with: coordinator page --token.")
+
+
+async def _body(request: Request, fields: Mapping[str, Any]) -> dict[str, Any] | Response:
+    """The JSON object of a request with these fields and no others; those of type (T, default) may be left out."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return failure(415, "NOT_JSON", "Send JSON, with Content-Type: application/json.")
+    try:
+        found = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        return failure(400, "NOT_JSON", "The request is not JSON.")
+    if not isinstance(found, dict):
+        return failure(400, "NOT_JSON", "Send one JSON object.")
+    unknown = sorted(found.keys() - fields.keys())
+    if unknown:
+        return failure(400, "UNKNOWN_FIELD", f"There is no field {unknown[0][:100]!r}.",
+                       f"Fields: {', '.join(fields) or 'none'}.")
+    values = {}
+    for name, kind in fields.items():
+        needed, default = kind if isinstance(kind, tuple) else (kind, None)
+        value = found.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float) if needed is float else needed):
+            return failure(400, "WRONG_FIELD", f"The field '{name}' must be a {_KINDS[needed]}.")
+        if isinstance(value, str) and len(value) > 1000:
+            return failure(400, "WRONG_FIELD", f"The field '{name}' is too long.")
+        if needed is float:
+            try:
+                value = float(value)
+            except OverflowError:
+                return failure(400, "WRONG_FIELD", f"The field '{name}' is too large.")
+        values[name] = value
+    return values
+
+
+_KINDS = {str: "text", float: "number"}
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _NUMBER_DIGITS):
+        raise HTTPException(400, f"'{what}' must be a whole number")
+    return int(text)
+
+
+Action = Callable[[PageService, Ledger, Mapping[str, Any]], Any]
+
+
+def _of_study(act: Callable[..., Any]) -> Action:
+    def run(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+        row = act(ledger, body["study"], origin="page")
+        return {"study": row.name, "state": str(row.state)}
+    return run
+
+
+def _extend(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    phase = operate.extend(ledger, body["seconds"], body["study"], origin="page")
+    return {"study": phase.study, "round": phase.round, "phase": phase.name, "deadline_unix": phase.deadline_unix,
+            "limit_unix": phase.limit_unix}
+
+
+def _invite(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    if service.federation is None:
+        raise UsageError("There is no federation to invite to.")
+    return operate.invite(service.federation, ledger, body["silo"], life=body["life"], origin="page")
+
+
+def _revoke(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    operate.revoke(ledger, body["silo"], origin="page")
+    return {"silo": body["silo"], "state": "revoked"}
+
+
+_ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
+    "pause": ({"study": (str, "")}, _of_study(operate.pause)),
+    "resume": ({"study": (str, "")}, _of_study(operate.resume)),
+    "stop": ({"study": (str, "")}, _of_study(operate.stop)),
+    "extend": ({"study": (str, ""), "seconds": float}, _extend),
+    "invite": ({"silo": str, "life": (str, "")}, _invite),
+    "revoke": ({"silo": str}, _revoke),
+}
+"""Action -> (fields of the request, what it does)."""

@@ -1,0 +1,231 @@
+"""The page's own reader in a thread of its own, with answers kept for a moment, and the number that says when to ask
+again. Whatever happens here must never keep the event loop, which serves silos, from its work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from common.errors import SemisiloError
+from coordinator.federation import Federation
+from coordinator.ledger import Ledger
+from coordinator.live import LiveStatus
+from coordinator.page.json_text import to_json
+from coordinator.page.reader import PageReader, PageSource
+from coordinator.page.token import TokenGate
+
+if TYPE_CHECKING:
+    from coordinator.prometheus import Exposition
+
+__all__ = ["PageService"]
+
+_KEEP_SECONDS = 1.0
+"""An answer is made again after this time even when the ledger has not changed: it tells how much time is left."""
+_SHARE_SECONDS = 0.25
+"""And not before this time, however quickly it changes."""
+_MOST_KEPT = 64
+_WATCH_SECONDS = 1.0
+_SLOW_SECONDS = 10.0
+"""Bytes change all the time; what only they have changed is told this often."""
+_BEAT_SECONDS = 15.0
+_CHECK_SECONDS = 600.0
+_MOST_STREAMS = 64
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Kept:
+    content: bytes
+    version: int
+    made: float
+
+
+class PageService:
+    """What the routes call."""
+
+    def __init__(self, source: PageSource, *, live: Callable[[], LiveStatus | None],
+                 federation: Federation | None = None, token: Callable[[], str] | None = None,
+                 acted: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            live: what `coordinator serve` is doing, None when it is not running; asked in the event loop.
+            federation: for invitations; None where there is only a ledger.
+            token: the operator's token; None where there are no actions.
+            acted: called in the event loop after an action.
+        """
+        self.source = source
+        self.federation = federation
+        self.token = token
+        self.gate = TokenGate()
+        self.live = live
+        self.closing = asyncio.Event()
+        """Set when the page ends, so that streams do."""
+        self._acted = acted
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="page")
+        self._ledger: Ledger | None = None
+        self._reader: PageReader | None = None
+        self._kept: dict[str, _Kept] = {}
+        self._revision = 1
+        self._seen: tuple[Any, ...] = ()
+        self._slowly: tuple[int, float] = (0, 0.0)
+        self._looked: Any = None
+        self._looked_at = 0.0
+        self._changed = asyncio.Event()
+        self._streams = 0
+        self._live: LiveStatus | None = None
+        self._exposition: Exposition | None = None
+
+    # In the thread ----------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> PageReader:
+        if self._reader is None:
+            self._ledger = Ledger(self.source.ledger)
+            self._reader = PageReader(self.source, self._ledger)
+        return self._reader
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _build(self, key: str, build: Callable[[PageReader], Any]) -> bytes:
+        reader = self._opened()
+        assert self._ledger is not None
+        now, version = time.monotonic(), self._ledger.data_version()
+        kept = self._kept.get(key)
+        if kept is not None:
+            age = now - kept.made
+            if age < _SHARE_SECONDS or (age < _KEEP_SECONDS and kept.version == version):
+                return kept.content
+        content = to_json(build(reader))
+        self._kept.pop(key, None)
+        self._kept[key] = _Kept(content, version, time.monotonic())
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        return content
+
+    def _look(self, live: LiveStatus | None) -> tuple[int, Any]:
+        """The revision, and what goes with it in the stream; one look serves all who ask at about the same time."""
+        if time.monotonic() - self._looked_at < _SHARE_SECONDS:
+            return self._revision, self._looked
+        reader = self._opened()
+        assert self._ledger is not None
+        seen = (self._ledger.query("SELECT coalesce(max(number), 0) AS last FROM event")[0]["last"],
+                tuple((silo.name, silo.state, silo.doing is None) for silo in reader.silos(live)), live is None)
+        version, now = self._ledger.data_version(), time.monotonic()
+        slowly = version != self._slowly[0] and now - self._slowly[1] >= _SLOW_SECONDS
+        if seen != self._seen or slowly:
+            self._revision += bool(self._seen)
+            self._seen, self._slowly = seen, (version, now)
+        self._looked, self._looked_at = reader.live(live), now
+        return self._revision, self._looked
+
+    # For routes -------------------------------------------------------------------------------------------------------
+
+    async def facts(self, key: str, build: Callable[[PageReader, LiveStatus | None], Any]) -> bytes:
+        """JSON of facts, perhaps a moment old. `build` runs in the thread; equal keys mean equal facts."""
+        live = self.live()
+        return await self._in_thread(lambda: self._build(key, lambda reader: build(reader, live)))
+
+    async def metrics(self) -> bytes | None:
+        """What Prometheus scrapes; None where there is only a ledger."""
+        federation, live = self.federation, self.live()
+        if federation is None:
+            return None
+
+        def work() -> bytes:
+            from coordinator.prometheus import Exposition
+
+            self._live = live
+            if self._exposition is None:
+                self._exposition = Exposition(federation, self._opened().ledger, live=lambda: self._live)
+            return self._exposition.text()
+        return await self._in_thread(work)
+
+    async def revision(self) -> int:
+        """The number that grows when there is something new."""
+        live = self.live()
+        return (await self._in_thread(lambda: self._look(live)))[0]
+
+    async def act(self, action: Callable[[Ledger], Result]) -> Result:
+        """Runs an action of the operator; what it has changed is seen by the next answer."""
+        def work() -> Result:
+            self._opened()
+            assert self._ledger is not None
+            try:
+                return action(self._ledger)
+            finally:
+                self._kept.clear()
+                self._looked_at = 0.0
+        try:
+            return await self._in_thread(work)
+        finally:
+            self._revision += 1
+            self._acted()
+            self._wake()
+
+    # The stream -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def stream(self) -> Any:
+        """Counts a stream; yields False when there are too many."""
+        self._streams += 1
+        try:
+            yield self._streams <= _MOST_STREAMS
+        finally:
+            self._streams -= 1
+
+    async def changes(self) -> AsyncIterator[bytes]:
+        """Events for one browser until it goes away or the page ends."""
+        told, spoken = b"", 0.0
+        while not self.closing.is_set():
+            live = self.live()
+            revision, facts = await self._in_thread(lambda live=live: self._look(live))  # type: ignore[misc]
+            data = to_json({"revision": revision, "live": facts})
+            if data != told:
+                told, spoken = data, time.monotonic()
+                yield b"event: state\ndata: " + data + b"\n\n"
+            elif time.monotonic() - spoken >= _BEAT_SECONDS:
+                spoken = time.monotonic()
+                yield b": still here\n\n"
+            changed = self._changed
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_SECONDS):
+                    await changed.wait()
+
+    def _wake(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+    # Life -------------------------------------------------------------------------------------------------------------
+
+    async def check_chain(self) -> None:
+        """Checks the chain of events a stretch at a time, all of it again every ten minutes, until cancelled."""
+        while True:
+            with contextlib.suppress(SemisiloError):
+                while await self._in_thread(lambda: self._opened().check.go_on(self._opened().ledger)):
+                    await asyncio.sleep(0.02)
+            end = time.monotonic() + _CHECK_SECONDS
+            while time.monotonic() < end:
+                await asyncio.sleep(_SLOW_SECONDS)
+                with contextlib.suppress(SemisiloError):
+                    await self._in_thread(lambda: self._opened().check.go_on(self._opened().ledger))
+            await self._in_thread(lambda: self._opened().check.again())
+
+    def end_streams(self) -> None:
+        """Lets streams end."""
+        self.closing.set()
+        self._wake()
+
+    async def close(self) -> None:
+        """Ends the thread and its connection."""
+        def close() -> None:
+            if self._ledger is not None:
+                self._ledger.close()
+        self.end_streams()
+        await self._in_thread(close)
+        self._thread.shutdown(wait=False)

@@ -1,0 +1,153 @@
+// What an operator can do. Each asks first and says what will happen; what the coordinator answers is shown.
+
+import { h } from "./dom.js";
+import { act } from "./api.js";
+import { confirm, showLine, signedIn, toast } from "./dialogs.js";
+import { button } from "./parts.js";
+import * as format from "./format.js";
+import { invalidate, now, store } from "./store.js";
+
+const ACTIVE = new Set(["queued", "preparing", "waiting", "running", "paused"]);
+
+/** The buttons that fit a study's state. */
+export function studyButtons(study) {
+  if (!study || store.federation?.read_only) return [];
+  const { state, open_round: open } = study;
+  const name = study.name;
+  return [
+    ["preparing", "waiting", "running"].includes(state) ? button("Pause", { name: "pause", key: "pause", on: () => pause(name) }) : null,
+    state === "paused" ? button("Resume", { name: "play", tone: "main", key: "resume", on: () => resume(name) }) : null,
+    state === "running" || state === "paused" ? button("Extend deadline", { name: "clock", key: "extend", off: !hasDeadline(open), on: () => (hasDeadline(open) ? extend(name, open) : toast("No silo works at this moment, so there is no deadline.", "idle")) }) : null,
+    ACTIVE.has(state) ? button("Stop", { name: "stop", tone: "danger", key: "stop", on: () => stop(study) }) : null,
+  ].filter(Boolean);
+}
+
+const hasDeadline = (open) => Boolean(open?.deadline_unix) && open.state === "collecting";
+
+/** Signs in if need be, then asks; a token that was refused meanwhile is asked for again. */
+async function asked(question) {
+  if (!await signedIn()) return null;
+  return confirm({ ...question, submit: async (state) => {
+    try {
+      return await question.submit(state);
+    } catch (error) {
+      if (error.status !== 401 || !await signedIn({ again: true })) throw error;
+      return question.submit(state);
+    }
+  } });
+}
+
+async function pause(study) {
+  const done = await asked({
+    title: `Pause ${study}?`,
+    action: "Pause the study",
+    says: ["Silos may finish what they are working on and send it; nobody gets a new task.", "No new phase or round begins, and the deadline of the open phase stands still.", "Nothing is lost: it goes on where it stood when you resume."],
+    submit: () => act("pause", { study }),
+  });
+  after(done, `${study} is paused.`);
+}
+
+async function resume(study) {
+  const done = await asked({
+    title: `Resume ${study}?`,
+    action: "Resume the study",
+    tone: "main",
+    says: ["The study goes on where it stood; the deadline moves on by the length of the pause.", "Silos that are connected get their next task at once."],
+    submit: () => act("resume", { study }),
+  });
+  after(done, `${study} goes on.`);
+}
+
+async function stop(study) {
+  const open = study.open_round;
+  const done = await asked({
+    title: `Stop ${study.name} for good?`,
+    action: "Stop the study",
+    tone: "danger",
+    typed: study.name,
+    says: [
+      open ? `Round ${open.number} is cancelled: silos drop their work, and what they have sent for it is discarded.` : "No further round begins.",
+      study.rounds_completed > 0 ? `The model of the last committed round (${study.rounds_completed} of ${study.rounds_planned}) stays.` : "No round is committed yet, so no model comes of it.",
+      "The next study of the queue begins.",
+    ],
+    submit: () => act("stop", { study: study.name }),
+  });
+  after(done, `${study.name} is stopped.`);
+}
+
+const STEPS = [[300, "5 minutes"], [900, "15 minutes"], [3600, "1 hour"], [14_400, "4 hours"], [86_400, "1 day"]];
+
+async function extend(study, open) {
+  const waiting = open.waiting_for ?? [];
+  const done = await asked({
+    title: "Extend the deadline?",
+    action: "Extend",
+    initial: { seconds: 900 },
+    says: [
+      `Phase ${format.words(open.phase)} of round ${open.number} waits longer for ${waiting.length ? names(waiting) : "nobody in particular"}.`,
+      "It still closes as soon as every silo has answered.",
+    ],
+    fields: (state, draw) => h("label", { class: "field" }, h("span", null, "By how much"),
+      h("select", { "data-first": true, prop: { value: String(state.seconds) }, on: { change: (event) => { state.seconds = Number(event.target.value); draw(); } } },
+        STEPS.map(([seconds, words]) => h("option", { value: String(seconds) }, words))),
+      h("span", { class: "note" }, `New deadline: ${format.clock(Math.max(open.deadline_unix, now()) + state.seconds, now())}`)),
+    submit: (state) => act("extend", { study, seconds: state.seconds }),
+  });
+  after(done, "The deadline is later now.");
+}
+
+const NAME = /^[a-z0-9][a-z0-9-]{0,62}$/;
+
+export async function invite(silo = "") {
+  const done = await asked({
+    title: silo ? `Invite ${silo} again` : "Invite a silo",
+    action: "Make the invitation",
+    initial: { silo, life: "24h" },
+    ready: (state) => NAME.test(state.silo ?? silo),
+    says: silo
+      ? [`${silo} gets a new certificate with this line; its old one ends when the line is used.`, "What it keeps between rounds stays with it."]
+      : ["Makes one line with the hub's address, the authority's certificate and a token that works once.", "Enrollment listens until the line is used or its time is over."],
+    fields: (state, draw) => h("div", { class: "fields" },
+      h("label", { class: "field" }, h("span", null, "Name of the silo"),
+        h("input", { type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false", "data-first": true, readonly: Boolean(silo), prop: { value: state.silo ?? silo },
+          "aria-describedby": "name-rule", on: { input: (event) => { state.silo = event.target.value.trim(); draw(); } } }),
+        h("span", { class: "note", id: "name-rule" }, "Lower-case letters, digits and hyphens, for example hospital-a.")),
+      h("label", { class: "field" }, h("span", null, "Can be used for"),
+        h("select", { prop: { value: state.life }, on: { change: (event) => { state.life = event.target.value; draw(); } } },
+          [["1h", "1 hour"], ["24h", "24 hours"], ["3d", "3 days"], ["7d", "7 days"]].map(([value, words]) => h("option", { value }, words))))),
+    submit: async (state) => ({ ...await act("invite", { silo: state.silo, life: state.life }), silo: state.silo }),
+  });
+  if (!done) return;
+  invalidate();
+  await showLine(done.silo, done.line, `until ${format.moment(done.expires_unix)}. `);
+}
+
+export async function revoke(silo) {
+  const done = await asked({
+    title: `Revoke ${silo}?`,
+    action: "Revoke",
+    tone: "danger",
+    typed: silo,
+    says: [
+      "Its certificate ends: at its next call, and one in flight within seconds.",
+      "An open task of it is cancelled; updates that were folded before stay in the model.",
+      "To let it back in, invite it again.",
+    ],
+    submit: () => act("revoke", { silo }),
+  });
+  after(done, `${silo} is revoked.`);
+}
+
+function after(done, words) {
+  if (done === null) return;
+  toast(words);
+  invalidate();
+}
+
+/** "a, b and c", "a, b and 12 others". */
+export function names(list, most = 4) {
+  if (list.length === 1) return list[0];
+  if (list.length <= most) return `${list.slice(0, -1).join(", ")} and ${list.at(-1)}`;
+  return `${list.slice(0, most - 1).join(", ")} and ${list.length - most + 1} others`;
+}
+

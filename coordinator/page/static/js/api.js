@@ -1,0 +1,91 @@
+// The coordinator's HTTP interface. The token is kept in sessionStorage only: it ends with the tab.
+
+const TOKEN = "semisilo-operator-token";
+const PATIENCE = 15_000;
+
+/** What the coordinator answered instead of what was asked for. */
+export class ApiError extends Error {
+  constructor(status, code, text, remedy) {
+    super(text);
+    this.status = status;
+    this.code = code;
+    this.text = text;
+    this.remedy = remedy;
+  }
+}
+
+async function call(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, credentials: "omit", redirect: "error",
+      signal: AbortSignal.timeout(PATIENCE) });
+  } catch (cause) {
+    throw new ApiError(0, "UNREACHABLE", cause?.name === "TimeoutError" ? "The coordinator did not answer in time."
+      : "The coordinator cannot be reached.", "Is `coordinator serve` running?");
+  }
+  let body = null;
+  try {
+    body = await response.json();
+  } catch {
+    // An error page of something in between; the status says enough.
+  }
+  if (!response.ok || body === null) {
+    const said = body?.error ?? {};
+    throw new ApiError(response.status, said.code ?? "FAILED",
+      said.text ?? `The coordinator answered with status ${response.status}.`, said.remedy ?? "");
+  }
+  return body;
+}
+
+export function get(path) {
+  return call(path, { headers: { Accept: "application/json" } });
+}
+
+function post(path, body, key) {
+  return call(path, { method: "POST", body: JSON.stringify(body), headers: {
+    Accept: "application/json", "Content-Type": "application/json", Authorization: `Bearer ${key}` } });
+}
+
+export function token() {
+  try {
+    return sessionStorage.getItem(TOKEN) ?? "";
+  } catch {
+    return held;
+  }
+}
+
+let held = ""; // where storage is blocked, for as long as the page stays
+
+function keep(value) {
+  held = value;
+  try {
+    if (value) sessionStorage.setItem(TOKEN, value);
+    else sessionStorage.removeItem(TOKEN);
+  } catch {
+    // kept in `held`
+  }
+}
+
+/** Checks a token with the coordinator and keeps it. Throws ApiError when it is wrong. */
+export async function signIn(value) {
+  // A header can carry no other characters; a token has none of them.
+  if (!/^[\x21-\x7e]+$/.test(value)) {
+    throw new ApiError(401, "UNAUTHORISED", "That is not the operator's token.", "");
+  }
+  await post("/api/session", { token: value }, value);
+  keep(value);
+}
+
+export function signOut() {
+  keep("");
+}
+
+/** One of the operator's actions: pause, resume, stop, extend, invite, revoke. */
+export async function act(action, body) {
+  try {
+    return await post(`/api/actions/${action}`, body, token());
+  } catch (error) {
+    if (error.status === 401) keep("");
+    throw error;
+  }
+}

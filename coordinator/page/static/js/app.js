@@ -1,0 +1,199 @@
+// The shell: navigation, connection, theme, operator; and which view is drawn.
+
+import { signOut, token } from "./api.js";
+import { currentStudy } from "./current.js";
+import { signedIn, toast } from "./dialogs.js";
+import { h, render } from "./dom.js";
+import * as format from "./format.js";
+import { icon, logo } from "./icons.js";
+import { button, since, tick, trouble, wordOf } from "./parts.js";
+import { parse, to } from "./routes.js";
+import { changed, now, refreshAll, start, store } from "./store.js";
+import * as audit from "./views/audit.js";
+import * as cost from "./views/cost.js";
+import * as overview from "./views/overview.js";
+import * as round from "./views/round.js";
+import * as rounds from "./views/rounds.js";
+import * as silo from "./views/silo.js";
+import * as silos from "./views/silos.js";
+import * as studies from "./views/studies.js";
+
+const VIEWS = { audit, cost, overview, round, rounds, silo, silos, studies };
+
+let route = parse(location.hash);
+let waiting = false;
+
+const current = () => VIEWS[route.view] ?? overview;
+
+function draw() {
+  if (waiting) return;
+  waiting = true;
+  const later = document.hidden ? (then) => setTimeout(then, 200) : requestAnimationFrame;
+  later(() => {
+    waiting = false;
+    drawNow();
+  });
+}
+
+function drawNow() {
+  const { federation } = store;
+  if (route.study) store.ui.study = route.study;
+  const place = document.getElementById("shell");
+  if (!federation) {
+    render(place, h("main", { id: "main", class: "alone", key: "alone" }, store.connection === "lost"
+      ? trouble("warn", "The coordinator cannot be reached", h("p", null, "Is it running? ", h("code", null, "coordinator serve"), ". This page tries again every few seconds."))
+      : h("p", { class: "loading" }, "Loading …")));
+    return;
+  }
+  const view = current();
+  render(place, bar(federation), h("div", { class: "body", key: "body" }, side(federation),
+    h("main", { id: "main", key: "main", class: `main view-${route.view}` }, banner(), h("div", { class: "view", key: viewKey() }, view.view(route)))));
+  document.title = `${view.title(route)} · ${federation.federation} · semisilo`;
+  announce(federation);
+  arrive();
+}
+
+/** Another view is another tree: nothing of the old one is used again. */
+const viewKey = () => JSON.stringify([route.view, route.study ?? null, route.number ?? null, route.silo ?? null]);
+
+// Shell ----------------------------------------------------------------------------------------------------------------
+
+const PLACES = [["overview", "Overview"], ["rounds", "Rounds"], ["silos", "Silos"], ["cost", "Cost"], ["audit", "Audit"], ["studies", "Studies"]];
+const BELONGS = { round: "rounds", silo: "silos" };
+
+function bar(federation) {
+  const signed = Boolean(token());
+  return h("header", { class: "bar-top", key: "top" },
+    h("a", { class: "brand", href: "#/", "aria-label": `semisilo, federation ${federation.federation}: overview` }, logo(), h("span", { class: "brand-words" }, h("span", { class: "brand-name" }, federation.federation), h("span", { class: "brand-place" }, federation.address))),
+    connection(),
+    h("div", { class: "bar-tools" },
+      federation.read_only ? h("span", { class: "readonly" }, "read only") : signed
+        ? button("Sign out", { name: "key", tone: "bare", key: "out", label: "Sign out", on: () => { signOut(); toast("Signed out: this tab can only watch."); changed(); } })
+        : button("Sign in", { name: "key", tone: "bare", key: "in", label: "Sign in", on: login }),
+      h("button", { type: "button", class: "button bare", key: "theme", "aria-label": `Colours: ${themeWord()}. Change`, title: `Colours: ${themeWord()}`, on: { click: nextTheme } }, icon({ light: "sun", dark: "moon" }[theme()] ?? "auto", 18))));
+}
+
+async function login() {
+  if (await signedIn()) toast("Signed in: this tab can act.");
+  changed();
+}
+
+function side(federation) {
+  const study = currentStudy(route);
+  const here = BELONGS[route.view] ?? (VIEWS[route.view] ? route.view : "overview");
+  const shown = federation.studies.find(({ name }) => name === study);
+  const attention = federation.silos.filter(({ state }) => state === "late" || state === "away").length;
+  return h("nav", { class: "side", key: "side", "aria-label": "Views" },
+    federation.studies.length > 1 ? h("label", { class: "study-choice" }, h("span", null, "Study"), h("select", { prop: { value: study ?? "" }, on: { change: (event) => chooseStudy(event.target.value) } }, federation.studies.map(({ name, state }) => h("option", { key: name, value: name }, `${name} (${wordOf(state)})`))))
+      : shown ? h("p", { class: "study-choice" }, h("span", null, "Study"), h("strong", null, shown.name)) : null,
+    h("ul", null, PLACES.map(([name, words]) => {
+      if (name === "rounds" && !study) return null;
+      const href = name === "overview" ? to.overview(study) : name === "rounds" ? to.rounds(study) : name === "cost" ? to.cost(study) : to[name]();
+      return h("li", { key: name, class: `place-${name}` }, h("a", { href, "aria-current": here === name ? "page" : null }, icon(name, 20), h("span", null, words),
+        name === "silos" && attention ? h("span", { class: "count", title: `${format.plural(attention, "silo")} late or away` }, h("span", { class: "unseen" }, ", late or away: "), attention) : null));
+    })),
+    h("p", { class: "side-foot" }, `semisilo ${federation.version}`));
+}
+
+function chooseStudy(name) {
+  store.ui.study = name;
+  if (route.view === "rounds" || route.view === "round") location.hash = to.rounds(name);
+  else if (route.view === "cost") location.hash = to.cost(name);
+  else if (route.view === "overview" || route.view === "studies") location.hash = to.overview(name);
+  changed();
+}
+
+function connection() {
+  const { federation, connection: state } = store;
+  const [tone, words, meaning] = state === "lost" ? ["bad", "not connected", "The coordinator does not answer."]
+    : state === "polling" ? ["warn", "every 5 s", "The stream of changes is interrupted; the page asks every five seconds."]
+      : state === "connecting" ? ["idle", "connecting", ""]
+        : federation.serving ? ["good", "live", "Changes appear at once."]
+          : ["idle", federation.read_only ? "finished study" : "not serving", "The ledger is shown as it stands."];
+  return h("p", { class: `connection ${tone}`, title: meaning, key: "connection" }, h("span", { class: "pulse", "aria-hidden": "true" }), h("span", null, words));
+}
+
+function banner() {
+  if (store.connection !== "lost") return null;
+  return h("div", { class: "lost", key: "lost" }, icon("warning", 20), h("p", null, h("strong", null, `Not connected since ${format.clock(store.heard / 1000)}`), " (", since(store.heard / 1000 + now() - Date.now() / 1000), "). What you see is from then. The page tries again every few seconds; is ", h("code", null, "coordinator serve"), " running?"),
+    button("Try now", { small: true, on: refreshAll }));
+}
+
+// Theme ----------------------------------------------------------------------------------------------------------------
+
+const theme = () => document.documentElement.dataset.theme ?? "auto";
+const themeWord = () => ({ auto: "as the system", light: "light", dark: "dark" })[theme()];
+
+function nextTheme() {
+  const next = { auto: "light", light: "dark", dark: "auto" }[theme()];
+  if (next === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = next;
+  try {
+    if (next === "auto") localStorage.removeItem("semisilo-theme");
+    else localStorage.setItem("semisilo-theme", next);
+  } catch {
+    // Not kept beyond this page.
+  }
+  draw();
+}
+
+// What is said to those who do not see it ------------------------------------------------------------------------------
+
+let said = null;
+
+/** Important changes only: a study's state, a committed round, silos that fall silent, the connection. */
+function announce(federation) {
+  const facts = {
+    connection: store.connection === "lost" ? "lost" : "there",
+    studies: Object.fromEntries(federation.studies.map(({ name, state, round: number }) => [name, { state, number }])),
+    silos: Object.fromEntries(federation.silos.map(({ name, state }) => [name, ["late", "away", "revoked", "left"].includes(state) ? state : "here"])),
+  };
+  const before = said;
+  said = facts;
+  if (before === null) return;
+  const lines = [];
+  if (before.connection !== facts.connection) lines.push(facts.connection === "lost" ? "Not connected to the coordinator." : "Connected again.");
+  for (const [name, { state, number }] of Object.entries(facts.studies)) {
+    const old = before.studies[name];
+    if (old && old.state !== state) lines.push(`Study ${name}: ${wordOf(state)}.`);
+    else if (old && number > old.number) lines.push(`Study ${name}: round ${number} begins.`);
+  }
+  const changedSilos = Object.entries(facts.silos).filter(([name, state]) => name in before.silos && before.silos[name] !== state);
+  if (changedSilos.length > 3) lines.push(`${changedSilos.length} silos have changed their state.`);
+  else for (const [name, state] of changedSilos) lines.push(`Silo ${name}: ${state === "here" ? "is back" : wordOf(state)}.`);
+  if (lines.length) document.getElementById("said").textContent = lines.join(" ");
+}
+
+// Going from view to view ----------------------------------------------------------------------------------------------
+
+let arrived = true;
+
+addEventListener("hashchange", () => {
+  if (location.hash === "#main") return;
+  const next = parse(location.hash);
+  if (next.view === "login") {
+    history.replaceState(null, "", "#/");
+    route = parse("");
+    login();
+  } else route = next;
+  arrived = false;
+  changed();
+});
+
+/** After a change of view, focus goes to its heading: that is where one reads on. */
+function arrive() {
+  if (arrived) return;
+  arrived = true;
+  scrollTo(0, 0);
+  document.getElementById("title")?.focus({ preventScroll: true });
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("title")?.focus();
+});
+
+start(() => (store.federation ? current().needs(route) : []), draw);
+setInterval(tick, 1000);
+if (route.view === "login") login();
+draw();

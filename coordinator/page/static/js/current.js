@@ -1,0 +1,18 @@
+// Which study is looked at: the one in the address, else the one looked at last, else the one that runs, else the last.
+
+import { store } from "./store.js";
+
+const ACTIVE = ["running", "paused", "waiting", "preparing"];
+
+export function currentStudy(route) {
+  if (route?.study) return route.study;
+  const studies = store.federation?.studies ?? [];
+  if (store.ui.study && studies.some(({ name }) => name === store.ui.study)) return store.ui.study;
+  const active = studies.find(({ state }) => ACTIVE.includes(state));
+  if (active) return active.name;
+  const begun = studies.filter(({ state }) => state !== "queued");
+  return (begun.at(-1) ?? studies[0])?.name ?? null;
+}
+
+/** Rounds with silos, in order; round 0 is the preparation. */
+export const measured = (study) => study.rounds.filter((round) => round.state === "completed" && typeof round.accuracy === "number");

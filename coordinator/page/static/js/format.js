@@ -1,0 +1,123 @@
+// Amounts as people read them. Bytes, seconds and shares are written exactly as by common/describe.py.
+
+export const DASH = "–";
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** Like Python's `f"{value:.1f}"`: a digit that is exactly a half goes to the even side. */
+export function fixed(value, digits) {
+  const text = value.toFixed(digits);
+  const exact = Math.abs(value).toFixed(60);
+  const rest = exact.slice(exact.indexOf(".") + 1 + digits);
+  if (!/^50*$/.test(rest) || Number(text.at(-1)) % 2 === 0) return text;
+  const lower = exact.slice(0, exact.indexOf(".") + (digits ? 1 + digits : 0));
+  return value < 0 ? `-${lower}` : lower;
+}
+
+/** 512 B, 4.3 kB, 12.0 MB, 1.20 GB: powers of ten, as network links are sold. */
+export function bytes(count) {
+  if (!isNumber(count)) return DASH;
+  if (count < 999.5) return `${fixed(count, 0)} B`;
+  if (count < 999_950) return `${fixed(count / 1e3, 1)} kB`;
+  return count < 999_950_000 ? `${fixed(count / 1e6, 1)} MB` : `${fixed(count / 1e9, 2)} GB`;
+}
+
+/** 4.2 s, 3 min 5 s, 2 h 10 min, 3 d 4 h. */
+export function seconds(value) {
+  if (!isNumber(value)) return DASH;
+  if (value < 59.95) return `${fixed(Math.max(0, value), 1)} s`;
+  const whole = Math.round(value);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${Math.floor(minutes / 1440)} d ${Math.floor((minutes % 1440) / 60)} h`;
+}
+
+/** A duration that ticks: whole seconds, so that the last digit does not dance. */
+export function duration(value) {
+  if (!isNumber(value)) return DASH;
+  return value < 59.95 ? `${Math.floor(Math.max(0, value))} s` : seconds(value);
+}
+
+/** A share of 1 in per cent with three digits or so: 0.31 %, 12.4 %, 100 %; a dash when it is unknown. */
+export function share(value) {
+  if (!isNumber(value)) return DASH;
+  const percent = 100 * value;
+  if (percent === 0 || percent >= 99.95) return `${fixed(percent, 0)} %`;
+  return percent >= 1 ? `${fixed(percent, 1)} %` : `${Number(percent.toPrecision(2))} %`;
+}
+
+/** Accuracy and recall: one decimal always, so that columns line up. */
+export function accuracy(value) {
+  return isNumber(value) ? `${(100 * value).toFixed(1)} %` : DASH;
+}
+
+/** A difference of accuracies in points: +11.5 or −2.0. */
+export function points(value) {
+  if (!isNumber(value)) return DASH;
+  const text = Math.abs(100 * value).toFixed(1);
+  return `${value < 0 && text !== "0.0" ? "−" : "+"}${text}`;
+}
+
+/** 1 474: with thin spaces, because a comma means something else in half of Europe. */
+export function count(value) {
+  return isNumber(value) ? Math.round(value).toString().replace(/\B(?=(\d{3})+(?!\d))/g, " ") : DASH;
+}
+
+/** "1 silo", "3 silos". */
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+/** Any metric: four significant digits, no trailing zeros. */
+export function number(value) {
+  if (!isNumber(value)) return DASH;
+  return Number.isInteger(value) && Math.abs(value) < 1e15 ? count(value).replace(/^-/, "−") : `${Number(value.toPrecision(4))}`;
+}
+
+const two = (value) => String(value).padStart(2, "0");
+
+/** 14:02:10, with the date when it is not today's. */
+export function clock(unix, now = Date.now() / 1000) {
+  if (!isNumber(unix)) return DASH;
+  const then = new Date(1000 * unix);
+  const time = `${two(then.getHours())}:${two(then.getMinutes())}:${two(then.getSeconds())}`;
+  return then.toDateString() === new Date(1000 * now).toDateString() ? time : `${day(unix)} ${time}`;
+}
+
+/** 21 Nov 2026. */
+export function day(unix) {
+  const then = new Date(1000 * unix);
+  const month = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"][then.getMonth()];
+  return `${then.getDate()} ${month} ${then.getFullYear()}`;
+}
+
+/** The whole moment, for titles and tables. */
+export function moment(unix) {
+  if (!isNumber(unix)) return DASH;
+  const then = new Date(1000 * unix);
+  return `${day(unix)} ${two(then.getHours())}:${two(then.getMinutes())}:${two(then.getSeconds())}`;
+}
+
+/** "just now", "35 s ago", "4 min ago", "3 h ago", "2 d ago". */
+export function ago(unix, now) {
+  if (!isNumber(unix)) return "never";
+  const past = now - unix;
+  if (past < 3) return "just now";
+  if (past < 60) return `${Math.floor(past)} s ago`;
+  if (past < 3600) return `${Math.floor(past / 60)} min ago`;
+  if (past < 172_800) return `${Math.floor(past / 3600)} h ago`;
+  return `${Math.floor(past / 86_400)} d ago`;
+}
+
+/** A unit of bytes for numbers up to `largest`: [divisor, name]. */
+export function unitOf(largest) {
+  if (largest >= 1e9) return [1e9, "GB"];
+  if (largest >= 1e6) return [1e6, "MB"];
+  return largest >= 1e3 ? [1e3, "kB"] : [1, "B"];
+}
+
+/** "local_epochs" as "local epochs". */
+export function words(name) {
+  return String(name).replaceAll("_", " ");
+}

@@ -1,0 +1,45 @@
+// Addresses within the page (after #) and the paths of the interface.
+
+const part = encodeURIComponent;
+
+export const to = {
+  overview: (study) => (study ? `#/study/${part(study)}` : "#/"),
+  rounds: (study) => `#/study/${part(study)}/rounds`,
+  round: (study, number) => `#/study/${part(study)}/round/${number}`,
+  studies: () => "#/studies",
+  silos: () => "#/silos",
+  silo: (name) => `#/silo/${part(name)}`,
+  cost: (study) => (study ? `#/cost/${part(study)}` : "#/cost"),
+  audit: () => "#/audit",
+};
+
+export const api = {
+  study: (study) => `/api/studies/${part(study)}`,
+  round: (study, number) => `/api/studies/${part(study)}/rounds/${number}`,
+  silo: (study, silo) => `/api/studies/${part(study)}/silos/${part(silo)}`,
+  events: (filter) => {
+    const query = new URLSearchParams();
+    for (const [name, value] of Object.entries(filter)) if (value !== "" && value !== null) query.set(name, String(value));
+    return `/api/events?${query}`;
+  },
+};
+
+/** {view, study, number, silo} of an address; unknown ones are the overview. */
+export function parse(hash) {
+  let words;
+  try {
+    words = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  } catch {
+    words = [];
+  }
+  const [first, second, third, fourth] = words;
+  if (first === "study" && second) {
+    if (third === "rounds") return { view: "rounds", study: second };
+    if (third === "round" && /^\d{1,9}$/.test(fourth ?? "")) return { view: "round", study: second, number: Number(fourth) };
+    return { view: "overview", study: second };
+  }
+  if (first === "silo" && second) return { view: "silo", silo: second };
+  if (first === "cost") return { view: "cost", study: second || null };
+  if (["studies", "silos", "audit", "login"].includes(first)) return { view: first };
+  return { view: "overview", study: null };
+}

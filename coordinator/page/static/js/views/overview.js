@@ -1,0 +1,313 @@
+// The study at a glance: where it stands now, what each silo does, what it is worth and what it has cost.
+
+import { bar } from "../charts.js";
+import { names, studyButtons } from "../actions.js";
+import { currentStudy, measured } from "../current.js";
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { ago, badge, card, commands, empty, figure, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
+import { api, to } from "../routes.js";
+import { data, errorOf, store } from "../store.js";
+import { inviteHelp } from "./silos.js";
+
+export const title = (route) => currentStudy(route) ?? "Overview";
+
+export function needs(route) {
+  const study = currentStudy(route);
+  return study ? [api.study(study)] : [];
+}
+
+export function view(route) {
+  const name = currentStudy(route);
+  if (!name) return noStudy();
+  const study = data(api.study(name));
+  if (!study) return unknown(name);
+  return [
+    head(study.name, {
+      over: "Study", state: study.state,
+      below: [format.words(study.method), scenario(study.scenario), study.source ? h("span", { class: "source" }, study.source) : null].filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part])),
+      actions: studyButtons(study),
+    }),
+    notice(study),
+    nowCard(study),
+    numbers(study),
+    charts(study),
+    lastRounds(study),
+    about(study),
+  ];
+}
+
+export function unknown(name) {
+  const error = errorOf(api.study(name));
+  if (error?.status === 404) {
+    return [head(name, { over: "Study" }), empty(`There is no study ${name}`, h("p", null, h("a", { href: to.studies() }, "All studies of this federation")))];
+  }
+  return [head(name, { over: "Study" }), error ? trouble("bad", error.text, h("p", null, error.remedy)) : h("p", { class: "loading" }, "Loading …")];
+}
+
+const scenario = (word) => ({ "labels-at-coordinator": "labels at the coordinator", "labels-at-silo": "labels at the silos" })[word] ?? format.words(word);
+
+function noStudy() {
+  const { federation, read_only: readOnly } = store.federation;
+  return [
+    head(federation, { over: "Federation" }),
+    empty("No study yet",
+      h("p", null, "A study is one training job: which images, which model, which method, how many rounds. ",
+        readOnly ? "" : "Make one at the hub, in the federation folder, edit it, then queue it:"),
+      commands("coordinator new first", "$EDITOR studies/first/study.toml", "coordinator queue first"),
+      h("p", null, "It begins by itself when ", h("code", null, "coordinator serve"), " runs and enough silos have joined.")),
+    store.federation.silos.length === 0 ? inviteHelp() : null,
+  ];
+}
+
+// What is wrong, or what is being waited for ---------------------------------------------------------------------------
+
+function notice(study) {
+  const { serving, read_only: readOnly, silos } = store.federation;
+  const found = [];
+  if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is mended, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
+  if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", study.reason ? h("p", null, study.reason) : null, h("p", null, study.rounds_completed ? `The model of round ${study.rounds_completed} stays.` : "No round was committed.")));
+  if (study.state === "paused") found.push(trouble("warn", "Paused", h("p", null, study.paused_unix ? ["Since ", since(study.paused_unix), ". "] : null, "The open round stays open; nothing new begins until it is resumed.")));
+  if (study.state === "queued") found.push(trouble("idle", "Waiting in the queue", h("p", null, "It begins when the studies before it have ended.")));
+  if (study.state === "waiting") {
+    const wanted = study.settings?.study?.start_with;
+    const joined = silos.filter(({ state }) => !["revoked", "left", "enrolled"].includes(state)).length;
+    found.push(trouble("warn", wanted ? `Waiting for silos: ${joined} of ${wanted} have joined` : "Waiting for silos", h("p", null, "The first round opens as soon as enough have joined. ", h("a", { href: to.silos() }, "See and invite silos"))));
+  }
+  const active = ["queued", "preparing", "waiting", "running", "paused"].includes(study.state);
+  if (!serving && !readOnly && active) found.push(trouble("warn", "The coordinator is not serving", h("p", null, "Silos cannot connect until it runs again: ", h("code", null, "coordinator serve"))));
+  return found;
+}
+
+// Now ------------------------------------------------------------------------------------------------------------------
+
+const STEPS = [["preparing", "Prepare", "tasks written"], ["collecting", "Collect", "silos work"], ["aggregating", "Aggregate", "updates folded"], ["evaluating", "Evaluate", "model measured"]];
+
+function nowCard(study) {
+  const open = study.open_round;
+  if (!open) return null;
+  const live = store.federation.live?.study === study.name ? store.federation.live : null;
+  return h("section", { class: "now card", "aria-labelledby": "now-title", key: "now" },
+    h("div", { class: "now-round" },
+      h("h2", { id: "now-title", class: "now-title" }, open.number === 0 ? "Preparation" : ["Round ", h("span", { class: "now-number" }, open.number), h("span", { class: "now-of" }, ` of ${study.rounds_planned}`)]),
+      bar([[study.rounds_planned ? study.rounds_completed / study.rounds_planned : 0, "first"]], `${study.rounds_completed} of ${study.rounds_planned} rounds committed`),
+      open.number === 0 ? null : h("ol", { class: "steps" }, STEPS.map(([state, word, meaning]) => h("li", { key: state, class: stepClass(state, open.state), "aria-current": state === open.state ? "step" : null }, h("span", null, word), h("small", null, meaning)))),
+      activity(study, open, live),
+      h("dl", { class: "facts" },
+        open.number > 0 ? [
+          fact("Phase", open.phase ? format.words(open.phase) : format.DASH),
+          fact("Until the deadline", deadline(study, open)),
+          fact("Quorum", open.quorum ? `${format.plural(open.quorum, "answer")} of ${asked(open)}` : format.DASH)] : null,
+        fact("Round open for", since(open.opened_unix)),
+        typeof study.seconds_left === "number" && study.state === "running" ? fact("Study ends in about", format.seconds(study.seconds_left)) : null)),
+    h("div", { class: "now-silos" }, siloLanes(study, open)));
+}
+
+const fact = (name, value) => h("div", { key: name }, h("dt", null, name), h("dd", null, value));
+
+/** One line of what goes on now; it is always there, so that nothing moves when the round goes on. */
+function activity(study, open, live) {
+  const collecting = open.state === "collecting";
+  const share = collecting ? answered(open) / Math.max(1, asked(open)) : live?.fraction ?? 0;
+  const words = collecting ? `${answered(open)} of ${format.plural(asked(open), "silo")} have answered` : live?.text || (live?.activity ? format.words(live.activity) : study.state === "paused" ? "paused" : wordOf(open.state));
+  return h("p", { class: "activity" }, h("span", null, words), bar([[share, "first"]]), h("span", { class: "digits" }, `${Math.floor(100 * share)} %`));
+}
+
+function deadline(study, open) {
+  if (!open.deadline_unix || open.state !== "collecting") return format.DASH;
+  return study.state === "paused" ? "stands still" : until(open.deadline_unix, "passed");
+}
+
+const asked = ({ tasks }) => Object.values(tasks).reduce((sum, count) => sum + count, 0);
+
+const answered = ({ tasks }) => Object.entries(tasks).reduce((sum, [state, count]) => sum + (state === "open" ? 0 : count), 0);
+
+function stepClass(step, state) {
+  const order = STEPS.findIndex(([name]) => name === state);
+  const place = STEPS.findIndex(([name]) => name === step);
+  return place < order ? "done" : place === order ? "here" : "";
+}
+
+const MOST_LANES = 12;
+
+function siloLanes(study, open) {
+  const round = study.rounds.find(({ number }) => number === open.number);
+  const outcomes = round?.outcomes ?? {};
+  const sampled = Object.keys(outcomes);
+  if (sampled.length === 0) return [h("h3", null, "Silos"), h("p", { class: "nothing" }, open.number === 0 ? "No silo works in the preparation: the coordinator trains on its own labels." : "No silo has a task at this moment.")];
+  const known = new Map(store.federation.silos.map((silo) => [silo.name, silo]));
+  const rows = sampled.map((name) => ({ name, outcome: outcomes[name], silo: known.get(name) }));
+  const heading = h("h3", null, "Silos of this round");
+  if (rows.length > MOST_LANES) return [heading, matrix(rows, open)];
+  return [heading, h("ul", { class: "lanes" }, rows.map((row) => lane(row, open)))];
+}
+
+function lane({ name, outcome, silo }, open) {
+  const doing = outcome === "open" ? silo?.doing : null;
+  const state = laneState(outcome, silo, open);
+  const done = outcome === "open" ? overall(doing) : 1;
+  return h("li", { class: "lane", key: name, "data-silo": name },
+    h("a", { class: "lane-name", href: to.silo(name) }, glyph(toneOf(state)), h("span", null, name)),
+    bar([[done, barTone(outcome, state)]]),
+    h("span", { class: "lane-words" }, laneWords(outcome, state, doing, silo)));
+}
+
+/** What a silo with an open task is: the state of the roster says whether anything is heard of it. */
+export function laneState(outcome, silo, open) {
+  if (outcome !== "open") return outcome;
+  if (["late", "away", "revoked", "left"].includes(silo?.state)) return silo.state;
+  return open?.waiting_for ? "working" : "open";
+}
+
+const STAGE = { downloading: [0, 0.1], training: [0.1, 0.8], uploading: [0.9, 0.1] };
+
+/** The three stages as one bar: most of a silo's time is training. */
+function overall(doing) {
+  if (!doing) return 0;
+  const [from, length] = STAGE[doing.stage] ?? [0, 1];
+  return from + length * doing.fraction;
+}
+
+const barTone = (outcome, state) => (outcome === "updated" ? "good" : outcome === "open" ? (toneOf(state) === "warn" ? "warn" : "first") : toneOf(outcome));
+
+function laneWords(outcome, state, doing, silo) {
+  if (outcome !== "open") return wordOf(outcome) === "updated" ? "sent its update" : wordOf(outcome);
+  if (state === "late" || state === "away") return [wordOf(state), silo?.seen_unix ? [", heard ", ago(silo.seen_unix)] : null];
+  if (state === "revoked" || state === "left") return wordOf(state);
+  if (!doing) return "has not begun";
+  return `${doing.stage} ${Math.floor(100 * doing.fraction)} %`;
+}
+
+function matrix(rows, open) {
+  const groups = new Map();
+  for (const row of rows) {
+    const state = laneState(row.outcome, row.silo, open);
+    groups.set(state, [...(groups.get(state) ?? []), row]);
+  }
+  return [
+    h("ul", { class: "matrix-key" }, [...groups].map(([state, list]) => h("li", { key: state }, glyph(toneOf(state)), `${list.length} ${state === "updated" ? "sent" : wordOf(state)}`))),
+    h("div", { class: "matrix", role: "img", "aria-label": [...groups].map(([state, list]) => `${list.length} ${wordOf(state)}`).join(", ") },
+      rows.map((row) => {
+        const state = laneState(row.outcome, row.silo, open);
+        const share = row.outcome === "open" ? overall(row.silo?.doing) : 1;
+        return h("span", { key: row.name, class: `dot ${toneOf(state)}`, title: `${row.name}: ${wordOf(state)}`, "data-silo": row.name }, h("span", { class: "dot-fill", style: { height: `${(100 * share).toFixed(0)}%` } }));
+      })),
+    open.waiting_for.length ? h("p", { class: "note" }, `Waiting for ${names(open.waiting_for, 6)}. `, h("a", { href: to.silos() }, "All silos")) : null,
+  ];
+}
+
+// Numbers --------------------------------------------------------------------------------------------------------------
+
+function numbers(study) {
+  const { cost } = study;
+  const wire = cost.wire.down + cost.wire.up;
+  const best = measured(study).reduce((found, round) => (found === null || round.accuracy > found.accuracy ? round : found), null);
+  const saved = cost.dense_total - wire;
+  return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
+    tile("Accuracy", format.accuracy(study.accuracy), study.accuracy === null ? "not measured yet" : best && best.accuracy > study.accuracy + 5e-4 ? `best ${format.accuracy(best.accuracy)} in round ${best.number}` : "the best so far"),
+    study.labelled_only_accuracy === null && study.scenario === "labels-at-silo" ? null
+      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.gain), study.labelled_only_accuracy === null ? "not measured" : `points; labels alone ${format.accuracy(study.labelled_only_accuracy)}`, study.gain > 0 ? "good" : ""),
+    tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
+    tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
+    tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));
+}
+
+function charts(study) {
+  const rounds = measured(study);
+  if (rounds.length === 0) {
+    return study.rounds_completed > 0 ? h("p", { class: "nothing", key: "no-charts" }, "No accuracy: the study has no test images.") : null;
+  }
+  const byRound = rounds.map(({ number, accuracy }) => [number, 100 * accuracy]);
+  const [unit, name] = format.unitOf(Math.max(1, ...rounds.map(({ wire_cumulative: wire }) => wire)));
+  const byBytes = rounds.map((round) => [round.wire_cumulative / unit, 100 * round.accuracy]);
+  const alone = study.labelled_only_accuracy;
+  const level = alone === null ? null : { y: 100 * alone, name: `labels alone ${format.accuracy(alone)}` };
+  const percent = (value, exact) => (exact ? `${value.toFixed(1)} %` : `${Number(value.toFixed(1))} %`);
+  const y = { text: percent, least: 6 };
+  const key = [["federated", "first"], ...(alone === null ? [] : [["labels alone", "level"]])];
+  const last = rounds.at(-1);
+  const said = `${format.accuracy(rounds[0].accuracy)} in round ${rounds[0].number}, ${format.accuracy(last.accuracy)} in round ${last.number}${alone === null ? "" : `; labels alone ${format.accuracy(alone)}`}`;
+  const columns = [
+    { name: "Round", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number) },
+    { name: "Test accuracy", class: "digits", cell: (round) => format.accuracy(round.accuracy) },
+    { name: "On the wire so far", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
+  ];
+  const pick = (number) => { location.hash = to.round(study.name, number); };
+  return h("div", { class: "pair", key: "charts" },
+    h("div", { class: "card" }, figure("Test accuracy by round", chart("by-round", {
+      label: `Line: test accuracy by round; ${said}.`, level, y, pick,
+      series: [{ name: "federated", tone: "first", points: byRound }],
+      x: { name: "round", text: (value) => String(value), whole: true, low: 0, high: Math.max(study.rounds_planned, last.number, 1), tip: (value) => `round ${value}` },
+    }), { id: "by-round", key, columns, rows: rounds })),
+    h("div", { class: "card" }, figure("Test accuracy by bytes on the wire", chart("by-bytes", {
+      label: `Line: test accuracy by bytes on the wire so far; ${said}, after ${format.bytes(last.wire_cumulative)}.`, level, y,
+      series: [{ name: "federated", tone: "first", points: byBytes }],
+      x: { name: `${name}, both directions`, text: (value) => `${Number(value.toPrecision(4))}`, low: 0, tip: (value) => `${format.bytes(value * unit)}` },
+    }), { id: "by-bytes", key, columns, rows: rounds })));
+}
+
+const chart = (key, properties) => h("line-chart", { key, prop: { data: properties } });
+
+function lastRounds(study) {
+  const rounds = study.rounds.filter(({ number }) => number > 0).slice(-5).reverse();
+  if (rounds.length === 0) return null;
+  return card("Last rounds", { id: "last-rounds", aside: h("a", { href: to.rounds(study.name) }, "All rounds") },
+    table("Last rounds of the study", roundColumns(study), rounds, { key: ({ number }) => number }));
+}
+
+/** Columns of a list of rounds, here and in the list of all. */
+export function roundColumns(study) {
+  const before = new Map(measured(study).map((round, index, all) => [round.number, index ? all[index - 1].accuracy : null]));
+  return [
+    { name: "Round", sort: "number", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number === 0 ? "0, preparation" : round.number) },
+    { name: "State", cell: (round) => badge(round.state) },
+    { name: "Accuracy", sort: "accuracy", class: "digits", cell: (round) => [format.accuracy(round.accuracy), change(round.accuracy, before.get(round.number))] },
+    { name: "Answers", cell: (round) => answers(round) },
+    { name: "Time", sort: "seconds", class: "digits", cell: (round) => (round.seconds === null ? since(round.opened_unix) : format.seconds(round.seconds)) },
+    { name: "Down", sort: "wire_down", class: "digits", cell: (round) => format.bytes(round.wire_down) },
+    { name: "Up", sort: "wire_up", class: "digits", cell: (round) => format.bytes(round.wire_up) },
+    { name: "So far", sort: "wire_cumulative", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
+    { name: "Of dense", sort: "share_of_dense", class: "digits", cell: (round) => (round.wire_down + round.wire_up ? format.share(round.share_of_dense) : format.DASH) },
+  ];
+}
+
+function change(value, before) {
+  if (typeof value !== "number" || typeof before !== "number") return null;
+  return h("span", { class: `change ${value >= before ? "up" : "down"}` }, ` ${format.points(value - before)}`);
+}
+
+const ORDER = ["updated", "abstained", "refused", "expired", "cancelled", "open"];
+
+/** Counts of a round's answers; outcomes stand in where counts are missing. */
+export function countsOf(round) {
+  if (round.counts) return round.counts;
+  const counts = {};
+  for (const state of Object.values(round.outcomes ?? {})) counts[state] = (counts[state] ?? 0) + 1;
+  return counts;
+}
+
+function answers(round) {
+  const counts = countsOf(round);
+  const shown = ORDER.filter((state) => counts[state]);
+  if (shown.length === 0) return format.DASH;
+  return h("span", { class: "answers" }, shown.map((state) => h("span", { class: "answer", key: state }, glyph(toneOf(state)), `${counts[state]} ${state === "updated" ? "sent" : wordOf(state)}`)));
+}
+
+function about(study) {
+  const settings = Object.entries(study.settings ?? {}).filter(([, values]) => Object.keys(values).length);
+  return card("About this study", { id: "about" },
+    h("dl", { class: "facts wide" },
+      fact("Method", [format.words(study.method), study.source ? h("span", { class: "note" }, ` ${study.source}`) : null]),
+      fact("Classes", study.classes.length ? `${study.classes.length}: ${study.classes.slice(0, 12).join(", ")}${study.classes.length > 12 ? " …" : ""}` : format.DASH),
+      fact("Weights", study.num_parameters ? `${format.count(study.num_parameters)}; dense ${format.bytes(study.dense_bytes)}` : format.DASH),
+      fact("Queued", format.moment(study.queued_unix)),
+      study.started_unix ? fact("Started", format.moment(study.started_unix)) : null,
+      study.ended_unix ? fact("Ended", format.moment(study.ended_unix)) : null,
+      study.discloses ? fact("What it discloses", study.discloses) : null),
+    h("div", { class: "groups-of-settings" }, settings.map(([name, values]) => settingsOf(name, values))));
+}
+
+function settingsOf(name, values) {
+  return h("details", { class: "folded", key: name }, h("summary", null, h("code", null, `[${name}]`)),
+    h("dl", { class: "settings" }, Object.entries(values).map(([key, value]) => h("div", { key }, h("dt", null, key), h("dd", null, typeof value === "object" ? JSON.stringify(value) : String(value))))));
+}

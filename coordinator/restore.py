@@ -1,0 +1,111 @@
+"""`coordinator restore`: a federation folder from a backup, checked before any command takes it for one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.durable import sync_folder
+from common.errors import SemisiloError, StorageDamaged, UsageError
+from coordinator.authority import load_authority
+from coordinator.backup import StudyFacts, named_files, study_facts
+from coordinator.backup_archive import BackupManifest, read_archive
+from coordinator.federation import open_federation
+from coordinator.ledger import Ledger
+
+__all__ = ["RestoreFacts", "restore"]
+
+_STAGING = ".restoring"
+_MAY_BE_THERE = ("lost+found",)
+"""An empty disk has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestoreFacts:
+    """What `coordinator restore` has done."""
+
+    folder: str
+    federation: str
+    made_unix: float
+    """When the backup was taken."""
+    files: int
+    content_bytes: int
+    studies: tuple[StudyFacts, ...]
+    left_out: tuple[str, ...]
+    """What the backup does not hold and must be put back."""
+    withdrawn_invitations: int
+    """Open invitations of the backup, which may have been used since: they no longer work."""
+
+
+def restore(archive: Path, folder: Path) -> RestoreFacts:
+    """Makes `folder` the federation that was backed up.
+
+    Open invitations end, since one may have been used after the backup; the ledger's events say that it was restored.
+    Raises: UsageError when the archive is not there or the folder is in use; StorageDamaged when the backup is damaged
+        or does not hold what its ledger names; DiskFull. The folder is as it was then.
+    """
+    if not archive.is_file():
+        raise UsageError(f"{archive}: no such file.", remedy="Name the archive that coordinator backup has written.")
+    if folder.exists() and (not folder.is_dir() or any(entry.name not in _MAY_BE_THERE for entry in folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not an empty folder.",
+                         remedy="Restore into a new folder, and move it when coordinator status says what you expect.")
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    staging = folder / _STAGING
+    try:
+        staging.mkdir(mode=0o700)
+        manifest = read_archive(archive, into=staging)
+        _check(staging, manifest, archive)
+        withdrawn = _note(staging, manifest)
+        for entry in sorted(staging.iterdir(), key=lambda path: path.name == "federation.toml"):
+            os.replace(entry, folder / entry.name)
+        staging.rmdir()
+        for part in ("payloads", "spool", "studies"):
+            (folder / part).mkdir(exist_ok=True)
+        sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        if new and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+    return RestoreFacts(folder=str(folder), federation=manifest.federation, made_unix=manifest.made_unix,
+                        files=len(manifest.files), content_bytes=manifest.total_bytes,
+                        studies=study_facts(folder / "ledger.sqlite"), left_out=manifest.left_out,
+                        withdrawn_invitations=withdrawn)
+
+
+def _check(folder: Path, manifest: BackupManifest, archive: Path) -> None:
+    """Whether the files make a federation that can go on.
+
+    Raises: StorageDamaged, naming what is wrong.
+    """
+    try:
+        federation = open_federation(folder)
+        if not federation.ledger.is_file():  # else an empty one would be made here
+            raise StorageDamaged("there is no ledger in it")
+        name = load_authority(federation.authority).federation
+        if {name, federation.name} != {manifest.federation}:
+            raise StorageDamaged(f"it is of federation '{manifest.federation}', its authority of '{name}'")
+        with contextlib.closing(Ledger(federation.ledger)) as ledger:
+            ledger.check_events()
+            needed = named_files(ledger).needed
+        digests = {file.path: file.sha256 for file in manifest.files}
+        for path, digest in needed.items():
+            if digests.get(path) != digest:
+                raise StorageDamaged(f"{path}, which its ledger names, is not in it")
+    except SemisiloError as error:
+        raise StorageDamaged(f"{archive}: not a backup to go on from: {error.text.rstrip('.')}.",
+                             remedy="Use another backup.") from None
+
+
+def _note(folder: Path, manifest: BackupManifest) -> int:
+    """Ends open invitations and writes the restore into the audit trail; returns how many there were."""
+    with contextlib.closing(Ledger(folder / "ledger.sqlite")) as ledger, ledger.transaction() as db:
+        withdrawn = db.execute("DELETE FROM invitation WHERE used_unix IS NULL AND expires_unix > ?",
+                               (time.time(),)).rowcount
+        ledger.event("restored", backup_made_unix=manifest.made_unix, invitations_withdrawn=withdrawn)
+    return withdrawn

@@ -1,0 +1,46 @@
+"""The tracking process as `coordinator serve` sees it: started with it, started again when it dies, ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["keep_tracking"]
+
+_LOG = logging.getLogger("semisilo.tracking")
+_AGAIN_SECONDS = 30.0
+_FAREWELL_SECONDS = 60.0
+
+
+async def keep_tracking(folder: Path, *, again_seconds: float = _AGAIN_SECONDS,
+                        farewell_seconds: float = _FAREWELL_SECONDS) -> None:
+    """Runs the process until cancelled; then it has `farewell_seconds` to tell what is left."""
+    while True:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "coordinator.tracking.follow", str(folder), str(os.getpid()),
+            stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr)
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            await _end(process, farewell_seconds)
+            raise
+        _LOG.warning("the tracking process has ended (status %d); it is started again in %.0f s, and nothing is lost",
+                     status, again_seconds)
+        await asyncio.sleep(again_seconds)
+
+
+async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(seconds):
+            await process.wait()
+    except TimeoutError:
+        _LOG.warning("the tracker does not answer; what it was not told it is told at the next start")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,118 @@
+"""What trackers are told of a round: numbers by name, read from the ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.ledger import Ledger
+from coordinator.rows import RoundRow, StudyRow
+from coordinator.states import RoundState
+from coordinator.summary import labelled_only_accuracy
+
+__all__ = ["RoundFacts", "RoundReader", "flat_settings"]
+
+_HISTOGRAM = "pseudo_labels/"
+_MODEL = ("accuracy", "loss", "balanced_accuracy", "validation_accuracy", "validation_loss", "labelled_accuracy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundFacts:
+    """A committed round."""
+
+    number: int
+    unix: float
+    """When it was committed."""
+    scalars: dict[str, float]
+    """`model/...`: of the model; `recall/CLASS`; `method/...`: of the strategy; `label_ratio/SILO`; `silos/OUTCOME`;
+    `bytes/KIND_DIRECTION` of this round; `bytes_so_far/KIND`; `seconds/...`. All are finite."""
+    pseudo_labels: tuple[float, ...] = ()
+    """How many images got each class as their pseudo-label, over all silos; empty when nobody said so."""
+
+
+@dataclass(slots=True)
+class RoundReader:
+    """Reads the rounds of one study in order; remembers what they have cost so far."""
+
+    ledger: Ledger
+    study: str
+    _so_far: Counter[str] = field(default_factory=Counter)
+    _read: int = -1
+    """The last round whose cost is in `_so_far`."""
+
+    def rounds_after(self, last: int) -> list[RoundFacts]:
+        """Committed rounds with a higher number, in order."""
+        row = self.ledger.study(self.study)
+        found = []
+        for entry in self.ledger.rounds(self.study):
+            if entry.number <= last or entry.state is not RoundState.COMPLETED:
+                continue
+            found.append(self._facts(row, entry))
+        return found
+
+    def _facts(self, study: StudyRow, entry: RoundRow) -> RoundFacts:
+        scalars: dict[str, float] = {}
+        for name, value in entry.metrics.items():
+            group = "model/" if name in _MODEL else "" if "/" in name else "method/"
+            scalars[f"{group}{name}"] = value
+        if (alone := labelled_only_accuracy(study)) is not None:
+            scalars["model/labelled_only_accuracy"] = alone
+        closed = entry.closed_unix if entry.closed_unix is not None else entry.opened_unix
+        scalars["seconds/round"] = max(0.0, closed - entry.opened_unix)
+        if study.started_unix is not None:
+            scalars["seconds/since_start"] = max(0.0, closed - study.started_unix)
+        histogram = self._of_silos(entry.number, scalars)
+        scalars |= self._bytes(entry.number)
+        return RoundFacts(number=entry.number, unix=closed, pseudo_labels=histogram,
+                          scalars={name: float(value) for name, value in scalars.items() if _is_number(value)})
+
+    def _of_silos(self, number: int, scalars: dict[str, float]) -> tuple[float, ...]:
+        """Adds what silos have answered to `scalars`; returns the histogram of their pseudo-labels."""
+        outcomes: Counter[str] = Counter()
+        classes: Counter[int] = Counter()
+        for row in self.ledger.query("SELECT silo, state, metrics_json FROM task WHERE study = ? AND round = ?"
+                                     " ORDER BY phase", self.study, number):
+            outcomes[row["state"]] += 1
+            for name, value in json.loads(row["metrics_json"]).items():
+                label = name.removeprefix(_HISTOGRAM)
+                if name == "label_ratio":
+                    scalars[f"label_ratio/{row['silo']}"] = value
+                elif name.startswith(_HISTOGRAM) and label.isdigit() and _is_number(value):
+                    classes[int(label)] += value
+        scalars |= {f"silos/{state}": float(count) for state, count in sorted(outcomes.items())}
+        return tuple(float(classes[label]) for label in range(max(classes) + 1)) if classes else ()
+
+    def _bytes(self, number: int) -> dict[str, float]:
+        """Bytes of a round, and of all up to it; a failed round before it counts as well."""
+        here: Counter[str] = Counter()
+        for row in self.ledger.query("SELECT round, direction, kind, sum(bytes) AS bytes FROM cost WHERE study = ?"
+                                     " AND round > ? AND round <= ? GROUP BY round, direction, kind", self.study,
+                                     self._read if number > self._read else -1, number):
+            if number > self._read:
+                self._so_far[row["kind"]] += row["bytes"]
+            if row["round"] == number:
+                here[f"bytes/{row['kind']}_{row['direction']}"] += row["bytes"]
+        self._read = max(self._read, number)
+        return {**{name: float(size) for name, size in here.items()},
+                **{f"bytes_so_far/{kind}": float(size) for kind, size in self._so_far.items() if size}}
+
+
+def flat_settings(config: dict[str, Any]) -> dict[str, str]:
+    """The settings of a study as `table.key` -> text."""
+    found: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in sorted(value.items()):
+                walk(f"{prefix}.{key}" if prefix else str(key), inner)
+        else:
+            found[prefix] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    walk("", config)
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,137 @@
+"""The process that tells trackers of studies while `coordinator serve` runs: `python -m coordinator.tracking.follow`.
+
+It looks at the ledger every few seconds. What cannot be told is said once and tried again; when it is told to stop, or
+its parent has gone, it tells what is left and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.errors import SemisiloError
+from common.log_context import bound
+from common.logs import set_up_logging
+from coordinator.federation import Federation, open_federation
+from coordinator.ledger import Ledger
+from coordinator.report import write_report
+from coordinator.states import StudyState
+from coordinator.tracking.facts import RoundReader
+from coordinator.tracking.mlflow_runs import MlflowRuns
+from coordinator.tracking.settings import TrackingSettings, mlflow_target
+from coordinator.tracking.tensorboard_files import write_events
+
+__all__ = ["Follower", "artefacts_of"]
+
+_LOG = logging.getLogger("semisilo.tracking")
+_LOOK_SECONDS = 2.0
+_AGAIN_SECONDS = 30.0
+_NOT_BEGUN = (StudyState.QUEUED,)
+
+
+class Follower:
+    """Tells trackers what is new, study by study."""
+
+    def __init__(self, federation: Federation, ledger: Ledger, settings: TrackingSettings, *,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._federation = federation
+        self._ledger = ledger
+        self._settings = settings
+        self._clock = clock
+        self._readers: dict[str, RoundReader] = {}
+        self._done: dict[tuple[str, str], tuple[object, ...]] = {}
+        """(tracker, study) -> the state of the study that it was told of."""
+        self._runs: MlflowRuns | None = None
+        self._trouble: dict[str, tuple[str, float]] = {}
+        """Tracker -> (what it said, when to try again)."""
+
+    def look(self, *, last: bool = False) -> bool:
+        """Tells what is new; whether all of it could be told.
+
+        Args:
+            last: try now what has failed lately as well.
+        """
+        told = True
+        for row in self._ledger.query(
+                "SELECT study.name, study.state, max(round.number) AS number, study.ended_unix FROM study"
+                " JOIN round ON round.study = study.name AND round.state = 'completed' GROUP BY study.name"
+                " ORDER BY study.position"):
+            key = (row["state"], row["number"], row["ended_unix"])
+            for tracker, tell in self._trackers().items():
+                if self._done.get((tracker, row["name"])) == key:
+                    continue
+                if not last and self._clock() < self._trouble.get(tracker, ("", 0.0))[1]:
+                    told = False
+                elif self._tell(tracker, tell, row["name"]):
+                    self._done[tracker, row["name"]] = key
+                else:
+                    told = False
+        return told
+
+    def _trackers(self) -> dict[str, Callable[[str], None]]:
+        trackers: dict[str, Callable[[str], None]] = {}
+        if self._settings.tensorboard:
+            trackers["TensorBoard"] = self._tensorboard
+        if self._settings.mlflow:
+            trackers["MLflow"] = self._mlflow
+        return trackers
+
+    def _tell(self, tracker: str, tell: Callable[[str], None], study: str) -> bool:
+        try:
+            with bound(study=study):
+                tell(study)
+        except (SemisiloError, OSError) as error:
+            text = error.line() if isinstance(error, SemisiloError) else str(error)
+            if self._trouble.get(tracker, ("", 0.0))[0] != text:
+                _LOG.warning("%s: %s", tracker, text)
+            self._trouble[tracker] = text, self._clock() + _AGAIN_SECONDS
+            return False
+        if self._trouble.pop(tracker, None) is not None:
+            _LOG.info("%s: study %s could be told again", tracker, study)
+        return True
+
+    def _tensorboard(self, study: str) -> None:
+        reader = self._readers.setdefault(study, RoundReader(self._ledger, study))
+        write_events(self._ledger, study, self._federation.studies / study / "tensorboard", reader=reader)
+
+    def _mlflow(self, study: str) -> None:
+        if self._runs is None:
+            self._runs = MlflowRuns(
+                self._ledger, mlflow_target(self._settings.mlflow, base=self._federation.folder),
+                experiment=self._settings.mlflow_experiment or self._federation.name, federation=self._federation.name)
+        self._runs.catch_up(study, artefacts=artefacts_of(self._federation, self._ledger))
+
+
+def artefacts_of(federation: Federation, ledger: Ledger) -> Callable[[str, Path], Sequence[Path]]:
+    """What a study hands over to MLflow at its end: its report, written anew, and its model."""
+    def gather(study: str, folder: Path) -> Sequence[Path]:
+        write_report(federation, ledger, study, folder / "report")
+        model = federation.studies / study / "model.safetensors"
+        return [folder / "report", *([model] if model.is_file() else [])]
+    return gather
+
+
+def _main(folder: str, parent: str) -> None:
+    set_up_logging()
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    federation = open_federation(Path(folder))
+    ledger = Ledger(federation.ledger)
+    follower = Follower(federation, ledger, federation.config.tracking)
+    while not stop.wait(_LOOK_SECONDS):
+        follower.look()
+        if os.getppid() != int(parent):
+            break
+    follower.look(last=True)
+    ledger.close()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

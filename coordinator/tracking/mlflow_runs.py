@@ -1,0 +1,169 @@
+"""MLflow runs of studies: settings as parameters, numbers of each round as metrics, report and model as artefacts.
+
+Which run a study has, and up to which round it was told, stands in the ledger; a run whose creation was cut off by a
+kill is found again by its tags. A round that was told just before a kill may be told once more, with the same time and
+value, which a database takes for the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from common.errors import Unreachable
+from common.logs import printable
+from coordinator.ledger import Ledger
+from coordinator.rows import StudyRow
+from coordinator.states import StudyState
+from coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
+
+__all__ = ["MlflowRuns"]
+
+_STUDY, _QUEUED, _FEDERATION = "semisilo.study", "semisilo.queued_unix", "semisilo.federation"
+_ENDED = {StudyState.COMPLETED: "FINISHED", StudyState.FAILED: "FAILED", StudyState.STOPPED: "KILLED"}
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
+_PARAMETERS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
+_LONGEST_VALUE, _LONGEST_NAME = 500, 250
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+             "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1", "MLFLOW_ALLOW_FILE_STORE": "true"}
+"""Environment of MLflow: it is asked again later by us, and folders are allowed to be what runs are written to."""
+
+T = TypeVar("T")
+
+
+class MlflowRuns:
+    """Keeps the runs of studies at one tracker. For a process of its own: MLflow takes 100 MB, and may hang."""
+
+    def __init__(self, ledger: Ledger, target: str, *, experiment: str, federation: str) -> None:
+        """
+        Args:
+            target: from `mlflow_target`.
+            experiment: its name; made when missing.
+        Raises: Unreachable when MLflow cannot use the target.
+        """
+        for name, value in _PATIENCE.items():
+            os.environ.setdefault(name, value)
+        # It would tell its makers of its use, from a hospital's hub.
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        self._ledger = ledger
+        self._target = target
+        self._experiment_name = experiment
+        self._federation = federation
+        self._experiment = ""
+        self._readers: dict[str, RoundReader] = {}
+        from mlflow.tracking import MlflowClient
+
+        self._client = self._asked(lambda: MlflowClient(tracking_uri=target))
+
+    def catch_up(self, study: str, *, artefacts: Callable[[str, Path], Sequence[Path]]) -> int:
+        """Tells what a study's run does not know yet; returns how many rounds were new.
+
+        Args:
+            artefacts: gathers what a study that is over hands over: (study, an empty folder) -> files and folders.
+        Raises: Unreachable when MLflow cannot be told; nothing is lost by that.
+        """
+        row = self._ledger.study(study)
+        run, told, complete = self._run(row)
+        rounds = self._readers.setdefault(study, RoundReader(self._ledger, study)).rounds_after(told)
+        if complete and not rounds:
+            return 0
+        if complete:  # it went on after it had ended
+            self._asked(lambda: self._client.update_run(run, status="RUNNING"))
+            self._note(study, complete=0)
+        for entry in rounds:
+            self._tell(run, entry)
+            self._note(study, round=entry.number)
+        if row.state in _ENDED:
+            self._end(run, row, artefacts)
+            self._note(study, complete=1)
+        return len(rounds)
+
+    # A run ------------------------------------------------------------------------------------------------------------
+
+    def _run(self, row: StudyRow) -> tuple[str, int, bool]:
+        """(id, last round that it was told of, whether it was told of the end); made when there is none."""
+        known = self._ledger.query("SELECT * FROM tracking WHERE study = ? AND target = ?", row.name, self._target)
+        if known:
+            return known[0]["run"], known[0]["round"], bool(known[0]["complete"])
+        experiment = self._experiment_id()
+        tags = {_STUDY: row.name, _QUEUED: repr(row.queued_unix), _FEDERATION: self._federation}
+        wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        found = self._asked(lambda: self._client.search_runs([experiment], filter_string=wanted, max_results=1))
+        if found:
+            run = str(found[0].info.run_id)
+        else:
+            created = self._asked(lambda: self._client.create_run(
+                experiment, run_name=row.name, tags=tags,
+                start_time=round(1000 * (row.started_unix or row.queued_unix))))
+            run = str(created.info.run_id)
+        self._tell_settings(run, row)
+        with self._ledger.transaction() as db:
+            db.execute("INSERT INTO tracking (study, target, run) VALUES (?, ?, ?)", (row.name, self._target, run))
+        return run, -1, False
+
+    def _experiment_id(self) -> str:
+        if not self._experiment:
+            found = self._asked(lambda: self._client.get_experiment_by_name(self._experiment_name))
+            self._experiment = str(found.experiment_id) if found is not None else str(
+                self._asked(lambda: self._client.create_experiment(self._experiment_name)))
+        return self._experiment
+
+    def _tell_settings(self, run: str, row: StudyRow) -> None:
+        from mlflow.entities import Param
+
+        settings = [Param(_name(name), value[:_LONGEST_VALUE]) for name, value in flat_settings(row.config).items()]
+        for some in _batches(settings, _PARAMETERS_AT_ONCE):
+            self._asked(partial(self._client.log_batch, run, params=some))
+
+    def _tell(self, run: str, entry: RoundFacts) -> None:
+        from mlflow.entities import Metric
+
+        numbers = {_name(name): value for name, value in entry.scalars.items()}
+        numbers |= {f"pseudo_labels/{label}": count for label, count in enumerate(entry.pseudo_labels)}
+        metrics = [Metric(name, value, round(1000 * entry.unix), entry.number) for name, value in numbers.items()]
+        for some in _batches(metrics, _METRICS_AT_ONCE):
+            self._asked(partial(self._client.log_batch, run, metrics=some))
+
+    def _end(self, run: str, row: StudyRow, artefacts: Callable[[str, Path], Sequence[Path]]) -> None:
+        with TemporaryDirectory(prefix="semisilo-tracking-") as folder:
+            for path in artefacts(row.name, Path(folder)):
+                if path.is_dir():
+                    self._asked(partial(self._client.log_artifacts, run, str(path), path.name))
+                else:
+                    self._asked(partial(self._client.log_artifact, run, str(path)))
+        if row.reason:
+            self._asked(lambda: self._client.set_tag(run, "semisilo.reason", row.reason[:_LONGEST_VALUE]))
+        self._asked(lambda: self._client.set_terminated(
+            run, status=_ENDED[row.state], end_time=round(1000 * (row.ended_unix or row.queued_unix))))
+
+    def _note(self, study: str, **columns: int) -> None:
+        with self._ledger.transaction() as db:
+            for column, value in columns.items():
+                db.execute(f"UPDATE tracking SET {column} = ? WHERE study = ? AND target = ?",
+                           (value, study, self._target))
+
+    def _asked(self, call: Callable[[], Any]) -> Any:
+        """What MLflow answers. Raises: Unreachable for whatever it raises: its errors are of many kinds."""
+        try:
+            return call()
+        except Exception as error:
+            text = printable(str(error), limit=300).strip() or type(error).__name__
+            raise Unreachable(f"MLflow at {self._target} cannot be told: {text}.".replace("..", "."),
+                              remedy="The study goes on; what MLflow was not told it is told the next time.") from error
+
+
+def _name(text: str) -> str:
+    """A name as MLflow takes it: classes and silos may have others."""
+    return _NOT_ALLOWED.sub("_", text)[:_LONGEST_NAME]
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some

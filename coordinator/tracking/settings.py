@@ -1,0 +1,57 @@
+"""Table [tracking] of federation.toml."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from common.errors import BadConfiguration
+
+__all__ = ["TrackingSettings", "check_installed", "mlflow_target"]
+
+_URI = re.compile(r"(https?://[^\s@/]+(/\S*)?|file:/\S+|sqlite:///\S+|(mysql|postgresql|mssql)(\+\w+)?://\S+)")
+_DATABASE = re.compile(r"(sqlite|mysql|postgresql|mssql)(\+\w+)?:")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackingSettings:
+    """Table [tracking]: what studies are written to beside the ledger, while they run."""
+
+    tensorboard: bool = False
+    """Whether every study gets TensorBoard event files, in `studies/NAME/tensorboard`."""
+    mlflow: str = ""
+    """Address of an MLflow server ("https://mlflow.example"), or a folder (relative to the federation folder); one run
+    per study. Empty: none. Names and passwords go into $MLFLOW_TRACKING_USERNAME and the like, not here."""
+    mlflow_experiment: str = ""
+    """The experiment that runs belong to; the name of the federation when empty."""
+
+    def __post_init__(self) -> None:
+        if _SCHEME.match(self.mlflow) and not _URI.fullmatch(self.mlflow):
+            raise ValueError("mlflow: write a folder, or an address such as https://mlflow.example, without a name or"
+                             " password in it.")
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to do."""
+        return self.tensorboard or bool(self.mlflow)
+
+
+def mlflow_target(text: str, *, base: Path) -> str:
+    """The address as MLflow takes it; a folder that is relative starts at `base`."""
+    if _SCHEME.match(text):
+        return text
+    return (base / Path(text).expanduser()).resolve().as_uri()
+
+
+def check_installed(settings: TrackingSettings) -> None:
+    """Raises: BadConfiguration, naming the extra that is not installed, or what a database needs beyond it."""
+    for wanted, package in ((settings.tensorboard, "tensorboard"), (bool(settings.mlflow), "mlflow")):
+        if wanted and find_spec(package) is None:
+            raise BadConfiguration(f"[tracking] {package}: the package {package} is not installed here.",
+                                   remedy=f"Install it: pip install 'semisilo[{package}]'.")
+    if _DATABASE.match(settings.mlflow) and find_spec("sqlalchemy") is None:
+        raise BadConfiguration("[tracking] mlflow: a database without a server needs the whole of MLflow, which is not"
+                               " installed here.", remedy="Name a server or a folder, or: pip install mlflow.")

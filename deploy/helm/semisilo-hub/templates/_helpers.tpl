@@ -1,0 +1,65 @@
+{{- define "semisilo-hub.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "semisilo-hub.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "semisilo-hub.labels" -}}
+{{ include "semisilo-hub.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: semisilo
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "semisilo-hub.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "semisilo-hub.claim" -}}
+{{- .Values.persistence.existingClaim | default (printf "data-%s-0" (include "semisilo-hub.fullname" .)) -}}
+{{- end -}}
+
+{{/* The pod listens on the port of the address, and for enrollment on the next one. */}}
+{{- define "semisilo-hub.workPort" -}}
+{{- splitList ":" .Values.federation.address | last | int -}}
+{{- end -}}
+
+{{- define "semisilo-hub.enrollmentPort" -}}
+{{- splitList ":" .Values.federation.address | last | int | add1 -}}
+{{- end -}}
+
+{{/* The restricted pod security standard. */}}
+{{- define "semisilo-hub.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "semisilo-hub.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "semisilo-hub.probe" -}}
+exec:
+  command: [coordinator, status, --folder, /federation, --check]
+timeoutSeconds: 10
+{{- end -}}

@@ -1,0 +1,283 @@
+#!/bin/sh
+# Installs semisilo as a service with systemd: the hub of a federation, or a hospital's silo. Run it with --help.
+#
+# Every version is a folder of its own, /opt/semisilo.d/TIME, and /opt/semisilo points at the one in use: while pip
+# fetches, the running service is not touched, and an installation that fails changes nothing. The state of the service,
+# /var/lib/semisilo, is never touched except by `uninstall --purge`.
+
+set -eu
+
+usage() {
+    cat <<'HELP'
+usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
+
+  install     (the default) user, environment, units; may be repeated
+  upgrade     the same for a machine that has it: a hub is backed up first, and the service starts again
+  rollback    points back at the version before
+  uninstall   stops the service and removes program and units; keys, studies and memory stay in /var/lib/semisilo
+
+  --from WHAT       what pip is to install: a wheel, a folder with the source, or a name such as semisilo==0.1.0;
+                    the source that this script lies in by default
+  --extras LIST     formats to install along, for example dicom,tiff
+  --index URL       the package index to use; pip's own by default
+  --torch-index URL the package index for torch and torchvision, for example one of builds for the CPU
+  --pip-option OPT  an option for pip install; may be repeated
+  --python PATH     the Python to use, 3.11 or later; python3 by default
+  --root DIR        put everything under DIR and leave users and systemd alone: for images of disks, and for tests
+  --no-start        leave the service as it is; by default one that runs is started again
+  --purge           with uninstall: remove /var/lib/semisilo and the user as well. Keys and studies are lost.
+  --dry-run         say what would be done, and do nothing
+  --help
+
+Examples:
+  sh install.sh hub --from semisilo-0.1.0-py3-none-any.whl
+  sh install.sh silo --from semisilo==0.1.0 --extras dicom
+  sh install.sh hub upgrade --from semisilo-0.2.0-py3-none-any.whl
+  sh install.sh silo uninstall
+HELP
+}
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+role='' action='' from='' extras='' index='' torch_index='' python=python3 root='' start=yes purge=no dry=no
+pip_options=''   # one a line
+
+say() { printf '%s\n' "==> $*"; }
+fail() { printf '%s\n' "error: $1" >&2; exit "${2:-1}"; }
+wrong() { fail "$1 See: sh install.sh --help" 2; }
+value() { [ "$#" -ge 2 ] || wrong "$1 needs a value."; }
+
+while [ "$#" -gt 0 ]; do
+    case $1 in
+        hub|silo) [ -z "$role" ] || wrong "'$1' is one word too many."; role=$1 ;;
+        install|upgrade|rollback|uninstall) [ -z "$action" ] || wrong "'$1' is one word too many."; action=$1 ;;
+        --from) value "$@"; from=$2; shift ;;
+        --extras) value "$@"; extras=$2; shift ;;
+        --index) value "$@"; index=$2; shift ;;
+        --torch-index) value "$@"; torch_index=$2; shift ;;
+        --pip-option) value "$@"; pip_options="$pip_options$2
+"; shift ;;
+        --python) value "$@"; python=$2; shift ;;
+        --root) value "$@"; root=$2; shift ;;
+        --no-start) start=no ;;
+        --purge) purge=yes ;;
+        --dry-run) dry=yes ;;
+        -h|--help) usage; exit 0 ;;
+        *) wrong "'$1' is not known." ;;
+    esac
+    shift
+done
+[ -n "$role" ] || wrong "Say what this machine is: hub or silo."
+action=${action:-install}
+[ "$purge" = no ] || [ "$action" = uninstall ] || wrong "--purge goes with uninstall."
+case $root in '') ;; /*) ;; *) wrong "--root needs a path that begins with /." ;; esac
+[ "$root" != / ] || root=''
+case $role in hub) unit=semisilo-coordinator ;; silo) unit=semisilo-silo ;; esac
+
+prefix=$root/opt/semisilo
+releases=$root/opt/semisilo.d
+units=$root/etc/systemd/system
+docs=$root/usr/local/share/doc/semisilo
+state=$root/var/lib/semisilo
+backups=$root/var/backups/semisilo
+
+if [ "$dry" = no ] && [ -z "$root" ] && [ "$(id -u)" != 0 ]; then
+    fail "This needs root, to make a user and to write /opt and /etc. Run: sudo sh $0 $role $action ... (or look first: --dry-run)"
+fi
+
+do_it() {   # prints the command, and runs it
+    printf '    %s\n' "$*"
+    [ "$dry" = yes ] || "$@"
+}
+
+systemd() { [ -z "$root" ] && command -v systemctl >/dev/null 2>&1 && [ -d /run/systemd/system ]; }
+other_role() { [ "$role" = hub ] && echo semisilo-silo.service || echo semisilo-coordinator.service; }
+
+installed_version() {   # of an environment; empty when there is none
+    [ -x "$1/bin/coordinator" ] && "$1/bin/coordinator" --version 2>/dev/null || true
+}
+
+make_user() {
+    [ -z "$root" ] || return 0
+    if ! id semisilo >/dev/null 2>&1; then
+        say "the user semisilo"
+        do_it useradd --system --user-group --home-dir /var/lib/semisilo --shell /usr/sbin/nologin semisilo
+    fi
+}
+
+make_folders() {
+    say "folders"
+    do_it install -d -m 0755 "$root/opt" "$releases" "$units" "$docs"
+    owner='-o semisilo -g semisilo'
+    [ -z "$root" ] || owner=''
+    # shellcheck disable=SC2086
+    do_it install -d $owner -m 0700 "$state"
+    # shellcheck disable=SC2086
+    [ "$role" = silo ] || do_it install -d $owner -m 0700 "$backups"
+}
+
+make_release() {   # sets $release
+    [ "$dry" = yes ] || "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+        fail "$python is no Python >= 3.11 with the modules venv and ensurepip. Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it with --python."
+    what=${from:-$(dirname -- "$here")}
+    [ -n "$from" ] || [ -f "$what/pyproject.toml" ] || wrong "Say what to install: --from."
+    case $what in
+        */*|*.whl) [ -e "$what" ] || fail "$what: no such file or folder." 2
+            what=$(CDPATH='' cd -- "$(dirname -- "$what")" && pwd)/$(basename -- "$what") ;;
+    esac
+    [ -z "$extras" ] || case $what in
+        /*) what="semisilo[$extras] @ file://$what" ;;
+        *[=\<\>~!]*) what=$(printf '%s' "$what" | sed "s/[=<>~!]/[$extras]&/") ;;
+        *) what="${what}[$extras]" ;;
+    esac
+    release=$releases/$(date -u +%Y%m%dT%H%M%SZ)
+    while [ -e "$release" ]; do release=${release}x; done
+    say "$what into $release"
+    # What is half there when this is interrupted has no file .complete, and goes at the next try.
+    trap '[ -e "$release/.complete" ] || rm -rf -- "$release"' EXIT
+    trap 'exit 130' INT TERM HUP
+    do_it "$python" -m venv "$release"
+    set -- --disable-pip-version-check --no-input
+    [ -z "$index" ] || set -- "$@" --index-url "$index"
+    while read -r option; do
+        [ -z "$option" ] || set -- "$@" "$option"
+    done <<OPTIONS
+$pip_options
+OPTIONS
+    if [ -n "$torch_index" ]; then
+        do_it "$release/bin/python" -m pip install "$@" --index-url "$torch_index" 'torch>=2.6' 'torchvision>=0.21'
+    fi
+    do_it "$release/bin/python" -m pip install "$@" "$what"
+    [ "$dry" = yes ] || "$release/bin/coordinator" --version >/dev/null || fail "What was installed does not run; see above."
+    do_it touch "$release/.complete"
+}
+
+switch_to() {   # points /opt/semisilo at a release; at every instant it points at one
+    say "$prefix -> $1"
+    if [ -e "$prefix" ] && [ ! -L "$prefix" ]; then
+        fail "$prefix is a folder that this script has not made. Move it away, then try again."
+    fi
+    do_it ln -sfn "semisilo.d/$(basename -- "$1")" "$prefix.new"
+    do_it mv -T "$prefix.new" "$prefix"
+}
+
+current() { [ -L "$prefix" ] && (CDPATH='' cd -- "$prefix" && pwd -P) || true; }
+
+version_before() {   # the newest whole release but for one; their names sort by time
+    newest=''
+    for old in "$releases"/*; do
+        [ "$old" = "$1" ] || [ ! -e "$old/.complete" ] || newest=$old
+    done
+    printf '%s' "$newest"
+}
+
+remove_old() {   # all but the one in use and the newest before it
+    now=$(current) older=$(version_before "$now")
+    for old in "$releases"/*; do
+        case $old in "$now"|"$older"|"${release:-}") continue ;; esac
+        [ ! -d "$old" ] || do_it rm -rf -- "$old"
+    done
+}
+
+put_units() {
+    say "units"
+    set -- "$unit.service"
+    [ "$role" = silo ] || set -- "$@" semisilo-backup.service semisilo-backup.timer
+    for file in "$@"; do
+        do_it install -m 0644 "$here/systemd/$file" "$units/$file"
+    done
+    for page in operations.md federation.md; do
+        [ ! -f "$here/../docs/$page" ] || do_it install -m 0644 "$here/../docs/$page" "$docs/$page"
+    done
+    if systemd; then do_it systemctl daemon-reload; fi
+}
+
+start_again() {
+    systemd && [ "$start" = yes ] || return 0
+    say "the service, if it runs"
+    do_it systemctl try-restart "$unit"
+}
+
+backup_hub() {
+    [ "$role" = hub ] && [ -f "$state/federation/federation.toml" ] && [ -n "$(installed_version "$prefix")" ] || return 0
+    say "a backup, with the version that is about to go"
+    set -- "$prefix/bin/coordinator" backup "$backups" --folder "$state/federation"
+    [ -n "$root" ] || set -- runuser -u semisilo -- "$@"
+    # A version from before there were backups has no such command.
+    do_it "$@" || fail "The backup failed; nothing was changed. See above."
+}
+
+next_steps() {
+    run='runuser -u semisilo --'
+    case $role in
+        hub) if [ ! -f "$state/federation/federation.toml" ]; then cat <<NEXT
+
+Next, as root:
+  $run $prefix/bin/coordinator init lung-federation --address hub.example:8443 --folder $state/federation
+  edit $state/federation/studies/first/study.toml, put the labelled images beside it
+  systemctl enable --now $unit semisilo-backup.timer
+  $run $prefix/bin/coordinator invite hospital-a --folder $state/federation
+NEXT
+        fi ;;
+        silo) if [ ! -e "$state/silo/identity" ]; then cat <<NEXT
+
+Next, as root, with the line from the hub:
+  $run $prefix/bin/silo enroll --home $state/silo LINE
+  read $state/silo/silo.toml: what may leave this site
+  systemctl enable --now $unit
+  $run $prefix/bin/silo status --home $state/silo
+NEXT
+        fi ;;
+    esac
+}
+
+case $action in
+install|upgrade)
+    [ "$action" = install ] || [ -n "$(current)" ] || fail "There is nothing to upgrade in $prefix. Run: sh $0 $role install" 2
+    before=$(installed_version "$prefix")
+    make_user
+    make_folders
+    make_release
+    [ "$action" = install ] || backup_hub
+    switch_to "$release"
+    put_units
+    start_again
+    remove_old
+    [ "$dry" = yes ] || say "done: $(installed_version "$prefix")${before:+, before: $before}"
+    [ "$dry" = yes ] || next_steps
+    ;;
+rollback)
+    now=$(current)
+    [ -n "$now" ] || fail "There is nothing installed in $prefix." 2
+    before=$(version_before "$now")
+    [ -n "$before" ] || fail "There is no other version in $releases."
+    switch_to "$before"
+    start_again
+    [ "$dry" = yes ] || say "done: $(installed_version "$prefix")"
+    say "If the ledger was opened by a newer version, restore the backup that was taken before the upgrade: $backups"
+    ;;
+uninstall)
+    say "the service"
+    set -- "$unit.service"
+    [ "$role" = silo ] || set -- "$@" semisilo-backup.timer semisilo-backup.service
+    for file in "$@"; do
+        if systemd && [ -f "$units/$file" ]; then do_it systemctl disable --now "$file" || true; fi
+        do_it rm -f -- "$units/$file"
+    done
+    if systemd; then do_it systemctl daemon-reload; fi
+    if [ -f "$units/$(other_role)" ]; then
+        say "the program stays: $(other_role) needs it"
+        exit 0
+    fi
+    say "the program"
+    do_it rm -f -- "$prefix"
+    do_it rm -rf -- "$releases" "$docs"
+    if [ "$purge" = yes ]; then
+        say "everything that it has kept"
+        do_it rm -rf -- "$state"
+        if [ -z "$root" ] && id semisilo >/dev/null 2>&1; then do_it userdel semisilo; fi
+        [ ! -d "$backups" ] || say "backups stay: $backups"
+    elif [ -d "$state" ]; then
+        say "keys, studies and memory stay: $state (uninstall --purge removes them)"
+    fi
+    ;;
+esac

@@ -1,0 +1,205 @@
+"""Simulations from Python: one, several to compare, and those that are on disk. docs/python.md explains them.
+
+Everything rests on `semisilo.simulation`: the same engine, bits and folders as `semisilo simulate`. Interrupted, the
+same call goes on; what is finished is not run again. They work where an event loop runs already, as in a notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from common.errors import SemisiloError, UsageError
+from coordinator.ledger import Ledger
+from semisilo.api_progress import Shown, Watching, shown_for
+from semisilo.api_results import Comparison, Run, read_run
+from semisilo.api_setup import DataSource, Method, Setup, folder_name, labelled_methods, method_table, stored
+from semisilo.simulation.folder import SimulationFolder
+from semisilo.simulation.settings import load_simulated_study
+from semisilo.simulation.simulate import EngineName
+from semisilo.simulation.simulate import run as run_simulation
+
+__all__ = ["compare", "load_run", "simulate"]
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataSource | None = None,
+             test: DataSource | None = None, method: Method = "semifl", silos: int = 10,
+             split: str | Mapping[str, Any] = "iid", num_labelled: int | None = None,
+             labelled_per_class: int | None = None, num_test: int | str | None = None,
+             num_validation: int | str | None = None,
+             rounds: int = 20, model: str | Mapping[str, Any] = "small_cnn", image_size: int | None = None,
+             tables: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None,
+             labelled_only: bool = True, out: Path | str | None = None, engine: EngineName = "process",
+             device: Device = "auto", progress: bool = True) -> Run:
+    """Runs a study with simulated silos, or goes on with it.
+
+    Args:
+        study: a study file with a table [simulation], its folder, or its tables; then what the file says is left out
+            here: only seed, out, engine, device and progress may be given.
+        data: what is dealt to the silos: a folder of class folders, an .npz file, "digits", or (images, labels).
+        test: labelled images to test on, likewise; left out: the test part of `data`, or else a fifth held out of it.
+        method: its name, or its name and settings as a dictionary.
+        silos: how many.
+        split: the rule that deals the images, or the rule and its settings: {"name": "dirichlet_semifl",
+            "dirichlet": 0.3}.
+        num_labelled: images with labels at the coordinator, in all; the silos have none.
+        labelled_per_class: images with labels of each class at each silo; the coordinator has none.
+        num_test: images to hold out of `data` for testing, a number or a share such as "20%".
+        num_validation: images to hold out for the coordinator's validation set, which some methods need.
+        rounds: how many.
+        model: a network's name, or the table [model].
+        image_size: side in pixels that images are brought to; left out: theirs, at most 64.
+        tables: further settings of a study file, which go before all others: {"method": {"lr": 0.01}}.
+        seed: of the split and of the study; left out: 1, or the study file's.
+        labelled_only: whether the same network is trained on the coordinator's labels alone, as the line to beat.
+        out: folder of this simulation; left out: one of its own below `runs`, called by all these settings.
+        engine: "process", or "ray" for a cluster.
+        device: "auto" takes an accelerator where there is one.
+        progress: whether to show a bar (a line at the end where there is no terminal and no notebook).
+    Returns: the run, when all rounds are over.
+    Raises: SemisiloError for what is wrong with settings, images or the folder, with a remedy.
+    """
+    if study is not None:
+        given = [name for name, value, default in (
+            ("data", data, None), ("test", test, None), ("method", method, "semifl"), ("silos", silos, 10),
+            ("split", split, "iid"), ("num_labelled", num_labelled, None),
+            ("labelled_per_class", labelled_per_class, None), ("num_test", num_test, None),
+            ("num_validation", num_validation, None), ("rounds", rounds, 20),
+            ("model", model, "small_cnn"), ("image_size", image_size, None), ("tables", tables, None),
+            ("labelled_only", labelled_only, True)) if value is not default and value != default]
+        if given:
+            raise UsageError(f"{given[0]} has no effect beside a study, which says it itself.",
+                             remedy="Leave it out, or leave the study out.")
+        source: Path | Mapping[str, Any] = study if isinstance(study, Mapping) else Path(study)
+        label = str(study.get("method", {}).get("name", "study")) if isinstance(study, Mapping) else \
+            _name_of(Path(study))
+        tables_of = dict(study) if isinstance(study, Mapping) else {"study": str(Path(study).absolute())}
+    else:
+        if data is None:
+            raise UsageError("There are no images and no study.", remedy='Give data="folder" or a study file.')
+        home = _home(out)
+        setup = Setup(data=stored(data, home / "data"), test="" if test is None else stored(test, home / "data"),
+                      silos=silos, split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
+                      num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
+                  image_size=image_size, tables=tables or {})
+        table = method_table(method)
+        label = table["name"]
+        source = tables_of = setup.study(table, seed=1 if seed is None else seed, labelled_only=labelled_only)
+        seed = None
+    folder = Path(out) if out is not None else Path("runs") / folder_name(label, {**tables_of, "with seed": seed})
+    with _progress(progress) as shown:
+        return _run(source, folder, label=label, seed=seed, engine=engine, device=device,
+                    watching=Watching(shown, label, place=0, total=1))
+
+
+def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSource, test: DataSource | None = None,
+            seeds: Sequence[int] = (1,), silos: int = 10, split: str | Mapping[str, Any] = "iid",
+            num_labelled: int | None = None, labelled_per_class: int | None = None,
+            num_test: int | str | None = None, num_validation: int | str | None = None, rounds: int = 20,
+            model: str | Mapping[str, Any] = "small_cnn", image_size: int | None = None,
+            tables: Mapping[str, Mapping[str, Any]] | None = None,
+            labelled_only: bool = True, out: Path | str = "runs", engine: EngineName = "process",
+            device: Device = "auto", progress: bool = True) -> Comparison:
+    """Runs several methods on the same images with the same seeds: one simulation for each method and seed.
+
+    A seed deals the same images to the same silos whatever the method. Interrupted, the same call goes on; with more
+    methods or seeds it runs only these.
+    Args:
+        methods: names, or dictionaries of a name and settings; or label -> method, to compare one with other settings.
+        seeds: each gives another split, other labelled images and other random numbers.
+        labelled_only: whether the network is also trained on the labels alone, once for each seed.
+        out: where the folders of the runs go, one for each.
+        data, test, silos, split, num_labelled, labelled_per_class, num_test, num_validation, rounds, model, image_size,
+            tables, engine, device, progress: as of `simulate`.
+    Returns: all runs, method by method.
+    Raises: SemisiloError for what is wrong with settings or images, with a remedy; runs that are over stay.
+    """
+    wanted = labelled_methods(methods)
+    if isinstance(seeds, int) or not seeds or len(set(seeds)) != len(seeds):
+        raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
+    home = Path(out)
+    setup = Setup(data=stored(data, home / "data"), test="" if test is None else stored(test, home / "data"),
+                  silos=silos, split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
+                  num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
+                  image_size=image_size, tables=tables or {})
+    plans = []
+    for place, (label, method) in enumerate(wanted.items()):
+        for seed in seeds:
+            # The line is the same for every method: it is trained on what the seed has dealt to the coordinator.
+            study = setup.study(method, seed=seed, labelled_only=labelled_only and place == 0)
+            _check(study, label)
+            plans.append((label, seed, study))
+    runs = []
+    with _progress(progress) as shown:
+        for place, (label, seed, study) in enumerate(plans):
+            watching = Watching(shown, f"{label}, seed {seed}", place=place, total=len(plans))
+            runs.append(_run(study, home / folder_name(f"{label}-seed-{seed}", study), label=label, seed=None,
+                             engine=engine, device=device, watching=watching))
+    return Comparison(runs=tuple(runs))
+
+
+def load_run(folder: Path | str, *, study: str = "") -> Run:
+    """What is on disk of a simulation, or of a federation's study, also while it runs.
+
+    Args:
+        folder: of a simulation, such as `runs/NAME`, or of a federation.
+        study: of a federation; left out: its last one.
+    Raises: UsageError when the folder is neither; UnknownName when there is no such study.
+    """
+    place = Path(folder).absolute()
+    simulation = SimulationFolder(place)
+    simulated = simulation.record.exists()
+    if not simulated and not (place / "federation.toml").is_file():
+        raise UsageError(f"{place} holds no simulation and no federation.",
+                         remedy="Name a folder such as runs/NAME, or one that `coordinator init` has made.")
+    name = simulation.read_record()["study"] if simulated else study
+    ledger = Ledger(simulation.ledger)
+    try:
+        known = [row.name for row in ledger.studies()]
+        if not known:
+            raise UsageError(f"{place}: nothing has begun there.", remedy="Run it first.")
+        return read_run(ledger, name or known[-1], place, simulated=simulated)
+    finally:
+        ledger.close()
+
+
+def _run(study: Path | Mapping[str, Any], folder: Path, *, label: str, seed: int | None, engine: EngineName,
+         device: Device, watching: Watching) -> Run:
+    result = run_simulation(study, out=folder, seed=seed, engine=engine, device=device, watcher=watching)
+    ledger = Ledger(result.folder / "ledger.sqlite", waits=False)
+    try:
+        return read_run(ledger, result.study, result.folder, label=label)
+    finally:
+        ledger.close()
+
+
+def _check(study: Mapping[str, Any], label: str) -> None:
+    """Looks at the settings of a run before the first one has begun."""
+    try:
+        load_simulated_study(study)
+    except SemisiloError as error:
+        raise type(error)(f"{label}: {error.text}", remedy=error.remedy) from None
+
+
+@contextmanager
+def _progress(wanted: bool) -> Iterator[Shown]:
+    shown = shown_for(wanted)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+def _home(out: Path | str | None) -> Path:
+    """Beside what arrays are kept in a file: the folder of a simulation is its own alone."""
+    return Path("runs") if out is None else Path(out).absolute().parent
+
+
+def _name_of(study: Path) -> str:
+    from semisilo.simulation.settings import name_of
+
+    return name_of(study.absolute())

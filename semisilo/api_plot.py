@@ -1,0 +1,111 @@
+"""The plots of runs and comparisons, in the style of the reports. matplotlib is imported late: it is slow."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.errors import UsageError
+from coordinator.figure_style import LIGHT, legend, marker_of, style_of, unit_of, whole_numbers, wide_enough
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from semisilo.api_results import Run
+
+__all__ = ["picture_html", "plot_runs"]
+
+_SIZE_INCHES = (7.2, 4.2)
+_DPI = 130
+_STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1)), (0, (6, 2, 1, 2)))
+"""Of lines, once the colours are used up."""
+
+
+def plot_runs(groups: Sequence[tuple[str, Sequence[Run]]], *, by: Literal["round", "bytes"]) -> Figure:
+    """A line per group: its mean accuracy over runs, and a band from the lowest to the highest.
+
+    Rounds that only some runs have measured are left out. By bytes, a round stands at the mean of the bytes so far.
+    Raises: UsageError for another axis, or when no run has an accuracy.
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if by not in ("round", "bytes"):
+        raise UsageError(f"by = {by!r}: is no axis.", remedy='Choose "round" or "bytes".')
+    drawn = [(label, _points(runs, by)) for label, runs in groups]
+    if not any(points for _, points in drawn):
+        raise UsageError("No run has an accuracy: there are no test images.",
+                         remedy='Give some: test="folder", or num_test="20%".')
+    theme = LIGHT
+    with rc_context(style_of(theme)):
+        figure = _figure_class()(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        largest = max(x for _, points in drawn for x, *_ in points)
+        unit, name = unit_of(largest) if by == "bytes" else (1.0, "")
+        for place, ((label, points), (_, runs)) in enumerate(zip(drawn, groups, strict=True)):
+            if not points:
+                continue
+            colour = theme.lines[place % len(theme.lines)]
+            xs = [x / unit for x, *_ in points]
+            axes.plot(xs, [100 * mean for _, mean, _, _ in points], color=colour, marker=marker_of(len(xs)),
+                      markersize=4, linestyle=_STYLES[place // len(theme.lines) % len(_STYLES)],
+                      label=label if len(runs) == 1 else f"{label}, {len(runs)} seeds")
+            if len(runs) > 1:
+                axes.fill_between(xs, [100 * low for _, _, low, _ in points], [100 * high for *_, high in points],
+                                  color=colour, alpha=0.15, linewidth=0)
+        line = _line([run for _, runs in groups for run in runs])
+        if line is not None:
+            axes.axhline(100 * line, color=theme.faint, linestyle=(0, (5, 3)), linewidth=1.8,
+                         label=f"labels alone, {100 * line:.1f} %")
+        axes.set_ylabel("test accuracy (%)")
+        wide_enough(axes)
+        if by == "round":
+            axes.set_xlabel("round")
+            whole_numbers(axes)
+        else:
+            kind = "payload" if all(run.simulated for _, runs in groups for run in runs) else "wire"
+            axes.set_xlabel(f"{kind} bytes so far, both ways ({name})")
+        legend(axes)
+        figure.draw_without_rendering()  # with this style, which later drawing would not have
+    return figure
+
+
+def picture_html(figure: Figure) -> str:
+    """A figure as an <img> that holds its picture."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    picture = base64.b64encode(stream.getvalue()).decode()
+    return f'<img alt="test accuracy" src="data:image/png;base64,{picture}" style="max-width:100%">'
+
+
+def _figure_class() -> type[Figure]:
+    """A figure that notebooks show also where pyplot was never imported."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            stream = io.BytesIO()
+            self.savefig(stream, format="png")
+            return stream.getvalue()
+
+    return Shown
+
+
+def _points(runs: Sequence[Run], by: str) -> list[tuple[float, float, float, float]]:
+    """(x, mean, lowest, highest accuracy) of every round that all runs have measured."""
+    found = []
+    for number in sorted(set.intersection(*({round for round, _ in run.curve} for run in runs))):
+        values = [accuracy for run in runs for round, accuracy in run.curve if round == number]
+        spent = [so_far for run in runs for each, so_far in zip(run.rounds, run.bytes_so_far(), strict=True)
+                 if each.round == number]
+        x = float(number) if by == "round" else sum(spent) / len(spent)
+        found.append((x, sum(values) / len(values), min(values), max(values)))
+    return found
+
+
+def _line(runs: Sequence[Run]) -> float | None:
+    found = {run.seed: run.labelled_only_accuracy for run in runs if run.labelled_only_accuracy is not None}
+    return sum(found.values()) / len(found) if found else None

@@ -1,0 +1,161 @@
+"""Progress of simulations that are run from Python: a bar in a notebook or on a terminal, a line per run elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from html import escape
+from typing import Any, Protocol
+
+from common.describe import describe_seconds
+from coordinator.ledger import Ledger
+from coordinator.states import RoundState
+from coordinator.summary import accuracy_in, planned_rounds
+from semisilo.simulation.federation import SimulationWatcher
+
+__all__ = ["Shown", "Watching", "shown_for"]
+
+_REFRESH_SECONDS = 0.25
+_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
+
+
+class Shown(Protocol):
+    """Where progress is shown."""
+
+    def move(self, share: float, text: str) -> None:
+        """Moves the bar to a share of all runs, 0 to 1."""
+
+    def line(self, text: str) -> None:
+        """A run is over."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class _Silent:
+    def move(self, share: float, text: str) -> None:
+        """See `Shown`."""
+
+    def line(self, text: str) -> None:
+        """See `Shown`."""
+
+    def close(self) -> None:
+        """See `Shown`."""
+
+
+class _Lines(_Silent):
+    """A line per run on standard error."""
+
+    def line(self, text: str) -> None:
+        """See `Shown`."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Terminal:
+    """A bar of rich on standard error; it goes when all is done."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
+        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=24, complete_style="cyan"), TaskProgressColumn(),
+                             TextColumn("{task.description}", markup=False), console=console, transient=True,
+                             auto_refresh=False)
+        self._step = self._bar.add_task("", total=1.0)
+        self._bar.start()
+
+    def move(self, share: float, text: str) -> None:
+        """See `Shown`."""
+        self._bar.update(self._step, completed=share, description=text[:90], refresh=True)
+
+    def line(self, text: str) -> None:
+        """See `Shown`."""
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """See `Shown`."""
+        self._bar.stop()
+
+
+class _Notebook:
+    """One output of a cell that changes in place: a bar of HTML, and a line for each run that is over."""
+
+    def __init__(self, display: Any, html: Any) -> None:
+        self._html = html
+        self._lines: list[str] = []
+        self._handle = display(html(self._page(0.0, "starting")), display_id=True)
+
+    def _page(self, share: float, text: str) -> str:
+        done = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
+        bar = f'<div><progress max="1" value="{share:.4f}"></progress> {escape(text)}</div>' if text else ""
+        return f"{done}{bar}"
+
+    def move(self, share: float, text: str) -> None:
+        """See `Shown`."""
+        self._handle.update(self._html(self._page(share, text)))
+
+    def line(self, text: str) -> None:
+        """See `Shown`."""
+        self._lines.append(text)
+
+    def close(self) -> None:
+        """See `Shown`."""
+        self._handle.update(self._html(self._page(1.0, "")))
+
+
+def shown_for(progress: bool) -> Shown:
+    """Where progress goes: nowhere, into the notebook's cell, onto the terminal, or as lines to standard error."""
+    if not progress:
+        return _Silent()
+    interactive = sys.modules.get("IPython")  # never imported by us: where it is not loaded there is no notebook
+    shell = interactive.get_ipython() if interactive is not None else None
+    if shell is not None and getattr(shell, "kernel", None) is not None:
+        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
+
+        return _Notebook(display, HTML)
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return _Terminal(console) if console.is_terminal else _Lines()
+
+
+class Watching(SimulationWatcher):
+    """Tells of one run among several."""
+
+    def __init__(self, shown: Shown, label: str, *, place: int, total: int) -> None:
+        """`place` counts from 0."""
+        self._shown = shown
+        self._label = label
+        self._place = place
+        self._total = total
+        self._next = 0.0
+        self._started = time.monotonic()
+
+    def step(self, text: str) -> None:
+        """See `SimulationWatcher`."""
+        self._shown.move(self._place / self._total, f"{self._label}: {text}")
+
+    def progress(self, ledger: Ledger, study: str, text: str, fraction: float) -> None:
+        """See `SimulationWatcher`."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _REFRESH_SECONDS
+        self._show(ledger, study, text)
+
+    def finished(self, ledger: Ledger, study: str) -> None:
+        """See `SimulationWatcher`."""
+        found = [accuracy_in(row.metrics) for row in ledger.rounds(study) if row.state is RoundState.COMPLETED]
+        accuracy = "" if not found or found[-1] is None else f"accuracy {100 * found[-1]:.2f} %, "
+        took = describe_seconds(time.monotonic() - self._started)
+        self._shown.line(f"{self._label}: {accuracy}{took} ({self._place + 1} of {self._total})")
+        self._shown.move((self._place + 1) / self._total, self._label)
+
+    def _show(self, ledger: Ledger, study: str, text: str) -> None:
+        row, planned = ledger.last_round(study), max(1, planned_rounds(ledger.study(study)))
+        number = 0 if row is None else row.number
+        done = number if row is not None and row.state in _OVER else max(0, number - 1)
+        accuracy = None if row is None else accuracy_in(row.metrics)
+        facts = [f"{self._label}: round {number}/{planned}", "" if accuracy is None else f"{100 * accuracy:.1f} %",
+                 text]
+        self._shown.move((self._place + min(1.0, done / planned)) / self._total,
+                         ", ".join(fact for fact in facts if fact))

@@ -1,0 +1,348 @@
+"""What comes out of simulations, for people at a keyboard: typed numbers, tables, plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.config import to_dict
+from common.describe import describe_bytes
+from common.errors import UsageError
+from coordinator.ledger import Ledger
+from coordinator.states import RoundState
+from coordinator.summary import RoundSummary, summarise
+from semisilo.predictor import Predictions, data_frame, predict
+from semisilo.simulation.result import SiloResult, read_result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from coordinator.handover.export import Exported
+
+__all__ = ["Comparison", "Round", "Run", "Summary", "read_run"]
+
+Along = Literal["round", "bytes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """One round of a study."""
+
+    round: int
+    """0 is the preparation, before any silo has worked."""
+    state: str
+    """"completed", "failed", or where it stands."""
+    accuracy: float | None
+    """On the test images after the round, 0 to 1; None where it was not measured."""
+    balanced_accuracy: float | None
+    """Mean recall of the classes."""
+    label_ratio: float | None
+    """Mean over the silos of the share of their images that got a pseudo-label; None where nobody reported it."""
+    payload_down: int
+    """Bytes of encoded tensors from the coordinator to the silos in this round."""
+    payload_up: int
+    wire_down: int | None
+    """Bytes on the network; None in a simulation, which has none."""
+    wire_up: int | None
+    dense_bytes: int
+    """What the same transfers would have been as dense tensors."""
+    seconds: float | None
+    metrics: Mapping[str, float]
+    """All numbers of the round."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One study: what a simulation, or a federation, has done so far."""
+
+    label: str
+    """How it is called in tables and plots."""
+    study: str
+    method: str
+    seed: int
+    folder: Path
+    """Of the simulation or federation."""
+    state: str
+    """Of the study: "completed", "running", ..."""
+    classes: tuple[str, ...]
+    rounds: tuple[Round, ...]
+    labelled_only_accuracy: float | None
+    """Of the same network trained on the coordinator's labels alone; None where that was not done."""
+    digest: str
+    """SHA-256, hex, of the last committed state."""
+    dense_bytes: int
+    """Bytes of one dense model."""
+    silos: tuple[SiloResult, ...]
+    """What each silo answered, task by task."""
+    simulated: bool = True
+
+    @property
+    def completed(self) -> tuple[Round, ...]:
+        """The committed rounds, round 0 included."""
+        return tuple(each for each in self.rounds if each.state == RoundState.COMPLETED)
+
+    @property
+    def accuracy(self) -> float | None:
+        """After the last committed round; None without a test set."""
+        return self.completed[-1].accuracy if self.completed else None
+
+    @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """(round, accuracy) of every committed round that was measured."""
+        return tuple((each.round, each.accuracy) for each in self.completed if each.accuracy is not None)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Both ways, of all rounds."""
+        return sum(each.payload_down + each.payload_up for each in self.rounds)
+
+    @property
+    def wire_bytes(self) -> int | None:
+        """Both ways, of all rounds; None in a simulation."""
+        return None if self.simulated else sum((each.wire_down or 0) + (each.wire_up or 0) for each in self.rounds)
+
+    @property
+    def label_ratio(self) -> float | None:
+        """Of the last round in which a silo reported one."""
+        found = [each.label_ratio for each in self.rounds if each.label_ratio is not None]
+        return found[-1] if found else None
+
+    def bytes_so_far(self) -> tuple[int, ...]:
+        """For each round the bytes up to its end: on the wire, or of payloads in a simulation."""
+        total, found = 0, []
+        for each in self.rounds:
+            total += each.payload_down + each.payload_up if self.simulated \
+                else (each.wire_down or 0) + (each.wire_up or 0)
+            found.append(total)
+        return tuple(found)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dictionary of plain numbers for each round."""
+        found = []
+        for each, so_far in zip(self.rounds, self.bytes_so_far(), strict=True):
+            row = {"label": self.label, "method": self.method, "seed": self.seed, **to_dict(each),
+                   "bytes_so_far": so_far}
+            del row["metrics"]
+            found.append(row)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return {**to_dict(self), "accuracy": self.accuracy, "payload_bytes": self.payload_bytes,
+                "wire_bytes": self.wire_bytes}
+
+    def to_pandas(self) -> Any:
+        """`rows` as a pandas.DataFrame. Raises: UsageError where pandas is not installed."""
+        return data_frame(self.rows())
+
+    def plot(self, *, by: Along = "round") -> Figure:
+        """Test accuracy by round, or by bytes so far, with the line of the labels alone."""
+        from semisilo.api_plot import plot_runs
+
+        return plot_runs([(self.label, (self,))], by=by)
+
+    def export(self, out: Path | str | None = None, *, round: int | Literal["last", "best"] = "last", test: str = "",
+               formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False,
+               progress: Callable[[float, str], None] | None = None) -> Exported:
+        """Writes the model with its card: see `semisilo export`.
+
+        Args:
+            out: the folder; None: `export-round-N` beside the run's files.
+            formats: "safetensors" is always written; "onnx" needs an extra.
+            calibrate: whether to fit a temperature on the validation images.
+        Returns: `.folder`, and `.card` with what stands in model_card.json.
+        Raises: UsageError for the run of a federation, where it is `coordinator export`; what that raises.
+        """
+        if not self.simulated:
+            raise UsageError(f"{self.folder} is a federation.", remedy=f"Run: coordinator export {self.study}.")
+        from semisilo.simulation.output import export_run
+        from semisilo.simulation.simulate import torch_left_as_it_was
+
+        with torch_left_as_it_was():
+            return export_run(self.folder, out=None if out is None else Path(out), round=str(round), test=test,
+                              formats=formats, calibrate=calibrate, progress=progress)
+
+    def predict(self, source: Any) -> Predictions:
+        """What the final model says of images: see `semisilo.predict`.
+
+        Raises: UsageError before the study is complete.
+        """
+        model = self.folder / "studies" / self.study / "model.safetensors"
+        if not model.is_file():
+            raise UsageError(f"Study '{self.study}' is {self.state}; its model is written when it is complete.",
+                             remedy="Go on with it first.")
+        return predict(model, source)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the main numbers and the curve."""
+        from semisilo.api_plot import picture_html
+
+        facts = _summary(self.label, (self,))
+        return _html_table([facts]) + (picture_html(self.plot()) if self.curve else "")
+
+    def __str__(self) -> str:
+        return _text_table([_summary(self.label, (self,))])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """The runs of one method, over its seeds."""
+
+    label: str
+    runs: int
+    accuracy: float | None
+    """Mean of the final accuracy."""
+    accuracy_std: float | None
+    """Standard deviation over seeds (n - 1); None for one seed."""
+    labelled_only: float | None
+    """Mean accuracy of the labels alone, over the seeds of the comparison."""
+    gain: float | None
+    """accuracy - labelled_only."""
+    payload_bytes: float
+    """Mean, of all rounds both ways."""
+    share_of_dense: float | None
+    """Payload bytes over those of dense transfers."""
+    label_ratio: float | None
+    """Mean of the last round's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Several methods on the same images, each with the same seeds."""
+
+    runs: tuple[Run, ...]
+    """Method by method, seed by seed."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The methods, in the order that they were given in."""
+        return tuple(dict.fromkeys(run.label for run in self.runs))
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, likewise."""
+        return tuple(dict.fromkeys(run.seed for run in self.runs))
+
+    def of(self, label: str) -> tuple[Run, ...]:
+        """The runs of one method. Raises: UsageError for one that is not compared."""
+        found = tuple(run for run in self.runs if run.label == label)
+        if not found:
+            raise UsageError(f"'{label}' is not compared here.", remedy=f"There are: {', '.join(self.labels)}.")
+        return found
+
+    def summary(self) -> tuple[Summary, ...]:
+        """One line per method."""
+        line = _labelled_only(self.runs)
+        return tuple(_summary(label, self.of(label), line=line) for label in self.labels)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dictionary of plain numbers for each round of each run."""
+        return [row for run in self.runs for row in run.rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return {"summary": [to_dict(each) for each in self.summary()], "runs": [run.to_dict() for run in self.runs]}
+
+    def to_pandas(self) -> Any:
+        """`rows` as a pandas.DataFrame. Raises: UsageError where pandas is not installed."""
+        return data_frame(self.rows())
+
+    def plot(self, *, by: Along = "round") -> Figure:
+        """Test accuracy by round, or by payload bytes so far: a line per method, the mean over seeds, with a band from
+        the lowest to the highest seed; dashed, the labels alone."""
+        from semisilo.api_plot import plot_runs
+
+        return plot_runs([(label, self.of(label)) for label in self.labels], by=by)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the summary and the curves."""
+        from semisilo.api_plot import picture_html
+
+        measured = any(run.curve for run in self.runs)
+        return _html_table(self.summary()) + (picture_html(self.plot()) if measured else "")
+
+    def __str__(self) -> str:
+        return _text_table(self.summary())
+
+
+def read_run(ledger: Ledger, study: str, folder: Path, *, label: str = "", simulated: bool = True) -> Run:
+    """The run of a study in a ledger.
+
+    Raises: UnknownName when there is no such study.
+    """
+    summary = summarise(ledger, study)
+    result = read_result(ledger, study, folder)
+    return Run(label=label or result.method, study=study, method=result.method, seed=result.seed, folder=folder,
+               state=str(summary.row.state), classes=tuple((summary.row.frozen or {}).get("classes", ())),
+               rounds=tuple(_round(each, simulated=simulated) for each in summary.rounds),
+               labelled_only_accuracy=summary.labelled_only, digest=result.digest, dense_bytes=result.dense_bytes,
+               silos=result.silos, simulated=simulated)
+
+
+def _round(entry: RoundSummary, *, simulated: bool) -> Round:
+    traffic = entry.traffic
+    return Round(round=entry.number, state=str(entry.state), accuracy=entry.accuracy,
+                 balanced_accuracy=entry.metrics.get("balanced_accuracy"),
+                 label_ratio=_mean(entry.label_ratio.values()), payload_down=traffic.payload_down,
+                 payload_up=traffic.payload_up, wire_down=None if simulated else traffic.wire_down,
+                 wire_up=None if simulated else traffic.wire_up,
+                 dense_bytes=traffic.dense_total, seconds=entry.seconds, metrics=entry.metrics)
+
+
+def _labelled_only(runs: Sequence[Run]) -> float | None:
+    """Mean over seeds; the same network on the same labels, whichever run has measured it."""
+    found = {run.seed: run.labelled_only_accuracy for run in runs if run.labelled_only_accuracy is not None}
+    return _mean(found.values())
+
+
+def _summary(label: str, runs: Sequence[Run], *, line: float | None = None) -> Summary:
+    line = _labelled_only(runs) if line is None else line
+    accuracies = [run.accuracy for run in runs if run.accuracy is not None]
+    mean = _mean(accuracies)
+    spread = None if mean is None or len(accuracies) < 2 else \
+        math.sqrt(sum((each - mean) ** 2 for each in accuracies) / (len(accuracies) - 1))
+    dense = sum(each.dense_bytes for run in runs for each in run.rounds)
+    return Summary(
+        label=label, runs=len(runs), accuracy=mean, accuracy_std=spread, labelled_only=line,
+        gain=None if mean is None or line is None else mean - line,
+        payload_bytes=sum(run.payload_bytes for run in runs) / len(runs),
+        share_of_dense=sum(run.payload_bytes for run in runs) / dense if dense else None,
+        label_ratio=_mean([run.label_ratio for run in runs if run.label_ratio is not None]))
+
+
+def _mean(values: Collection[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+_COLUMNS = ("method", "seeds", "accuracy", "gain", "payload", "of dense", "label ratio")
+
+
+def _cells(each: Summary) -> tuple[str, ...]:
+    spread = "" if each.accuracy_std is None else f" ± {100 * each.accuracy_std:.2f}"
+    return (each.label, str(each.runs), "–" if each.accuracy is None else f"{100 * each.accuracy:.2f}{spread} %",
+            "–" if each.gain is None else f"{100 * each.gain:+.2f}", describe_bytes(each.payload_bytes),
+            "–" if each.share_of_dense is None else f"{100 * each.share_of_dense:.1f} %",
+            "–" if each.label_ratio is None else f"{100 * each.label_ratio:.1f} %")
+
+
+def _note(lines: Sequence[Summary]) -> str:
+    line = next((each.labelled_only for each in lines if each.labelled_only is not None), None)
+    return "" if line is None else f"labels alone: {100 * line:.2f} %; gain in points"
+
+
+def _text_table(lines: Sequence[Summary]) -> str:
+    rows = [_COLUMNS, *map(_cells, lines)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    text = ["  ".join(cell.ljust(width) if place == 0 else cell.rjust(width)
+                      for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return "\n".join([*text, *([_note(lines)] if _note(lines) else [])])
+
+
+def _html_table(lines: Sequence[Summary]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(each))}</tr>" for each in lines)
+    return f"<table><tr>{head}</tr>{body}</table><p>{escape(_note(lines))}</p>"

@@ -1,0 +1,210 @@
+"""From keyword settings and somebody's own images to the tables of a simulated study."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config import canonical_json
+from common.data.readers import parse_source, survey
+from common.durable import write_durably
+from common.errors import BadData, UsageError
+from common.methods import find_method
+
+__all__ = ["DataSource", "Method", "Setup", "folder_name", "labelled_methods", "method_table", "stored"]
+
+Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
+DataSource = str | Path | Arrays
+"""A folder of class folders, an .npz file, "digits" and whatever else a study reads; or (images, labels): uint8
+(N, H, W) or (N, H, W, 3), and one label per image, numbers from 0 or names of classes."""
+
+Method = str | Mapping[str, Any]
+"""A method's name, or its name and settings: {"name": "semifl", "confidence_threshold": 0.9}."""
+
+_LARGEST_AUTOMATIC_SIZE = 64
+_HELD_OUT = "20%"
+"""For testing, where the images come without a test part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What a simulation is made of, besides method and seed. `simulate` and `compare` document each field."""
+
+    data: str
+    """A source that `common.data.readers` reads; absolute, or a named set."""
+    test: str = ""
+    silos: int = 10
+    split: str | Mapping[str, Any] = "iid"
+    num_labelled: int | None = None
+    labelled_per_class: int | None = None
+    num_test: int | str | None = None
+    num_validation: int | str | None = None
+    rounds: int = 20
+    model: str | Mapping[str, Any] = "small_cnn"
+    image_size: int | None = None
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def study(self, method: Mapping[str, Any], *, seed: int, labelled_only: bool) -> dict[str, Any]:
+        """The tables of a study file with a method.
+
+        Args:
+            method: its name and settings.
+            labelled_only: whether the same network is trained on the labels alone, where the coordinator has labels.
+        Raises: UsageError for settings that contradict each other; BadData when the images cannot be read.
+        """
+        scenario = self._scenario(method)
+        at_coordinator = scenario == "labels-at-coordinator"
+        found = survey(self.data)
+        size = self.image_size or _automatic_size(found.sizes)
+        channels = found.channels
+        mean: Any = "labelled" if at_coordinator else [0.5] * channels
+        std: Any = "labelled" if at_coordinator else [0.25] * channels
+        tables: dict[str, Any] = {
+            "study": {"seed": seed, "rounds": self.rounds, "labelled_only_baseline": labelled_only and at_coordinator},
+            "model": {"name": self.model} if isinstance(self.model, str) else dict(self.model),
+            "data": {"image": {"size": size, "channels": channels, "mean": mean, "std": std}},
+            "method": {"name": method["name"], "scenario": scenario,
+                       **{key: value for key, value in method.items() if key not in ("name", "scenario")}},
+            "simulation": {"data": self.data, **({"test": self.test} if self.test else {}),
+                           "split": self._split(at_coordinator)}}
+        for name, keys in self.tables.items():
+            if not isinstance(keys, Mapping):
+                raise UsageError(f"tables: '{name}' must be a table of settings.",
+                                 remedy='Write tables={"participation": {"silos_per_round": 5}}.')
+            tables[name] = _merged(tables.get(name, {}), keys)
+        return copy.deepcopy(tables)
+
+    def _scenario(self, method: Mapping[str, Any]) -> str:
+        if self.num_labelled is not None and self.labelled_per_class is not None:
+            raise UsageError("num_labelled and labelled_per_class are both given: the labels are at the coordinator or"
+                             " at the silos.", remedy="Leave one of them out.")
+        given = method.get("scenario")
+        if given is not None:
+            return str(given)
+        if self.num_labelled is not None:
+            return "labels-at-coordinator"
+        if self.labelled_per_class is not None:
+            return "labels-at-silo"
+        raise UsageError("It is not said how many images have labels.",
+                         remedy="Give num_labelled=50 for labels at the coordinator, or labelled_per_class=5 for labels"
+                                " of each class at each silo.")
+
+    def _split(self, at_coordinator: bool) -> dict[str, Any]:
+        split = {"name": self.split} if isinstance(self.split, str) else dict(self.split)
+        amount = {"num_labelled": self.num_labelled} if at_coordinator else \
+            {"labelled_per_class": self.labelled_per_class}
+        num_test = self.num_test
+        if num_test is None and not self.test and not _has_test_part(self.data):
+            num_test = _HELD_OUT
+        held = {"num_test": num_test, "num_validation": self.num_validation}
+        return {"silos": self.silos, **{key: value for key, value in {**amount, **held}.items() if value is not None},
+                **split}
+
+
+def method_table(method: Method) -> dict[str, Any]:
+    """A method's name and settings. Raises: UsageError without a name; UnknownName for a method that there is not."""
+    table = {"name": method} if isinstance(method, str) else dict(method)
+    if not isinstance(table.get("name"), str):
+        raise UsageError(f"A method needs a name; {method!r} has none.",
+                         remedy='Write "semifl" or {"name": "semifl", "local_epochs": 1}.')
+    find_method(table["name"])
+    return table
+
+
+def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[str, dict[str, Any]]:
+    """Label -> method; a method that has no label is called by its name.
+
+    Raises: UsageError for none, or for two of one label.
+    """
+    if isinstance(methods, str):
+        raise UsageError(f"methods = {methods!r}: must be a list.", remedy=f'Write methods=["{methods}"].')
+    pairs = [(label, method_table(method)) for label, method in methods.items()] if isinstance(methods, Mapping) else \
+        [(table["name"], table) for table in map(method_table, methods)]
+    found: dict[str, dict[str, Any]] = {}
+    for label, table in pairs:
+        if label in found:
+            raise UsageError(f"Two methods are called '{label}'.",
+                             remedy='Give each a label: methods={"first": {...}, "second": {...}}.')
+        found[str(label)] = table
+    if not found:
+        raise UsageError("There is no method to compare.", remedy='Write methods=["fedavg", "semifl"].')
+    return found
+
+
+def stored(data: DataSource, folder: Path) -> str:
+    """The source of some images; arrays become a file of a folder, called by what is in it.
+
+    Raises: BadData for arrays that are no images with labels.
+    """
+    if isinstance(data, (str, Path)):
+        path, part = parse_source(str(data))
+        return str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}"
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise BadData("data: is neither a path nor (images, labels).",
+                      remedy='Give a folder, an .npz file, "digits", or a pair of arrays.')
+    images, labels = np.asarray(data[0]), np.asarray(data[1])
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise BadData(f"data: the images are {images.dtype} of the shape {images.shape}.",
+                      remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
+    if labels.shape not in ((len(images),), (len(images), 1)) or len(images) == 0:
+        raise BadData(f"data: {len(images)} images, and labels of the shape {labels.shape}.",
+                      remedy="Give one label per image.")
+    labels = labels.reshape(-1)
+    arrays: dict[str, NDArray[Any]] = {"images": images}
+    if labels.dtype.kind in "US":
+        names, labels = np.unique(labels.astype(str), return_inverse=True)
+        arrays["classes"] = names
+    elif labels.dtype.kind not in "iub":
+        raise BadData(f"data: the labels have the type {labels.dtype}.", remedy="Give whole numbers from 0, or names.")
+    arrays["labels"] = labels.astype(np.int64)
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)  # type: ignore[arg-type]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(stream.getvalue()).hexdigest()[:16]}.npz"
+    if not path.exists():
+        write_durably(path, stream.getvalue())
+    return str(path.absolute())
+
+
+def folder_name(label: str, tables: Mapping[str, Any]) -> str:
+    """Of a run: other settings have another folder, so that none is mistaken for another and each can go on."""
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", label).strip("-_")[:40] or "run"
+    return f"{plain}-{hashlib.sha256(canonical_json(tables).encode()).hexdigest()[:10]}"
+
+
+def _merged(table: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(table)
+    for key, value in keys.items():
+        before = result.get(key)
+        result[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _has_test_part(data: str) -> bool:
+    """What is wrong with a file is said by who reads it."""
+    path, _ = parse_source(data)
+    if path is None:
+        return True  # a named set
+    if path.suffix.lower() != ".npz":
+        return False
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return "test_images" in archive.files
+    except (OSError, ValueError):
+        return False
+
+
+def _automatic_size(sizes: Mapping[tuple[int, int], int]) -> int:
+    """The longer side of most images, at most 64: larger ones take long, and are somebody's choice."""
+    if not sizes:
+        return _LARGEST_AUTOMATIC_SIZE
+    return min(_LARGEST_AUTOMATIC_SIZE, max(next(iter(sizes))))

@@ -1,0 +1,122 @@
+"""`semisilo export` and `semisilo predict`: a simulated study's model as files, and any exported model on images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+__all__ = ["add_to"]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
+DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(
+    "--device", help="auto takes an accelerator where there is one.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(export)
+    app.command()(predict)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False,
+                                        help="Folder of a simulation, such as runs/NAME.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
+                                             help="Folder to write; RUN/export-round-N by default. An earlier export"
+                                                  " there is replaced.")] = None,
+    round: Annotated[str, typer.Option("--round", metavar="N|best|last",
+                                       help="Which model: of the last committed round, of the one with the highest test"
+                                            " accuracy, or of round N.")] = "last",
+    test: Annotated[str, typer.Option("--test", metavar="SOURCE", show_default=False,
+                                      help="Measure on these labelled images instead of the study's own.")] = "",
+    formats: Annotated[str, typer.Option("--format", metavar="LIST",
+                                         help="What to write, with commas: safetensors, onnx.")] = "safetensors,onnx",
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit a temperature on the validation images, never on"
+                                                                " test images.")] = False,
+    device: DeviceOption = "auto",
+    json_: JsonOption = False,
+) -> None:
+    """Writes a simulation's model for others: safetensors, ONNX and a model card with what it is worth.
+
+    As `coordinator export` does for a federation's study; `semisilo predict` runs the result.
+
+    \b
+    Examples:
+      semisilo export runs/study
+      semisilo export runs/study --round best --out hand-over --calibrate
+    """
+    import json
+
+    from coordinator.handover.display import export_bar, show_export
+    from semisilo.processes import interrupt_on_termination
+    from semisilo.simulation.output import export_run
+
+    with interrupt_on_termination(), export_bar() as progress:
+        found = export_run(run, out=out, round=round, test=test, calibrate=calibrate, device=device,
+                           formats=tuple(part.strip() for part in formats.split(",") if part.strip()),
+                           progress=progress)
+    if json_:
+        typer.echo(json.dumps({"folder": str(found.folder), "card": found.card}, indent=2))
+    else:
+        show_export(found.folder, found.card)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", show_default=False,
+                                          help="Folder of an export, its model.safetensors or its model.onnx.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False,
+                                          help="Images: a folder, an .npz file, or whatever else a study reads.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", show_default=False, dir_okay=False,
+                                             help="Write the predictions to FILE as CSV. Default: to the terminal.")]
+    = None,
+    top: Annotated[int | None, typer.Option("--top", metavar="K", min=1, show_default=False,
+                                            help="The K likeliest classes of each image instead of all.")] = None,
+    device: DeviceOption = "auto",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 250,
+    on_error: Annotated[Literal["skip", "stop"], typer.Option(
+        "--on-error", help="What to do with a file that cannot be read.")] = "skip",
+    allow_factory: Annotated[list[str] | None, typer.Option(
+        "--allow-factory", metavar="package.module:factory", show_default=False,
+        help="A network from a package that you trust; may be repeated.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Predicts the class of every image with an exported model. Not for clinical use.
+
+    The CSV has a line per image: file, predicted class, its probability, the probabilities of all classes. Where the
+    source has classes that the model knows (class folders, labels), the accuracy is told as well. Files that cannot be
+    read are left out and listed.
+
+    \b
+    Examples:
+      semisilo predict studies/first/export-round-100 /scans/new --out predictions.csv
+      semisilo predict model.onnx scans.npz --top 3
+      semisilo predict hand-over digits#test --json
+    """
+    import json
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from common.logs import printable
+    from coordinator.handover.display import export_bar
+    from semisilo.predictor import predict as run
+    from semisilo.processes import interrupt_on_termination
+
+    console = Console(stderr=True, highlight=False)
+    with interrupt_on_termination(), export_bar(console) as progress:
+        found = run(model, source, device=device, batch_size=batch_size, on_error=on_error,
+                    allow_factories=tuple(allow_factory or ()), progress=progress)
+    if out is not None:
+        found.to_csv(out, top=top)
+    if json_:
+        typer.echo(json.dumps({**found.to_dict(top=top), "out": None if out is None else str(out)}, indent=2))
+    elif out is None:
+        typer.echo(found.to_csv(top=top), nl=False)
+    for each in found.skipped:
+        console.print(Text(printable(f"left out: {each.name}: {each.reason}", limit=500)), soft_wrap=True)
+    share = "" if found.accuracy is None else \
+        f", {found.right} of {found.labelled} with a known class are right: accuracy {100 * found.accuracy:.2f} %"
+    where = "" if out is None else f"; written to {out}"
+    console.print(Text(f"{len(found)} images{share}{where}"), soft_wrap=True)

@@ -1,0 +1,297 @@
+"""Runs an exported model on images: `semisilo predict`, and the same from Python.
+
+Images are read and brought to the model's form as in training, batch by batch, so that a folder may be larger than
+memory. An ONNX graph is run by onnxruntime; with a folder of images torch is then not loaded at all.
+
+Shapes: N images, B images of a batch, K classes, C channels, S side of the square.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.calibration import probabilities
+from common.data.image_set import Skipped
+from common.durable import write_durably
+from common.errors import BadData, UsageError
+from common.exported_model import METADATA_KEY, ModelFacts, facts_from_json
+from semisilo.predict_source import open_source
+
+__all__ = ["Predictions", "Predictor", "open_predictor", "predict"]
+
+_SHOWN = 20
+"""Rows of a table in a notebook."""
+
+Device = Literal["auto", "cpu", "cuda"]
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+
+class Predictor(Protocol):
+    """A model that is ready to answer."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the model is for."""
+
+    def logits(self, images_BCHW: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Logits (B, K) of pictures in the model's form."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictions:
+    """What a model says of a set of images."""
+
+    classes: tuple[str, ...]
+    files: tuple[str, ...]
+    """A name per image: its path within the folder, or "file.npz[12]"."""
+    predicted: NDArray[np.int64]
+    """(N,), places in `classes`."""
+    probabilities: NDArray[np.float64]
+    """(N, K), in the order of `classes`."""
+    true: NDArray[np.int64]
+    """(N,), -1 where the source has no class for an image."""
+    skipped: tuple[Skipped, ...] = field(default=())
+    """Files that could not be read, and why."""
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def labelled(self) -> int:
+        """Images whose class is known."""
+        return int((self.true >= 0).sum())
+
+    @property
+    def right(self) -> int:
+        """Images whose class is known and predicted."""
+        return int((self.predicted == self.true).sum())
+
+    @property
+    def accuracy(self) -> float | None:
+        """right / labelled; None where no class is known."""
+        return self.right / self.labelled if self.labelled else None
+
+    def rows(self, *, top: int | None = None) -> list[dict[str, Any]]:
+        """A dictionary for each image: file, predicted, probability, perhaps true, and the probabilities of all classes
+        ("p_CLASS"), or the `top` likeliest ("class_1", "probability_1", ...)."""
+        found = []
+        for place, name in enumerate(self.files):
+            label, p_K = int(self.predicted[place]), self.probabilities[place]
+            row: dict[str, Any] = {"file": name, "predicted": self.classes[label], "probability": float(p_K[label])}
+            if self.labelled:
+                row["true"] = self.classes[self.true[place]] if self.true[place] >= 0 else ""
+            if top is None:
+                row |= {f"p_{each}": float(p) for each, p in zip(self.classes, p_K, strict=True)}
+            else:
+                for rank, best in enumerate(np.argsort(-p_K, kind="stable")[:top].tolist(), 1):
+                    row |= {f"class_{rank}": self.classes[best], f"probability_{rank}": float(p_K[best])}
+            found.append(row)
+        return found
+
+    def to_dict(self, *, top: int | None = None) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return {"classes": list(self.classes), "images": len(self), "labelled": self.labelled,
+                "right": self.right if self.labelled else None, "accuracy": self.accuracy,
+                "predictions": self.rows(top=top),
+                "skipped": [{"file": each.name, "reason": each.reason} for each in self.skipped]}
+
+    def to_csv(self, path: Path | str | None = None, *, top: int | None = None) -> str:
+        """One line per image, with a heading; also written to `path`, whole or not at all."""
+        stream = io.StringIO()
+        rows = self.rows(top=top)
+        lines = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else ["file"], lineterminator="\n")
+        lines.writeheader()
+        lines.writerows({key: f"{value:.6f}" if isinstance(value, float) else value for key, value in row.items()}
+                        for row in rows)
+        if path is not None:
+            write_durably(Path(path), stream.getvalue().encode("utf-8", "surrogateescape"))
+        return stream.getvalue()
+
+    def to_pandas(self) -> Any:
+        """`rows` as a pandas.DataFrame. Raises: UsageError where pandas is not installed."""
+        return data_frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        """A table of the first images, for notebooks."""
+        share = "" if self.accuracy is None else \
+            f", {self.right} of {self.labelled} right ({100 * self.accuracy:.1f} %)"
+        head = "".join(f"<th>{name}</th>" for name in ("file", "predicted", "probability"))
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(self.classes[label])}</td><td>{p_K[label]:.3f}</td></tr>"
+            for name, label, p_K in zip(self.files[:_SHOWN], self.predicted[:_SHOWN].tolist(),
+                                        self.probabilities[:_SHOWN], strict=True))
+        more = f"<p>and {len(self) - _SHOWN} more</p>" if len(self) > _SHOWN else ""
+        lost = f"<p>{len(self.skipped)} file(s) could not be read</p>" if self.skipped else ""
+        return f"<p>{len(self)} images{share}</p><table><tr>{head}</tr>{rows}</table>{more}{lost}"
+
+
+def data_frame(rows: list[dict[str, Any]]) -> Any:
+    """A pandas.DataFrame. Raises: UsageError where pandas is not installed, which we do not need."""
+    try:
+        pandas: Any = importlib.import_module("pandas")
+    except ImportError:
+        raise UsageError("pandas is not installed.", remedy="Run: pip install pandas. Or use rows().") from None
+    return pandas.DataFrame(rows)
+
+
+def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
+            batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
+            allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None
+            ) -> Predictions:
+    """What a model says of images.
+
+    Args:
+        model: an export's folder, its model.safetensors or its model.onnx, or an opened predictor.
+        source: whatever a study reads (a folder, an .npz file, "digits", ...); or images uint8 (N, H, W) or
+            (N, H, W, 3); or (images, labels), labels being places among the model's classes.
+        device: "auto" takes an accelerator where there is one.
+        batch_size: images at a time. With 250, the bits are those of the coordinator's own evaluation.
+        on_error: at a file that cannot be read, "skip" (and list) it or "stop".
+        allow_factories: "package.module:factory" names of networks that may be imported.
+        progress: told the share that is done, 0 to 1, and a line of text.
+    Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
+    Raises: BadData, naming the file; UsageError for what does not fit.
+    """
+    if batch_size < 1:
+        raise UsageError(f"batch_size = {batch_size}: must be at least 1.")
+    opened = open_predictor(model, device=device, allow_factories=allow_factories) \
+        if isinstance(model, (str, Path)) else model
+    facts = opened.facts
+    images = open_source(source, form=facts.image, classes=facts.model.classes, on_error=on_error,
+                         batch_size=batch_size)
+    parts: list[NDArray[np.float32]] = []
+    files: list[str] = []
+    true: list[int] = []
+    for batch in images:
+        answer_BK = opened.logits(batch.images_BCHW)
+        if answer_BK.shape != (len(batch.files), len(facts.model.classes)) or not bool(np.isfinite(answer_BK).all()):
+            raise BadData("The model's answers are not finite, or not one per class.", remedy="Export it again.")
+        parts.append(answer_BK)
+        files += batch.files
+        true += batch.labels
+        if progress is not None:
+            progress(batch.share, f"{len(files)} images")
+    if not files:
+        raise BadData(f"None of the {len(images.skipped)} files can be read: first is {images.skipped[0].name},"
+                      f" {images.skipped[0].reason}." if images.skipped else "There are no images.",
+                      remedy="Check that the files were copied completely.")
+    logits_NK = np.concatenate(parts)
+    return Predictions(classes=facts.model.classes, files=tuple(files), predicted=logits_NK.argmax(axis=1),
+                       probabilities=probabilities(logits_NK, temperature=facts.temperature),
+                       true=np.array(true, dtype=np.int64), skipped=tuple(images.skipped))
+
+
+def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = ()) -> Predictor:
+    """Reads an exported model.
+
+    Args:
+        model: an export's folder (its weights, or else its graph), a .safetensors or an .onnx file.
+    Raises: BadData for a file that is none, or damaged; UsageError for a folder without a model, or where onnxruntime
+        is not installed; NotPermitted for a model factory that is not listed.
+    """
+    path = _file_of(Path(model).expanduser())
+    if path.suffix.lower() == ".onnx":
+        return _OnnxPredictor(path, device=device)
+    return _TorchPredictor(path, device=device, allow_factories=allow_factories)
+
+
+def _file_of(path: Path) -> Path:
+    if path.is_dir():
+        for name in ("model.safetensors", "model.onnx"):
+            if (path / name).is_file():
+                return path / name
+        raise UsageError(f"{path}: holds no model.safetensors and no model.onnx.",
+                         remedy="Name the folder that `coordinator export` or `semisilo export` has written.")
+    if not path.is_file():
+        raise UsageError(f"{path}: no such folder or file.",
+                         remedy="Name the folder that `coordinator export` or `semisilo export` has written.")
+    return path
+
+
+class _TorchPredictor:
+    def __init__(self, path: Path, *, device: Device, allow_factories: Collection[str]) -> None:
+        import torch
+
+        from common.exported_model import read_model
+
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
+        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self._model, self._facts = read_model(path, allow_factories=allow_factories, device=chosen)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """See `Predictor`."""
+        return self._facts
+
+    def logits(self, images_BCHW: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """See `Predictor`."""
+        import torch
+
+        from common.exported_model import logits_of
+
+        pixels = torch.from_numpy(np.ascontiguousarray(images_BCHW))
+        answer: NDArray[np.float32] = logits_of(self._model, pixels, self._facts.image,
+                                                batch_size=max(1, len(pixels))).numpy()
+        return answer
+
+
+class _OnnxPredictor:
+    def __init__(self, path: Path, *, device: Device) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UsageError("An ONNX graph needs onnxruntime, which is not installed.",
+                             remedy="Run: pip install 'semisilo[onnx]'. Or use model.safetensors.") from None
+        there = onnxruntime.get_available_providers()
+        if device == "cuda" and "CUDAExecutionProvider" not in there:
+            raise UsageError("This onnxruntime has no accelerator.", remedy="Choose --device cpu, or use"
+                             " model.safetensors.")
+        providers = [name for name in ("CUDAExecutionProvider",) if name in there and device != "cpu"]
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options,
+                                                         providers=[*providers, "CPUExecutionProvider"])
+            metadata = dict(self._session.get_modelmeta().custom_metadata_map)
+        except Exception as error:  # onnxruntime has classes of its own for every failure
+            raise BadData(f"{path}: cannot be read as an ONNX graph: {str(error).strip().splitlines()[0]}.",
+                          remedy="Check the copy.") from None
+        if METADATA_KEY not in metadata:
+            raise BadData(f"{path}: is an ONNX graph, but says nothing about its images and classes.",
+                          remedy="Export it with: coordinator export STUDY, or semisilo export RUN.")
+        self._facts = facts_from_json(metadata[METADATA_KEY], where=str(path))
+        form = self._facts.image
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        wanted = [form.channels, form.size, form.size]
+        if len(inputs) != 1 or inputs[0].type != "tensor(float)" or list(inputs[0].shape[1:]) != wanted \
+                or len(outputs) != 1:
+            raise BadData(f"{path}: its input is not one batch of {form.channels} x {form.size} x {form.size} numbers.",
+                          remedy="Export it again.")
+        self._names = inputs[0].name, outputs[0].name
+        self._path = path
+
+    @property
+    def facts(self) -> ModelFacts:
+        """See `Predictor`."""
+        return self._facts
+
+    def logits(self, images_BCHW: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """See `Predictor`."""
+        fractions_BCHW = images_BCHW.astype(np.float32) / np.float32(255)
+        try:
+            answer = self._session.run([self._names[1]], {self._names[0]: fractions_BCHW})[0]
+        except Exception as error:
+            raise BadData(f"{self._path}: the graph fails: {str(error).strip().splitlines()[0]}.",
+                          remedy="Export it again.") from None
+        return np.asarray(answer, dtype=np.float32)

@@ -1,0 +1,111 @@
+"""What `silo check` finds: whether this silo could take part now, what is in the way, and what a round would take.
+
+Every finding says what was looked at, how it stands, and what to do about it. Nothing is changed, no round is joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from common import __version__
+from common.errors import SemisiloError
+from silo.forecast import Forecast, forecast
+from silo.home import SiloHome
+
+__all__ = ["CheckReport", "Finding", "State", "bad", "check"]
+
+State = Literal["ok", "warning", "bad", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    """A word or two: "certificate", "disk"."""
+    state: State
+    """"bad": this silo cannot take part; "warning": it can, but something should be mended; "unknown": not found
+    out."""
+    text: str
+    remedy: str = ""
+    """What to do; empty when there is nothing."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Numbers behind the text, for programs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckReport:
+    """All findings, in the order in which a person would mend them."""
+
+    home: str
+    version: str
+    running: bool
+    """Whether `silo join` is running here."""
+    findings: tuple[Finding, ...]
+    forecast: Forecast | None
+    """None when there is no study, or it could not be asked for."""
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing keeps this silo from taking part."""
+        return not any(finding.state == "bad" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"well": self.well, **asdict(self)}
+
+
+def bad(what: str, error: SemisiloError) -> Finding:
+    """The finding of an error."""
+    return Finding(what=what, state="bad", text=error.text, remedy=error.remedy, facts={"code": error.code})
+
+
+def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_http_proxy: bool = True) -> CheckReport:
+    """Looks at everything; blocks for as long as the network takes, about 15 s at the most.
+
+    Args:
+        folder: the silo's home.
+        now: this machine's clock, Unix seconds.
+        measure: times a few training steps of the study's network as well, in a process of its own.
+    """
+    from silo.check_link import look_at_link
+    from silo.check_site import look_at_disk, look_at_gpu, look_at_home, look_at_images, look_at_memory, look_at_policy
+    from silo.check_study import look_at_hours, look_at_study, needs_of
+
+    home = SiloHome(folder)
+    findings, identity = look_at_home(folder, now())
+    policy, found = look_at_policy(home)
+    findings.append(found)
+    description = None
+    if identity is not None:
+        link, description = look_at_link(home, identity, now=now, use_http_proxy=use_http_proxy)
+        findings += link
+    counted = (0, 0)
+    if policy is not None:
+        found, counted = look_at_images(home, policy)
+        findings.append(found)
+    needs, found_needs = needs_of(description, silo=identity.silo if identity else "")
+    findings += [found_needs] if found_needs is not None else []
+    size = needs.task.image.size if needs is not None and needs.begun else 0
+    channels = needs.task.image.channels if needs is not None and needs.begun else 0
+    dense = needs.dense_bytes if needs is not None else 0
+    findings.append(look_at_disk(home, dense_bytes=dense))
+    findings.append(look_at_memory(image_bytes=sum(counted) * channels * size * size, dense_bytes=dense))
+    findings.append(look_at_gpu())
+    expected = None
+    if policy is not None:
+        if needs is not None:
+            findings += look_at_study(policy, needs)
+            measured = None
+            if measure:
+                from silo.check_measure import measure_steps
+
+                found, measured = measure_steps(needs, policy, images=sum(counted))
+                findings.append(found)
+            expected = forecast(needs, home, images=sum(counted), measured_seconds=measured)
+        findings += look_at_hours(home, policy, needs, expected, now())
+    return CheckReport(home=str(folder), version=__version__, running=home.is_running(), findings=tuple(findings),
+                       forecast=expected)

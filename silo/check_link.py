@@ -1,0 +1,168 @@
+"""`silo check`, the way to the coordinator: address, proxy, TLS, an authenticated call, clocks and versions."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from common import __version__
+from common.errors import CertificateRevoked, ClockSkew, SemisiloError, UnknownSilo, Unreachable
+from common.identity import coordinator_name, utc_text
+from common.logs import printable
+from silo.check import Finding, bad
+from silo.diagnosis import diagnose
+from silo.dialling import Way, connect, way_to
+from silo.disclosures import DisclosureLog, message
+from silo.home import SiloHome
+from silo.identity_store import Identity
+
+if TYPE_CHECKING:
+    from common.wire import round_service_pb2 as pb
+
+__all__ = ["look_at_link"]
+
+_CONNECT_SECONDS = 6.0
+_CALL_SECONDS = 8.0
+_SKEW_SECONDS, _WORST_SKEW_SECONDS = 30.0, 300.0
+"""More than the second is refused at enrolment (docs/federation.md, "Certificates")."""
+
+
+def look_at_link(home: SiloHome, identity: Identity, *, now: Callable[[], float],
+                 use_http_proxy: bool = True) -> tuple[list[Finding], pb.DescribeStudyResponse | None]:
+    """Goes the way that `silo join` goes; the findings, and what the coordinator says of its study."""
+    address = identity.address
+    try:
+        way = way_to(address, use_http_proxy=use_http_proxy)
+        reached = _reach(way)
+    except SemisiloError as error:
+        return [_proxy(address, use_http_proxy), bad("address", error)], None
+    findings = [_proxy(address, use_http_proxy), reached]
+    try:
+        DisclosureLog(home.disclosures).record(message(
+            "check", _question(now()).SerializeToString(), update_id=f"check {__version__}",
+            text="a question about the study: this silo's version and clock"))
+    except OSError as error:
+        return [*findings, Finding(what="record", state="bad", text=f"{home.disclosures}: {error.strerror}.",
+                                   remedy="What leaves must be recorded: free some space, or the right to write it."
+                                   )], None
+    try:
+        response, began, ended = _ask(identity, now, use_http_proxy=use_http_proxy)
+    except _TooOldError:
+        return [*findings, _tls(identity), Finding(
+            what="coordinator", state="warning",
+            text="Its version is older and does not know this check: it can be reached and has the right name; clocks, "
+                 "study and forecast stay unknown.",
+            remedy="Ask the coordinator's operator to upgrade semisilo.")], None
+    except (CertificateRevoked, UnknownSilo, ClockSkew) as error:
+        return [*findings, _tls(identity), bad("coordinator", error)], None
+    except SemisiloError as error:
+        found = diagnose(home.folder, address, now(), use_http_proxy=use_http_proxy)
+        known = found if not isinstance(found, Unreachable) or isinstance(error, Unreachable) else error
+        return [*findings, bad("TLS" if not isinstance(known, Unreachable) else "coordinator", known)], None
+    findings.append(_tls(identity))
+    findings.append(Finding(what="coordinator", state="ok",
+                            text=f"takes this silo for a member; answers in {1000 * (ended - began):.0f} ms, handshake "
+                                 "included",
+                            facts={"seconds": round(ended - began, 4)}))
+    findings.append(_clock(response, here=(began + ended) / 2))
+    findings.append(_versions(printable(response.version, limit=64)))
+    return findings, response
+
+
+class _TooOldError(Exception):
+    """The coordinator does not know the call."""
+
+
+def _reach(way: Way) -> Finding:
+    """Name and TCP connection, with the time of both. Raises: Unreachable."""
+    began = time.monotonic()
+    with connect(way, began + _CONNECT_SECONDS) as connection:
+        took, peer = time.monotonic() - began, connection.getpeername()[0]
+    through = f" through the proxy {way.proxy.hostname}" if way.proxy is not None else f" ({peer})"
+    return Finding(what="address", state="ok", text=f"{way.address}{through} accepts a connection after "
+                                                    f"{1000 * took:.0f} ms", facts={"seconds": round(took, 4)})
+
+
+def _proxy(address: str, use_http_proxy: bool) -> Finding:
+    """What the environment says; user names and passwords in it are not shown."""
+    way = way_to(address, use_http_proxy=use_http_proxy)
+    if way.proxy is not None:
+        return Finding(what="proxy", state="ok", text=f"{way.proxy.hostname}:{way.proxy.port or 80}, from the "
+                                                      "environment")
+    capitals = [name for name in ("HTTPS_PROXY", "HTTP_PROXY") if os.environ.get(name)]
+    if capitals and use_http_proxy and not any(os.environ.get(name.lower()) for name in capitals):
+        return Finding(what="proxy", state="warning",
+                       text=f"{capitals[0]} is set, but connections heed lower-case names only.",
+                       remedy=f"If this site needs the proxy, set {capitals[0].lower()} as well.")
+    return Finding(what="proxy", state="ok", text="none: connects directly")
+
+
+def _tls(identity: Identity) -> Finding:
+    return Finding(what="TLS", state="ok", text=f"the other side proves to be {coordinator_name(identity.federation)}, "
+                                                "by the authority of the invitation")
+
+
+def _question(now: float) -> pb.DescribeStudyRequest:
+    from common.wire import round_service_pb2 as pb
+
+    request = pb.DescribeStudyRequest(version=__version__)
+    request.silo_time.FromMicroseconds(round(now * 1e6))
+    return request
+
+
+def _ask(identity: Identity, now: Callable[[], float], *,
+         use_http_proxy: bool) -> tuple[pb.DescribeStudyResponse, float, float]:
+    """(the answer, when it was asked for, when it came). Raises: SemisiloError; _TooOldError."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import grpc
+
+    from common.status import from_rpc_error
+    from common.tls import channel_credentials, channel_options
+    from common.wire import round_service_pb2_grpc as pb_grpc
+
+    with grpc.secure_channel(
+            identity.address, channel_credentials(authority_pem=identity.authority_pem, own=identity.credentials),
+            options=channel_options(identity.federation, use_http_proxy=use_http_proxy)) as channel:
+        stub: Any = pb_grpc.RoundServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            began = now()
+            response: pb.DescribeStudyResponse = stub.DescribeStudy(_question(began), timeout=_CALL_SECONDS)
+            return response, began, now()
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise _TooOldError from None
+            raise from_rpc_error(error) from None
+
+
+def _clock(response: pb.DescribeStudyResponse, *, here: float) -> Finding:
+    """The coordinator's clock against ours in the middle of the call, give or take half of it."""
+    there = response.coordinator_time.seconds + response.coordinator_time.nanos / 1e9
+    skew = here - there
+    facts = {"skew_seconds": round(skew, 3)}
+    which = "ahead of" if skew > 0 else "behind"
+    if abs(skew) <= _SKEW_SECONDS:
+        return Finding(what="clock", state="ok", text=f"{abs(skew):.1f} s {which} the coordinator's", facts=facts)
+    text = (f"This machine's clock is {abs(skew):.0f} s {which} the coordinator's: {_moment(here)} here, "
+            f"{_moment(there)} there.")
+    remedy = "Set this machine's clock, for example with NTP; if it is right, tell the coordinator's operator."
+    state: Any = "bad" if abs(skew) > _WORST_SKEW_SECONDS else "warning"
+    return Finding(what="clock", state=state, text=text, remedy=remedy, facts=facts)
+
+
+def _moment(unix: float) -> str:
+    """Any moment that a stranger may send."""
+    try:
+        return utc_text(unix)
+    except (ValueError, OverflowError, OSError):
+        return "a time that cannot be"
+
+
+def _versions(theirs: str) -> Finding:
+    facts = {"here": __version__, "there": theirs}
+    if theirs == __version__:
+        return Finding(what="version", state="ok", text=f"semisilo {__version__} on both sides", facts=facts)
+    return Finding(what="version", state="warning", text=f"semisilo {__version__} here, {theirs or 'unknown'} at the "
+                                                         "coordinator.",
+                   remedy="Install the coordinator's version here, if tasks are refused.", facts=facts)

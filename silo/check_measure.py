@@ -1,0 +1,63 @@
+"""`silo check --measure`: a few plain training steps of the study's network, in a compute process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from common.compute import ProcessCompute
+from common.config import from_dict, to_dict
+from common.describe import describe_seconds
+from common.errors import SemisiloError
+from common.methods import find_method
+from silo.check import Finding, bad
+from silo.check_study import StudyNeeds
+from silo.policy import Policy
+
+__all__ = ["measure_steps", "steps_per_round"]
+
+_LONGEST_SECONDS = 120.0
+
+
+def measure_steps(needs: StudyNeeds, policy: Policy, *, images: int) -> tuple[Finding, float | None]:
+    """Times steps, and what a round of them would take; (finding, seconds of a round or None)."""
+    if not needs.begun:
+        return Finding(what="training", state="unknown", text="Not measured: the form of the images is known once the "
+                                                              "study has begun."), None
+    batch, steps = steps_per_round(needs, images)
+
+    async def ask() -> dict[str, Any]:
+        compute = ProcessCompute("silo.measuring:Operations")
+        try:
+            async with asyncio.timeout(_LONGEST_SECONDS):
+                return await compute.call("steps", {"task": to_dict(needs.task), "batch": batch,
+                                                    "factories": list(policy.permit.factories)})
+        finally:
+            await compute.close()
+    try:
+        found = asyncio.run(ask())
+    except SemisiloError as error:
+        return bad("training", error), None
+    except TimeoutError:
+        return Finding(what="training", state="warning",
+                       text=f"A training step of the study's network takes longer than {_LONGEST_SECONDS:.0f} s.",
+                       remedy="Use a machine with an accelerator, or more threads in the study's [numerics]."), None
+    seconds = steps * float(found["seconds_per_step"])
+    return Finding(
+        what="training", state="ok",
+        text=f"{1000 * float(found['seconds_per_step']):.1f} ms for a step with {batch} images on {found['device']} "
+             f"({found['steps']} steps timed); {steps} such steps a round: {describe_seconds(seconds)}",
+        facts={**found, "batch": batch, "steps_per_round": steps, "seconds_per_round": round(seconds, 3)}), seconds
+
+
+def steps_per_round(needs: StudyNeeds, images: int) -> tuple[int, int]:
+    """(images in a batch, steps in a round) of this silo by the settings of the study: passes over all its images.
+
+    Methods whose steps follow another rule take about as many; what they do beside plain steps is not in it.
+    """
+    spec = find_method(needs.task.method)
+    settings: Any = from_dict(spec.settings, needs.task.settings, where=f"settings of {spec.name}")
+    batch = int(getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 0) or 32)
+    epochs = int(getattr(settings, "local_epochs", 1) or 1)
+    return batch, max(1, epochs * math.ceil(images / batch))

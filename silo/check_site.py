@@ -1,0 +1,211 @@
+"""`silo check`, this machine: home, identity, silo.toml, images, disk, memory and accelerator. Without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from common.config import to_dict
+from common.describe import describe_bytes
+from common.errors import SemisiloError, UsageError
+from silo.check import Finding, bad
+from silo.home import SiloHome
+from silo.identity_store import Identity, has_identity, load_identity
+from silo.policy import Policy, load_policy
+
+__all__ = ["look_at_disk", "look_at_gpu", "look_at_home", "look_at_images", "look_at_memory", "look_at_policy"]
+
+_DAY = 86400.0
+_TORCH_BYTES = 700 * 10**6
+"""What the compute process takes before it has an image: libraries and their caches."""
+_MODELS_ON_DISK = 6
+"""Models that lie in the home at a time, at most: what came, what it becomes, the update, memory before and after."""
+_MODELS_IN_MEMORY = 8
+"""Weights, gradients, momentum, the received ones and what is made of them; without the activations of a batch."""
+_SPARE_BYTES = 2**30
+_GPU_SECONDS = 3.0
+
+
+def look_at_home(folder: Path, now: float) -> tuple[list[Finding], Identity | None]:
+    """The folder, the key and the certificate."""
+    if not folder.is_dir() or not has_identity(folder):
+        return [bad("identity", UsageError(
+            f"{folder} holds no identity of a silo.",
+            remedy="Enrol first: silo enroll LINE, with the line from the coordinator's operator."))], None
+    findings = []
+    if not os.access(folder, os.W_OK | os.X_OK):
+        findings.append(Finding(what="home", state="bad", text=f"{folder} cannot be written.",
+                                remedy="The user that runs `silo join` needs the right to."))
+    else:
+        findings.append(Finding(what="home", state="ok", text=str(folder)))
+    try:
+        identity = load_identity(folder)
+    except SemisiloError as error:
+        return [*findings, bad("identity", error)], None
+    except OSError as error:
+        return [*findings, Finding(what="identity", state="bad", text=f"{error.filename}: {error.strerror}.",
+                                   remedy="The user that runs `silo join` must be able to read it.")], None
+    findings.append(_key(identity))
+    findings.append(_certificate(identity, now))
+    return findings, identity
+
+
+def _key(identity: Identity) -> Finding:
+    path = identity.folder / "key.pem"
+    mode = path.stat().st_mode & 0o777
+    who = f"silo '{identity.silo}' of federation '{identity.federation}'"
+    if mode & 0o077:
+        return Finding(what="identity", state="warning", text=f"{who}; others than its owner may read the private key "
+                                                              f"(mode {mode:04o}).",
+                       remedy=f"Run: chmod 600 {path}", facts={"key_mode": f"{mode:04o}"})
+    return Finding(what="identity", state="ok", text=f"{who}; private key with mode {mode:04o}",
+                   facts={"silo": identity.silo, "federation": identity.federation, "key_mode": f"{mode:04o}"})
+
+
+def _certificate(identity: Identity, now: float) -> Finding:
+    from common.identity import utc_text
+
+    days = (identity.not_after_unix - now) / _DAY
+    facts = {"days_left": round(days, 2), "until_unix": identity.not_after_unix,
+             "renews_from_unix": identity.about.renew_unix}
+    until = utc_text(identity.not_after_unix)
+    invite = f"Ask the coordinator's operator to run: coordinator invite {identity.silo}"
+    if days <= 0:
+        return Finding(what="certificate", state="bad", text=f"It ended on {until}; this machine's clock says "
+                                                             f"{utc_text(now)}.", remedy=invite, facts=facts)
+    if now < identity.not_before_unix:
+        return Finding(what="certificate", state="bad", facts=facts,
+                       text=f"It begins on {utc_text(identity.not_before_unix)}, but this machine's clock says "
+                            f"{utc_text(now)}.", remedy="Set this machine's clock, for example with NTP.")
+    text = f"until {until} ({days:.0f} days left)" if days >= 2 else f"until {until} ({days * 24:.1f} hours left)"
+    if now > identity.about.renew_unix:
+        return Finding(what="certificate", state="warning", text=f"{text}; it could have been renewed already.",
+                       remedy="Run `silo join` while the coordinator can be reached: it renews by itself.", facts=facts)
+    return Finding(what="certificate", state="ok", text=f"{text}, renews from {utc_text(identity.about.renew_unix)}",
+                   facts=facts)
+
+
+def look_at_policy(home: SiloHome) -> tuple[Policy | None, Finding]:
+    """silo.toml."""
+    try:
+        policy = load_policy(home.policy)
+    except SemisiloError as error:
+        return None, bad("silo.toml", error)
+    if not home.policy.exists():
+        return policy, Finding(what="silo.toml", state="ok", text=f"{home.policy}: not there, so the defaults hold")
+    return policy, Finding(what="silo.toml", state="ok", text=f"{home.policy} is valid: {len(policy.methods)} methods, "
+                                                              f"{len(policy.permit.groups)} tensor groups, "
+                                                              f"{len(policy.permit.metrics)} metrics permitted")
+
+
+def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, int]]:
+    """The images of silo.toml or of the last join, by names and headers; (finding, (labelled, unlabelled))."""
+    from silo.choosing import choose_data
+
+    try:
+        choice = choose_data(home, policy.data, data=None, on_error=None)
+    except UsageError:
+        return Finding(what="images", state="warning", text="No images are named yet.",
+                       remedy="Name them in [data] source of silo.toml, or with: silo join --data FOLDER"), (0, 0)
+    except SemisiloError as error:
+        return bad("images", error), (0, 0)
+    from silo.images import survey_silo_images
+
+    try:
+        found = survey_silo_images(choice)
+    except SemisiloError as error:
+        return bad("images", error), (0, 0)
+    except OSError as error:
+        return Finding(what="images", state="bad",
+                       text=f"{error.filename or choice.source}: {error.strerror or error}.",
+                       remedy="The user that runs `silo join` must be able to read them."), (0, 0)
+    total = found.labelled + found.unlabelled
+    where = " and ".join(each for each in (choice.source, choice.labelled) if each)
+    text = f"{total} in {where} ({found.labelled} with a label, {found.unlabelled} without)"
+    if found.test:
+        text += f"; {found.test} for testing"
+    facts = {**to_dict(found), "source": choice.source}
+    if not total:
+        return Finding(what="images", state="bad", text=f"There are none in {where}.", facts=facts,
+                       remedy="Put images there, or name another folder in [data] source of silo.toml."), (0, 0)
+    return Finding(what="images", state="ok", text=text, facts=facts), (found.labelled, found.unlabelled)
+
+
+def look_at_disk(home: SiloHome, *, dense_bytes: int) -> Finding:
+    """Room for what the silo keeps of a study."""
+    place = home.folder if home.folder.is_dir() else home.folder.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return Finding(what="disk", state="unknown", text=f"{place}: {error.strerror}.")
+    needed = _MODELS_ON_DISK * dense_bytes
+    facts = {"free_bytes": free, "needed_bytes": needed}
+    about = f"; the study needs up to {describe_bytes(needed)} ({_MODELS_ON_DISK} models)" if needed else ""
+    text = f"{describe_bytes(free)} are free in {place}{about}"
+    if free < max(needed, 10 * 2**20):
+        return Finding(what="disk", state="bad", text=text, remedy="Free some space, or move the home: --home DIR",
+                       facts=facts)
+    if free < needed + _SPARE_BYTES:
+        return Finding(what="disk", state="warning", text=text, remedy="Free some space.", facts=facts)
+    return Finding(what="disk", state="ok", text=text, facts=facts)
+
+
+def look_at_memory(*, image_bytes: int, dense_bytes: int) -> Finding:
+    """Memory for training on a processor: libraries, all images, and the copies of the model."""
+    from common.data.room import free_bytes
+
+    free, cores = free_bytes(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    needed = _TORCH_BYTES + image_bytes + _MODELS_IN_MEMORY * dense_bytes
+    facts = {"free_bytes": free, "needed_bytes": needed, "cores": cores}
+    if free is None:
+        return Finding(what="memory", state="unknown", text="This system does not say how much is free.", facts=facts)
+    parts = [f"{describe_bytes(_TORCH_BYTES)} for torch"]
+    parts += [f"{describe_bytes(image_bytes)} for the images"] if image_bytes else []
+    parts += [f"{describe_bytes(_MODELS_IN_MEMORY * dense_bytes)} for the model"] if dense_bytes else []
+    text = (f"{describe_bytes(free)} are free, {cores} processor cores; estimated need: {' + '.join(parts)}, and a "
+            "batch's activations")
+    if free < needed:
+        return Finding(what="memory", state="bad", text=text, remedy="Free memory, or use a machine with more.",
+                       facts=facts)
+    if free < 1.3 * needed:
+        return Finding(what="memory", state="warning", text=text, remedy="It is tight: end what else runs here.",
+                       facts=facts)
+    return Finding(what="memory", state="ok", text=text, facts=facts)
+
+
+def look_at_gpu(*, driver: Path = Path("/proc/driver/nvidia/gpus")) -> Finding:
+    """An accelerator, as the driver's own tool or its files show it; torch is not asked, for it takes seconds."""
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        try:
+            done = subprocess.run([tool, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"],
+                                  capture_output=True, text=True, timeout=_GPU_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return Finding(what="gpu", state="warning", text=f"{tool} does not answer.",
+                           remedy="Check the driver: nvidia-smi")
+        rows = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        if done.returncode == 0 and rows:
+            return Finding(what="gpu", state="ok", text=f"{'; '.join(rows[:8])} (name, memory, free; by nvidia-smi)",
+                           facts={"gpus": rows})
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return Finding(what="gpu", state="warning",
+                       text=f"nvidia-smi finds none: {said[0] if said else 'no reason given'}",
+                       remedy="Check the driver; without one, training runs on the processor.")
+    try:
+        names = [_gpu_name(folder) for folder in sorted(driver.iterdir())]
+    except OSError:
+        names = []
+    if names:
+        return Finding(what="gpu", state="ok", text=f"{'; '.join(names)} (by the driver's files)",
+                       facts={"gpus": names})
+    return Finding(what="gpu", state="ok", text="none found (no nvidia-smi, no NVIDIA driver): training runs on the "
+                                                "processor", facts={"gpus": []})
+
+
+def _gpu_name(folder: Path) -> str:
+    for line in (folder / "information").read_text(errors="replace").splitlines():
+        if line.startswith("Model:"):
+            return line.partition(":")[2].strip()
+    return folder.name

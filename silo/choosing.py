@@ -1,0 +1,40 @@
+"""Which images a silo works on: what the command names, else silo.toml, else those of the last time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from common.data.form import OnError
+from common.errors import UsageError
+from silo.home import JoinChoice, SiloHome, check_apart, resolve_source
+from silo.policy import DataPolicy
+
+__all__ = ["OnError", "choose_data"]
+
+
+def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelled: str | None = None,
+                test: str | None = None, on_error: OnError | None) -> JoinChoice:
+    """Which images: the command's, else those of silo.toml, else those of the last time.
+
+    Who names the images says which are labelled and which are for testing; the command may add to the others' choice.
+    Raises: UsageError when none of them names any; BadData when two sources hold the same images.
+    """
+    last = JoinChoice.load(home.choice)
+    here = Path.cwd()
+    if data:
+        choice = JoinChoice(source=resolve_source(data, base=here), on_error=policy.on_error)
+    elif policy.source:
+        source, its_labelled, its_test = (resolve_source(each, base=home.folder) if each else "" for each in (
+            policy.source, policy.labelled, policy.test))
+        choice = JoinChoice(source=source, labelled=its_labelled, test=its_test, on_error=policy.on_error)
+    elif last is not None:
+        choice = last
+    else:
+        raise UsageError("No images were named.", remedy="Say where they are: silo join --data /scans")
+    if labelled:
+        choice = replace(choice, labelled=resolve_source(labelled, base=here))
+    if test:
+        choice = replace(choice, test=resolve_source(test, base=here))
+    check_apart(choice)
+    return replace(choice, on_error=on_error or choice.on_error)

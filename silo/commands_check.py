@@ -1,0 +1,91 @@
+"""`silo check`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from silo.options import HomeOption, JsonOption, home_of
+
+if TYPE_CHECKING:
+    from silo.check import CheckReport
+
+__all__ = ["add_to"]
+
+_MARKS = {"ok": "ok", "warning": "note", "bad": "BAD", "unknown": "?"}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    app.command()(check)
+
+
+def check(
+    home: HomeOption = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Time a few training steps of the study's network as well; "
+                                                            "takes half a minute.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Shows what works, what does not and how to mend it, and what a round will take.
+
+    Looks at the identity and certificate, silo.toml, the way to the coordinator (name, proxy, TLS, a call), both clocks
+    and versions, the images by their names and headers, disk, memory, GPU, and at what the current study needs against
+    what this site permits. Joins nothing, and changes nothing but the record of disclosures, which gets a line before
+    the coordinator is asked. Works beside a running `silo join`, too.
+
+    \b
+    Examples:
+      silo check
+      silo check --measure
+      silo check --json | jq '.findings[] | select(.state == "bad")'
+
+    \b
+    Exit status: 0 all is well; 1 something keeps this silo from taking part (BAD).
+    """
+    import os
+    import time
+
+    from common.logs import set_up_logging
+
+    # Nothing is multiplied here, and starting numpy's threads takes longer than all else.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from silo.check import check as look
+
+    set_up_logging()
+    found = look(home_of(home), now=time.time, measure=measure)
+    if json_:
+        import json
+
+        typer.echo(json.dumps(found.to_json(), ensure_ascii=False, indent=2, default=str))
+    else:
+        typer.echo("\n".join(_lines(found)))
+    if not found.well:
+        raise typer.Exit(1)
+
+
+def _lines(found: CheckReport) -> list[str]:
+    import shutil
+    import textwrap
+
+    from common.logs import printable
+    from silo.forecast import line_of
+
+    width = max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
+    rows = []
+
+    def row(mark: str, what: str, text: str) -> None:
+        rows.extend(textwrap.wrap(printable(text, limit=2000), width, initial_indent=f"{mark:<5}{what:<13}",
+                                  subsequent_indent=" " * 18, break_long_words=False, break_on_hyphens=False))
+
+    for finding in found.findings:
+        row(_MARKS[finding.state], finding.what, finding.text)
+        if finding.remedy:
+            row("", "", f"-> {finding.remedy}")
+    if found.forecast is not None:
+        row("", "forecast", line_of(found.forecast))
+    rows.append("")
+    number = sum(finding.state == "bad" for finding in found.findings)
+    running = "`silo join` is running here." if found.running else "`silo join` is not running here."
+    rows.append(f"{'All is well' if found.well else f'{number} thing(s) to mend first'}. {running}")
+    return rows

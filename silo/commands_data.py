@@ -1,0 +1,65 @@
+"""`silo data`: what this site's images are, before anything is joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from silo.options import HomeOption, JsonOption, home_of
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(data)
+
+
+def data(
+    source: Annotated[str, typer.Argument(
+        metavar="SOURCE", show_default=False,
+        help="A folder of images, of class folders, or with the folders labelled and unlabelled; a .csv, .tsv, "
+             ".parquet or .npz file; or digits. Default: [data] of silo.toml, else the images of the last join.")] = "",
+    home: HomeOption = None,
+    classes: Annotated[str, typer.Option(
+        "--classes", metavar="A,B,C", show_default=False,
+        help="The study's classes in label order, to compare with; the coordinator's operator knows them.")] = "",
+    size: Annotated[int, typer.Option("--size", min=1, max=4096, help="Side of the pictures as the study has "
+                                                                      "it.")] = 96,
+    sheet: Annotated[Path | None, typer.Option(
+        "--sheet", metavar="FILE", show_default=False,
+        help="Where to write the contact sheet, a PNG. Default: contact-sheet.png in the silo's folder. It shows "
+             "images: only this user may read it.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Shows what this site's images are: kind, counts, classes, sizes, depths, and every file that cannot be used.
+
+    Reads every image once. Nothing is sent anywhere; the contact sheet stays here.
+
+    \b
+    Examples:
+      silo data                                  the images of silo.toml or of the last join
+      silo data /scans
+      silo data /scans/labels.csv --classes covid,healthy,pneumonia
+      silo data /scans --json | jq .skipped
+    """
+    import json
+
+    from common.data.preview_text import lines, progress_bar
+    from silo.data_view import look, sources, write_sheets
+
+    folder = home_of(home)
+    names = tuple(name.strip() for name in classes.split(",") if name.strip())
+    with progress_bar() as progress:
+        found = [look(each, classes=names, size=size, progress=progress) for each in sources(folder, source)]
+    places = write_sheets(found, sheet, folder=folder)
+    if json_:
+        facts = [{**each.facts(), "sheet": str(place)} for each, place in zip(found, places, strict=True)]
+        typer.echo(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2, ensure_ascii=False))
+    else:
+        for each, place in zip(found, places, strict=True):
+            typer.echo("\n".join([*lines(each), f"  sheet       {place} (stays here)"]))
+    if any(each.misfits or not each.num_images for each in found):
+        raise typer.Exit(1)

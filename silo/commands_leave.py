@@ -1,0 +1,69 @@
+"""`silo leave`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from silo.options import HomeOption, JsonOption, home_of
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    app.command()(leave)
+
+
+def leave(
+    home: HomeOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    offline: Annotated[bool, typer.Option(
+        "--offline", help="Clean up here only, without the coordinator: when it is gone, or this certificate has "
+                          "expired. Its operator should revoke the silo then.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Leaves the federation: tells the coordinator, then removes key, certificate, caches and memory here.
+
+    silo.toml and the record of disclosures stay. Tasks that are open are cancelled; what this silo has contributed
+    stays in the model. Stop `silo join` first. An invitation lets the silo back in.
+
+    \b
+    Examples:
+      silo leave
+      silo leave --yes --json
+      silo leave --offline                          the coordinator is gone for good
+    """
+    import json
+    from dataclasses import asdict
+
+    from common.errors import UsageError
+    from common.identity import utc_text
+    from common.logs import set_up_logging
+    from silo.leaving import leave as leave_from
+
+    set_up_logging()
+
+    def confirm(question: str) -> bool:
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            raise UsageError("silo leave asks before it removes anything, and nobody can answer here.",
+                             remedy="Add --yes.")
+        return typer.confirm(question, err=True)
+
+    done = leave_from(home_of(home), offline=offline, confirm=confirm)
+    if done is None:
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(1)
+    if json_:
+        typer.echo(json.dumps(asdict(done), ensure_ascii=False, indent=2))
+        return
+    whom = f"Silo '{done.silo}' has left federation '{done.federation}'" if done.silo else "The silo has left"
+    when = f" on {utc_text(done.left_unix)}" if done.left_unix is not None else ""
+    typer.echo(f"{whom}{when}.")
+    if done.note:
+        typer.echo(done.note)
+    typer.echo(f"Removed: {', '.join(done.removed) or 'nothing'}. Kept: {', '.join(done.kept) or 'nothing'}.")

@@ -1,0 +1,56 @@
+"""Which sources `silo data` looks at, and where their contact sheets go: to this machine's disk and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.data.contact_sheet import contact_sheet
+from common.data.pixels import Geometry
+from common.data.preview import Preview, look_at
+from common.durable import write_durably
+from common.errors import BadData
+from silo.choosing import choose_data
+from silo.home import SiloHome
+from silo.policy import load_policy
+
+__all__ = ["look", "sources", "write_sheets"]
+
+
+def sources(folder: Path, named: str) -> tuple[str, ...]:
+    """What a command means: what it names, else all that silo.toml or the last join names.
+
+    Raises: UsageError when none of them names any.
+    """
+    if named:
+        return (named,)
+    home = SiloHome(folder)
+    return choose_data(home, load_policy(home.policy).data, data=None, on_error=None).sources
+
+
+def look(source: str, *, classes: tuple[str, ...], size: int,
+         progress: Callable[[float, str], None] | None = None) -> Preview:
+    """Looks at a source as a silo reads it. Raises: BadData when it cannot be used as a whole."""
+    return look_at(source, form=Geometry(size=size, channels=3, resize="fit"), classes=classes, at_silo=True,
+                   progress=progress)
+
+
+def write_sheets(found: Sequence[Preview], sheet: Path | None, *, folder: Path) -> list[Path]:
+    """A contact sheet of each; from the second on a number stands in its name. Only this user may read them.
+
+    Raises: BadData when one cannot be written.
+    """
+    first = sheet if sheet is not None else folder / "contact-sheet.png"
+    places = [first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
+              for number in range(1, len(found) + 1)]
+    for place, each in zip(places, found, strict=True):
+        content = contact_sheet(each.tiles, title=Path(each.source).name, counts=each.classes,
+                                unlabelled=each.unlabelled)
+        try:
+            if sheet is None:
+                folder.mkdir(parents=True, exist_ok=True)
+            write_durably(place, content, mode=0o600)
+        except OSError as error:
+            raise BadData(f"{place}: the contact sheet cannot be written: {error.strerror}.",
+                          remedy="Name another place: --sheet FILE.") from None
+    return [place.absolute() for place in places]

@@ -1,0 +1,143 @@
+"""What `silo disclosures` shows: lines of the record, chosen, added up, and written as a table or as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from common.config import parse_duration
+from common.describe import describe_bytes
+from common.errors import BadConfiguration, UsageError
+from common.logs import printable
+from silo.disclosures import KINDS, Broken, Line
+
+__all__ = ["Chosen", "as_csv", "as_json", "as_text", "choose", "since_unix"]
+
+_COLUMNS = ("time", "kind", "study", "round", "phase", "method", "groups", "bytes", "digest", "num_examples", "metrics",
+            "text", "content", "update_id")
+_DURATION = re.compile(r"\d+(\.\d+)?(s|m|h|d)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """Lines of the record, oldest first."""
+
+    lines: tuple[Line, ...]
+    broken: tuple[Broken, ...]
+    """Lines that cannot be read: of the whole record, whatever was asked for."""
+
+
+def since_unix(text: str, now_unix: float) -> float:
+    """The moment of "7d", "12h", "2026-11-21" or "2026-11-21 14:30" (in local time), Unix seconds.
+
+    Raises: UsageError.
+    """
+    try:
+        if _DURATION.fullmatch(text.strip()):
+            return now_unix - parse_duration(text.strip())
+        moment = datetime.fromisoformat(text.strip())
+        return moment.timestamp()
+    except (ValueError, BadConfiguration, OverflowError):
+        raise UsageError(f"--since: {printable(text, limit=60)!r} is neither a time span nor a date.",
+                         remedy='Write for example "7d", "12h" or "2026-11-21".') from None
+
+
+def choose(lines: Iterable[Line | Broken], *, study: str | None = None, kinds: Sequence[str] = (),
+           since: float | None = None) -> Chosen:
+    """The lines that were asked for. One without a readable time is in, whatever `since` says: nothing is hidden.
+
+    Raises: UsageError for a kind that there is not.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"--kind: there is no '{printable(kind, limit=60)}'.",
+                             remedy=f"Known: {', '.join(KINDS)}.")
+    found: list[Line] = []
+    broken: list[Broken] = []
+    for line in lines:
+        if isinstance(line, Broken):
+            broken.append(line)
+        elif ((study is None or line.study == study) and (not kinds or line.kind in kinds)
+              and (since is None or line.unix is None or line.unix >= since)):
+            found.append(line)
+    return Chosen(lines=tuple(found), broken=tuple(broken))
+
+
+def totals(chosen: Chosen) -> dict[str, dict[str, int]]:
+    """Kind -> {"lines", "bytes"}, in the order of `KINDS`."""
+    order = (*KINDS, *sorted({line.kind for line in chosen.lines} - set(KINDS)))
+    return {kind: {"lines": len(of), "bytes": sum(line.bytes for line in of)} for kind in order
+            if (of := [line for line in chosen.lines if line.kind == kind])}
+
+
+def as_json(chosen: Chosen, *, path: str) -> dict[str, Any]:
+    """Plain JSON types: the record's path, its lines, their totals, and lines that cannot be read."""
+    return {"record": path, "lines": [asdict(line) for line in chosen.lines], "totals": totals(chosen),
+            "broken": [asdict(line) for line in chosen.broken]}
+
+
+def as_csv(chosen: Chosen) -> str:
+    """A table for a spreadsheet, one line a line, with a header. Tables within a cell are JSON.
+
+    What begins like a formula gets an apostrophe: names of studies come from elsewhere, and a spreadsheet would run it.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for line in chosen.lines:
+        writer.writerow([_cell(getattr(line, name)) for name in _COLUMNS])
+    return out.getvalue()
+
+
+def as_text(chosen: Chosen) -> list[str]:
+    """For a person, newest last."""
+    if not chosen.lines:
+        return ["The record holds nothing that was asked for."]
+    rows = []
+    for line in chosen.lines:
+        where = f"{line.study} {line.round}" if line.study else ""
+        rows.append((_moment(line), line.kind, where, describe_bytes(line.bytes), line.digest[:12], _what(line)))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    texts: list[str] = [f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}  "
+             f"{row[4]:<{widths[4]}}  {row[5]}".rstrip() for row in rows]
+    texts.append("")
+    texts += [f"{count['lines']} {kind}{'' if count['lines'] == 1 else 's'}: {describe_bytes(count['bytes'])}"
+              for kind, count in totals(chosen).items()]
+    return texts
+
+
+def _what(line: Line) -> str:
+    """What left, on a line."""
+    if line.kind == "update":
+        # Numbered ones, such as how many images of each class got a pseudo-label, under one name.
+        names = sorted({re.sub(r"/\d+$", "/*", name) for name in line.metrics})
+        metrics = f", {len(line.metrics)} numbers: {', '.join(names)}" if names else ""
+        return printable(f"{', '.join(line.groups)}; {line.num_examples} examples{metrics}", limit=200)
+    if line.kind == "announcement":
+        content = {**line.content, "methods": len(line.content.get("methods", ()))} \
+            if isinstance(line.content.get("methods", ()), list) else line.content
+        return printable(", ".join(f"{name} {value}" for name, value in content.items()), limit=200)
+    return printable(line.text, limit=200)
+
+
+def _moment(line: Line) -> str:
+    return printable(line.time, limit=30) if line.unix is None else \
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.unix))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    elif isinstance(value, dict):
+        value = json.dumps(value, ensure_ascii=False, sort_keys=True) if value else ""
+    if isinstance(value, str):
+        value = printable(value, limit=4000)
+        return f"'{value}" if value[:1] in ("=", "+", "-", "@") else value
+    return value

@@ -1,0 +1,140 @@
+"""How many bytes and seconds a round will take of this silo, and how that was estimated."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.describe import describe_bytes, describe_seconds
+from silo.home import SiloHome
+from silo.rounds import TaskTook, read_tasks
+
+if TYPE_CHECKING:
+    from silo.check_study import StudyNeeds
+
+__all__ = ["Forecast", "forecast", "line_of"]
+
+_RECENT = 5
+_SMALLEST_MEASURED_BYTES = 256 * 1024
+"""A transfer of less says more about round trips than about the line."""
+_VALUE_BYTES = {"bf16": 2.0, "int8": 1.0, "int4": 0.5}
+_INDEX_BYTES = 2.0
+"""Of one of the largest elements, about: what its place costs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """One round. What is not known is None or 0."""
+
+    down_bytes: int
+    up_bytes: int
+    bytes_from: str
+    """How the bytes were estimated, in words."""
+    train_seconds: float | None
+    train_from: str
+    transfer_seconds: float | None
+    transfer_from: str
+
+    @property
+    def bytes(self) -> int:
+        """Both ways."""
+        return self.down_bytes + self.up_bytes
+
+    @property
+    def seconds(self) -> float | None:
+        """Transfers and training; None when one of them is not known."""
+        if self.train_seconds is None or self.transfer_seconds is None:
+            return None
+        return self.train_seconds + self.transfer_seconds
+
+
+def forecast(needs: StudyNeeds, home: SiloHome, *, images: int, measured_seconds: float | None = None) -> Forecast:
+    """The next round of a study at this silo.
+
+    Args:
+        images: of this silo now; an earlier training is scaled by it.
+        measured_seconds: of the training of a round, as `silo check --measure` estimated it.
+    """
+    tasks = [task for task in read_tasks(home.rounds) if task.study == needs.task.study]
+    down, up, bytes_from = _bytes(needs, tasks)
+    train, train_from = _training(needs, tasks, images, measured_seconds)
+    transfer, transfer_from = _transfer(read_tasks(home.rounds), down, up)
+    return Forecast(down_bytes=down, up_bytes=up, bytes_from=bytes_from, train_seconds=train, train_from=train_from,
+                    transfer_seconds=transfer, transfer_from=transfer_from)
+
+
+def line_of(found: Forecast) -> str:
+    """For a person."""
+    if not found.bytes:
+        return f"bytes per round: {found.bytes_from}"
+    parts = [f"about {describe_bytes(found.down_bytes)} in and {describe_bytes(found.up_bytes)} out per round "
+             f"({found.bytes_from})"]
+    parts.append(f"training {describe_seconds(found.train_seconds)} ({found.train_from})"
+                 if found.train_seconds is not None else f"time of training unknown: {found.train_from}")
+    parts.append(f"transfers {describe_seconds(found.transfer_seconds)} ({found.transfer_from})"
+                 if found.transfer_seconds is not None else f"time of transfers unknown: {found.transfer_from}")
+    return "; ".join(parts)
+
+
+def _bytes(needs: StudyNeeds, tasks: list[TaskTook]) -> tuple[int, int, str]:
+    own = [entry for entry in needs.own_rounds if entry.payload_down or entry.payload_up][-_RECENT:]
+    if own:
+        wire = all(entry.wire_down and entry.wire_up for entry in own)
+        down = statistics.median(entry.wire_down if wire else entry.payload_down for entry in own)
+        up = statistics.median(entry.wire_up if wire else entry.payload_up for entry in own)
+        what = "on the wire" if wire else "payloads"
+        return (round(down), round(up),
+                f"{what}, median of this silo's last {len(own)} rounds, by the coordinator's count")
+    rounds: dict[int, list[TaskTook]] = {}
+    for task in tasks:
+        rounds.setdefault(task.round, []).append(task)
+    if rounds:
+        recent = [rounds[number] for number in sorted(rounds)][-_RECENT:]
+        return (round(statistics.median(sum(task.received_bytes for task in entry) for entry in recent)),
+                round(statistics.median(sum(task.sent_bytes for task in entry) for entry in recent)),
+                f"on the wire, median of this silo's last {len(recent)} rounds, by its own count")
+    dense = needs.dense_bytes
+    if not dense:
+        return 0, 0, "unknown until the study has begun"
+    if needs.typical_update_bytes:
+        return dense, needs.typical_update_bytes, "a whole model in, what other silos' updates took out"
+    return dense, _lossy_bytes(needs), "at most: a whole model in, and an update of its size in the study's form out"
+
+
+def _lossy_bytes(needs: StudyNeeds) -> int:
+    uplink = needs.task.uplink
+    value = _VALUE_BYTES.get(uplink.values, 4.0)
+    per_element = value if uplink.top_k >= 1 else uplink.top_k * (value + _INDEX_BYTES)
+    return round(needs.dense_bytes / 4 * per_element)
+
+
+def _training(needs: StudyNeeds, tasks: list[TaskTook], images: int,
+              measured_seconds: float | None) -> tuple[float | None, str]:
+    if measured_seconds is not None:
+        return measured_seconds, "plain steps of the study's network, just measured; the method's own views add to it"
+    trained = [task for task in tasks if task.train_seconds > 0]
+    if trained:
+        last = {task.round for task in trained[-_RECENT:]}
+        sums = [sum(task.train_seconds * (images / task.images if images and task.images else 1.0) for task in trained
+                    if task.round == number) for number in sorted(last)]
+        return statistics.median(sums), f"median of this silo's last {len(sums)} trainings of the study"
+    declared = [entry.training_seconds for entry in needs.own_rounds if entry.training_seconds is not None][-_RECENT:]
+    if declared:
+        return statistics.median(declared), f"median of this silo's last {len(declared)} trainings, by the coordinator"
+    return None, "this silo has not trained in the study yet; --measure times its network"
+
+
+def _transfer(tasks: tuple[TaskTook, ...], down: int, up: int) -> tuple[float | None, str]:
+    """With the speed of the line in the last tasks of any study, each way."""
+    rates_down = [task.download_bytes / task.download_seconds for task in tasks
+                  if task.download_bytes >= _SMALLEST_MEASURED_BYTES and task.download_seconds > 0][-_RECENT:]
+    rates_up = [task.upload_bytes / task.upload_seconds for task in tasks
+                if task.upload_bytes >= _SMALLEST_MEASURED_BYTES and task.upload_seconds > 0][-_RECENT:]
+    if not rates_down and not rates_up:
+        at = (down + up) * 8 / 100e6
+        return None, f"the line has not been measured yet; at 100 Mbit/s it would be {describe_seconds(at)}"
+    rate_down = statistics.median(rates_down or rates_up)
+    rate_up = statistics.median(rates_up or rates_down)
+    return (down / rate_down + up / rate_up, f"line measured in the last tasks: {describe_bytes(rate_down)}/s in, "
+                                             f"{describe_bytes(rate_up)}/s out")

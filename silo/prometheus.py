@@ -1,0 +1,178 @@
+"""Numbers about this silo for the site's own Prometheus: off unless asked for, and never sent to the coordinator.
+
+Counts of tasks are kept here since the start; bytes, budget and state are read from the silo's own files when they are
+asked for. The names begin with `semisilo_site_`: the hub's begin with `semisilo_` and tell of all silos.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from common import __version__
+from common.errors import BadConfiguration, PortInUse, SemisiloError
+from common.tls import split_address
+from silo.assignment import OUTCOME_KINDS, Outcome
+from silo.budget import read_day
+from silo.display import Display
+from silo.home import SiloHome, StatusFile
+from silo.hours import closes_at
+from silo.identity_store import load_identity
+from silo.policy import Policy
+
+__all__ = ["ObservedDisplay", "SiteMetrics", "serving_metrics"]
+
+_STAGES = ("idle", "downloading", "training", "uploading")
+
+
+@dataclass(frozen=True, slots=True)
+class _Doing:
+    stage: str = "idle"
+    fraction: float = 0.0
+
+
+class SiteMetrics(Collector):
+    """Counts tasks, and reads everything else when Prometheus asks. Safe to be read by another thread."""
+
+    def __init__(self, home: SiloHome, policy: Policy, *, clock: Callable[[], float] = time.time) -> None:
+        self._home = home
+        self._policy = policy
+        self._clock = clock
+        self._tasks: Counter[str] = Counter()
+        self._payload: Counter[str] = Counter()
+        self._training_seconds = 0.0
+        self._doing = _Doing()
+
+    def task(self, outcome: Outcome) -> None:
+        """Counts what became of a task."""
+        self._tasks[outcome.kind] += 1
+        if outcome.took is not None:
+            self._training_seconds += outcome.took.train_seconds
+            self._payload["down"] += outcome.took.download_bytes
+            self._payload["up"] += outcome.took.upload_bytes
+
+    def doing(self, stage: str = "idle", fraction: float = 0.0) -> None:
+        """Notes how far a stage of a task is."""
+        self._doing = _Doing(stage if stage in _STAGES else "idle", min(1.0, max(0.0, fraction)))
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for every scrape."""
+        status, now, doing = StatusFile.load(self._home.status), self._clock(), self._doing
+        yield from self._who()
+        outcomes = CounterMetricFamily("semisilo_site_tasks", "Tasks since the start, by what became of them.",
+                                       labels=["outcome"])
+        for kind in OUTCOME_KINDS:
+            outcomes.add_metric([kind], self._tasks[kind])
+        yield outcomes
+        stage = GaugeMetricFamily("semisilo_site_stage", "1 for what this silo is doing.", labels=["stage"])
+        for name in _STAGES:
+            stage.add_metric([name], float(name == doing.stage))
+        yield stage
+        yield _gauge("semisilo_site_stage_progress_ratio", "How far that is.", doing.fraction)
+        yield CounterMetricFamily("semisilo_site_training_seconds", "Time spent training since the start.",
+                                  value=self._training_seconds)
+        payload = CounterMetricFamily("semisilo_site_payload_bytes", "Payload bytes since the start; up: to the hub.",
+                                      labels=["direction"])
+        wire = CounterMetricFamily("semisilo_site_wire_bytes", "Bytes on the wire since enrolment; up: to the hub.",
+                                   labels=["direction"])
+        for direction, size in (("down", status.received_bytes), ("up", status.sent_bytes)):
+            payload.add_metric([direction], self._payload[direction])
+            wire.add_metric([direction], size)
+        yield from (payload, wire)
+        images = GaugeMetricFamily("semisilo_site_images", "Images of this silo.", labels=["labelled"])
+        images.add_metric(["true"], status.labelled_count)
+        images.add_metric(["false"], status.unlabelled_count)
+        yield images
+        yield _gauge("semisilo_site_round", "Round of the study that this silo takes part in; 0 for none.",
+                     float(status.round if status.study else 0))
+        yield _gauge("semisilo_site_last_contact_timestamp_seconds", "When the coordinator last answered.",
+                     status.last_contact_unix)
+        yield _gauge("semisilo_site_trouble", "Whether something is wrong that has not passed; silo status says what.",
+                     float(bool(status.last_error)))
+        yield from self._policy_numbers(now)
+
+    def _who(self) -> Iterator[Metric]:
+        try:
+            identity = load_identity(self._home.folder)
+        except SemisiloError:
+            return
+        build = GaugeMetricFamily("semisilo_site_build_info", "Version of semisilo; always 1.",
+                                  labels=["version", "silo", "federation"])
+        build.add_metric([__version__, identity.silo, identity.federation], 1)
+        yield build
+        yield _gauge("semisilo_site_certificate_expiry_timestamp_seconds", "When this silo's certificate expires.",
+                     identity.not_after_unix)
+
+    def _policy_numbers(self, now: float) -> Iterator[Metric]:
+        limit = self._policy.limits.bytes_per_day
+        yield _gauge("semisilo_site_day_bytes", "Bytes on the wire today, both ways.",
+                     float(read_day(self._home.day, self._policy.hours, now).bytes))
+        yield _gauge("semisilo_site_day_limit_bytes", "[limits] bytes_per_day of silo.toml; 0: no limit.", float(limit))
+        yield _gauge("semisilo_site_on_duty", "Whether silo.toml lets this silo work now.",
+                     float(closes_at(self._policy.hours, now) is not None))
+
+
+class ObservedDisplay:
+    """Another display, whose progress the metrics follow."""
+
+    def __init__(self, display: Display, metrics: SiteMetrics) -> None:
+        self._display = display
+        self._metrics = metrics
+
+    def event(self, text: str) -> None:
+        self._display.event(text)
+
+    def state(self, text: str) -> None:
+        self._metrics.doing()
+        self._display.state(text)
+
+    def progress(self, what: str, fraction: float, text: str = "") -> None:
+        self._metrics.doing(what.rpartition(" ")[2], fraction)
+        self._display.progress(what, fraction, text)
+
+    def done(self) -> None:
+        self._metrics.doing()
+        self._display.done()
+
+    def close(self) -> None:
+        self._display.close()
+
+
+@contextmanager
+def serving_metrics(metrics: SiteMetrics, address: str) -> Iterator[int]:
+    """Serves `metrics` at http://ADDRESS/metrics around a block, which gets the port.
+
+    Raises: BadConfiguration for an address that cannot be; PortInUse.
+    """
+    host, port = split_address(address)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    ProcessCollector(registry=registry)
+    generate_latest(registry)  # a mistake of ours shows here, not at the first scrape
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"Another process listens on {address}.",
+                            remedy="Choose another port for --metrics or [metrics] listen.") from None
+        raise BadConfiguration(f"Metrics cannot be served on {address}: {error.strerror or error}.",
+                               remedy='Write an address of this machine, for example "127.0.0.1:9108".') from None
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5.0)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)

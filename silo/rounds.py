@@ -1,0 +1,60 @@
+"""What the last tasks took at this silo, for forecasts: `rounds.json`. Nothing but a forecast depends on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.config import from_dict
+from common.errors import BadConfiguration
+
+__all__ = ["TaskTook", "note_task", "read_tasks"]
+
+_KEPT = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskTook:
+    """One task that was answered."""
+
+    study: str
+    round: int
+    phase: str
+    method: str
+    unix: float
+    """When it ended."""
+    images: int
+    """Of the silo, labelled and not."""
+    train_seconds: float = 0.0
+    """0 when the answer was ready before."""
+    download_bytes: int = 0
+    """Payloads that came in this task; 0 when they were here already."""
+    download_seconds: float = 0.0
+    upload_bytes: int = 0
+    upload_seconds: float = 0.0
+    sent_bytes: int = 0
+    """On the wire."""
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    tasks: tuple[TaskTook, ...] = ()
+
+
+def read_tasks(path: Path) -> tuple[TaskTook, ...]:
+    """The last tasks, oldest first; none when there is no file or it cannot be read."""
+    try:
+        return from_dict(_File, json.loads(path.read_text(encoding="utf-8"))).tasks
+    except (OSError, ValueError, BadConfiguration):
+        return ()
+
+
+def note_task(path: Path, took: TaskTook) -> None:
+    """Adds a task; the oldest go. Raises: OSError, for example on a full disk; the caller may ignore it."""
+    tasks = (*read_tasks(path), took)[-_KEPT:]
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(asdict(_File(tasks))) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,185 @@
+"""Somebody else's folder: everything that goes wrong in real ones, at once and one by one."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from common.data.form import ImageForm
+from common.data.partly_labelled import read_partly_labelled
+from common.data.readers import read_images, survey
+from common.errors import BadData
+
+FORM = ImageForm(size=8, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def noise(path: Path, mode: str = "RGB", size: tuple[int, int] = (8, 8), seed: int = 0, **save: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (*size[::-1], len(mode)) if len(mode) > 1 and mode != "LA" else size[::-1]
+    pixels = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+    Image.fromarray(pixels).save(path, **save) if mode != "CMYK" else Image.fromarray(pixels, "CMYK").save(path, **save)
+    return path
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """Two classes with three good images and five that are none, and things that are nobody's fault."""
+    noise(tmp_path / "cat/a.png", seed=1)
+    whole = noise(tmp_path / "cat/b.jpg", size=(64, 64), seed=2).read_bytes()
+    noise(tmp_path / "dog/c.png", seed=3)
+    (tmp_path / "cat/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "cat/zero.png").write_bytes(b"")
+    (tmp_path / "dog/text.png").write_text("I am no picture")
+    (tmp_path / "dog/gone.png").symlink_to("nowhere.png")
+    bomb = bytearray(noise(tmp_path / "dog/bomb.bmp").read_bytes())
+    bomb[18:26] = (60_000).to_bytes(4, "little") * 2
+    (tmp_path / "dog/bomb.bmp").write_bytes(bomb)
+    (tmp_path / "cat/up").symlink_to("..", target_is_directory=True)
+    (tmp_path / "cat/notes.txt").write_text("stained on Monday")
+    (tmp_path / "Thumbs.db").write_bytes(b"x")
+    (tmp_path / "eel").mkdir()
+    return tmp_path
+
+
+BROKEN = {"cat/cut.jpg": "truncated", "cat/zero.png": "it is empty", "dog/bomb.bmp": "too many",
+          "dog/gone.png": "leads nowhere", "dog/text.png": "not an image"}
+
+
+def test_skip_leaves_out_what_is_broken_and_says_each(broken):
+    result = read_images(str(broken), size=8, channels=3, on_error="skip")
+    assert result.images.names == ("cat/a.png", "cat/b.jpg", "dog/c.png")
+    assert result.classes == ("cat", "dog", "eel"), "an empty class folder is a class"
+    found = {item.name: item.reason for item in result.skipped if item.broken}
+    assert found.keys() == BROKEN.keys()
+    for name, said in BROKEN.items():
+        assert said in found[name], name
+    assert [item.name for item in result.skipped if not item.broken] == ["cat/notes.txt"]
+
+
+def test_stop_stops_at_the_first(broken):
+    with pytest.raises(BadData) as caught:
+        read_images(str(broken), size=8, channels=3)
+    assert "dog/gone.png" in caught.value.text, "what the listing shows comes before what decoding shows"
+    (broken / "dog/gone.png").unlink()
+    with pytest.raises(BadData, match=r"cat/cut\.jpg cannot be read"):
+        read_images(str(broken), size=8, channels=3)
+
+
+def test_report_reads_everything_names_all_that_is_wrong_and_then_stops(broken, caplog):
+    with pytest.raises(BadData, match="5 files cannot be used; each is named above"):
+        read_images(str(broken), size=8, channels=3, on_error="report")
+    said = [record.getMessage() for record in caplog.records if record.name == "semisilo.data"]
+    assert [line.partition(":")[0] for line in said] == sorted(BROKEN)
+    for name in BROKEN:
+        (broken / name).unlink()
+    assert len(read_images(str(broken), size=8, channels=3, on_error="report").images) == 3, "then it goes on"
+
+
+def test_report_at_a_silo_covers_labelled_and_unlabelled_images_at_once(broken, caplog):
+    (broken / "unlabelled").mkdir()
+    (broken / "unlabelled/bad.png").write_bytes(b"")
+    noise(broken / "unlabelled/good.png", seed=9)
+    with pytest.raises(BadData, match="6 files cannot be used"):
+        read_partly_labelled(str(broken), FORM, classes=("cat", "dog", "eel"), use_labels=True, on_error="report")
+    assert "unlabelled/bad.png" in caplog.text
+    assert "cat/zero.png" in caplog.text
+    skipped = read_partly_labelled(str(broken), FORM, classes=("cat", "dog", "eel"), use_labels=True, on_error="skip")
+    assert (len(skipped.labelled), len(skipped.unlabelled)) == (3, 1)
+    with pytest.raises(BadData, match=r"gone\.png"):
+        read_partly_labelled(str(broken), FORM, classes=("cat", "dog", "eel"), use_labels=True)
+
+
+def test_the_same_image_in_two_classes_is_warned_of_here(tmp_path, caplog):
+    content = noise(tmp_path / "cat/a.png").read_bytes()
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog/copy.png").write_bytes(content)
+    noise(tmp_path / "dog/b.png", seed=5)
+    for folder in ("cat", "dog"):
+        Image.new("RGB", (8, 8)).save(tmp_path / folder / "black.png")
+    with caplog.at_level(logging.WARNING):
+        assert len(read_images(str(tmp_path), size=8, channels=3).images) == 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "the same image in two classes: cat/a.png (cat) and dog/copy.png (dog)"]
+
+
+def test_what_this_user_may_not_read_follows_on_error(tmp_path):
+    """As another user: root may read everything."""
+    noise(tmp_path / "cat/a.png")
+    noise(tmp_path / "cat/closed.png", seed=1).chmod(0)
+    noise(tmp_path / "dog/inner/b.png", seed=2)
+    (tmp_path / "dog/inner").chmod(0)
+    noise(tmp_path / "dog/c.png", seed=3)
+    tmp_path.chmod(0o755)
+    code = ("import os; from pathlib import Path; from PIL import Image; Image.init(); "
+            "from common.data.folder import list_images; from common.data.decoding import decoded; "
+            "from common.data.pixels import Geometry; from common.data.form import Reading; "
+            f"os.chdir({str(tmp_path)!r}); os.getuid() or (os.setgroups([]), os.setgid(65534), os.setuid(65534)); "
+            "listing = list_images(Path('.')); "
+            "print([(item.name, item.reason, item.broken) for item in listing.skipped]); "
+            "print([(file.name, getattr(result, 'reason', '')) for file, result in decoded(listing.images, "
+            "Geometry(size=8, channels=3, resize='fit'), Reading(), {})])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (tmp_path / "dog/inner").chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    listed, tried = done.stdout.splitlines()
+    assert listed == "[('dog/inner', 'the folder cannot be listed: this user may not read it', True)]"
+    assert tried == "[('cat/a.png', ''), ('cat/closed.png', 'this user may not read it'), ('dog/c.png', '')]"
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    frames = [Image.new("L", (8, 8), value) for value in (40, 90, 200)]
+    for suffix in ("gif", "webp", "png"):
+        frames[0].save(tmp_path / f"a.{suffix}", save_all=True, append_images=frames[1:],
+                       **({"lossless": True} if suffix == "webp" else {}))
+    got = read_images(str(tmp_path), size=8, channels=1, labelled=False).images.images_NCHW
+    assert got[:, 0, 0, 0].tolist() == pytest.approx([40, 40, 40], abs=1)
+
+
+def test_gamma_and_text_in_a_png_change_nothing(tmp_path):
+    plain = noise(tmp_path / "plain/a.png")
+    about = PngImagePlugin.PngInfo()
+    about.add(b"gAMA", (30_000).to_bytes(4, "big"))
+    about.add_text("Comment", "x" * 1000)
+    (tmp_path / "gamma").mkdir()
+    Image.open(plain).save(tmp_path / "gamma/a.png", pnginfo=about)
+    one, other = (read_images(str(tmp_path / name), size=8, channels=3, labelled=False).images.images_NCHW
+                  for name in ("plain", "gamma"))
+    assert bool((one == other).all())
+
+
+def test_a_text_bomb_in_a_png_is_refused(tmp_path):
+    import zlib
+
+    about = PngImagePlugin.PngInfo()
+    about.add(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(50_000_000)))
+    noise(tmp_path / "a.png", pnginfo=about)
+    with pytest.raises(BadData, match=r"a\.png cannot be read"):
+        read_images(str(tmp_path), size=8, channels=3, labelled=False)
+
+
+def test_a_cmyk_jpeg_and_one_bit_and_palettes_are_colours_and_greys(tmp_path):
+    Image.new("CMYK", (16, 16), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=100)
+    Image.new("1", (16, 16), 1).save(tmp_path / "b.png")
+    Image.new("P", (16, 16), 0).save(tmp_path / "c.png")
+    got = read_images(str(tmp_path), size=8, channels=3, labelled=False).images.images_NCHW[:, :, 4, 4]
+    red, green, blue = got[0].tolist()
+    assert red > 200 > 60 > max(green, blue)
+    assert got[1].tolist() == [255, 255, 255]
+    assert got[2].tolist() == [0, 0, 0]
+
+
+def test_thousands_of_files_are_listed_and_read_in_order(tmp_path):
+    stream = io.BytesIO()
+    Image.new("L", (4, 4), 7).save(stream, "PNG")
+    for number in range(3000):
+        (tmp_path / f"{number}.png").write_bytes(stream.getvalue())
+    result = read_images(str(tmp_path), size=4, channels=1, labelled=False)
+    assert result.images.names == tuple(sorted((f"{number}.png" for number in range(3000)), key=str.encode))
+    assert survey(str(tmp_path)).num_images == 3000

@@ -1,0 +1,321 @@
+"""DICOM files: real ones that pydicom brings along, and made ones whose pixels are computed here with numpy alone."""
+
+from __future__ import annotations
+
+import io
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pydicom = pytest.importorskip("pydicom")
+from pydicom.data.data_manager import DATA_ROOT  # noqa: E402
+from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
+from pydicom.encaps import encapsulate  # noqa: E402
+from pydicom.uid import (  # noqa: E402
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRLittleEndian,
+    JPEGBaseline8Bit,
+    SecondaryCaptureImageStorage,
+)
+
+from common.data.dicom import open_dicom  # noqa: E402
+from common.data.form import Reading  # noqa: E402
+from common.data.pixels import NoPictureError, UnusableError  # noqa: E402
+from common.data.readers import read_images, survey  # noqa: E402
+from common.errors import BadData  # noqa: E402
+
+REAL = Path(DATA_ROOT) / "test_files"
+NAME = "Unspeakable^Patient"
+
+
+def made(path: Path, pixels: np.ndarray | bytes, *, syntax: str = ExplicitVRLittleEndian, **tags: object) -> Path:
+    """A file of these pixels, grey of 16 bits unless the tags say otherwise, of a patient with a name."""
+    data = Dataset()
+    data.file_meta = FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = syntax
+    data.file_meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    data.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    data.SOPClassUID, data.SOPInstanceUID = SecondaryCaptureImageStorage, "1.2.3"
+    data.PatientName, data.PatientID = NAME, "4711-0815"
+    if isinstance(pixels, np.ndarray):
+        data.Rows, data.Columns = pixels.shape[:2] if pixels.ndim == 2 or pixels.shape[-1] == 3 else pixels.shape[1:3]
+        data.SamplesPerPixel = 3 if pixels.ndim > 2 and pixels.shape[-1] == 3 else 1
+        data.BitsAllocated = data.BitsStored = 8 * pixels.dtype.itemsize
+        data.HighBit = data.BitsStored - 1
+        data.PixelRepresentation = int(pixels.dtype.kind == "i")
+        if data.SamplesPerPixel == 3:
+            data.PlanarConfiguration = 0
+        if pixels.ndim == 3 and data.SamplesPerPixel == 1:
+            data.NumberOfFrames = len(pixels)
+        pixels = pixels.tobytes()
+    data.PhotometricInterpretation = "RGB" if data.get("SamplesPerPixel") == 3 else "MONOCHROME2"
+    for name, value in tags.items():
+        setattr(data, name, value)
+    data.PixelData = pixels + b"\0" * (len(pixels) % 2)
+    data.save_as(path, enforce_file_format=True)
+    return path
+
+
+def shown(path: Path, reading: Reading = Reading(), frame: int = 0) -> np.ndarray:
+    return open_dicom(path).frame(frame, reading)
+
+
+STORED = np.arange(-1024, 3072, dtype=np.int16).reshape(64, 64)
+
+
+def window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
+    """PS3.3 C.11.2.1.2.1 from scratch, rounded half up."""
+    y = np.clip(((values - (centre - 0.5)) / (width - 1) + 0.5) * 255, 0, 255)
+    return np.floor(y + 0.5).astype(np.uint8)
+
+
+def test_hounsfield_units_go_through_slope_intercept_and_the_files_window(tmp_path):
+    path = made(tmp_path / "a", STORED, RescaleSlope=2, RescaleIntercept=-1000, WindowCenter=40, WindowWidth=400)
+    assert np.array_equal(shown(path), window(STORED.astype(float) * 2 - 1000, 40, 400))
+
+
+def test_the_studys_window_takes_the_place_of_the_files(tmp_path):
+    path = made(tmp_path / "a", STORED, RescaleIntercept=-24, WindowCenter=40, WindowWidth=400)
+    assert np.array_equal(shown(path, Reading(window=(-600, 1500))), window(STORED - 24.0, -600, 1500))
+
+
+def test_of_several_windows_the_wanted_one_counts_and_the_last_where_there_are_fewer(tmp_path):
+    path = made(tmp_path / "a", STORED, WindowCenter=[40, -600], WindowWidth=[400, 1500])
+    for number, (centre, width) in ((1, (40, 400)), (2, (-600, 1500)), (7, (-600, 1500))):
+        assert np.array_equal(shown(path, Reading(window_number=number)), window(STORED * 1.0, centre, width))
+
+
+@pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
+def test_the_files_own_function_is_honoured(tmp_path, function):
+    path = made(tmp_path / "a", STORED, WindowCenter=50, WindowWidth=350, VOILUTFunction=function)
+    x = STORED.astype(float)
+    y = {"LINEAR_EXACT": np.clip(((x - 50) / 350 + 0.5) * 255, 0, 255),
+         "SIGMOID": 255 / (1 + np.exp(-4 * (x - 50) / 350))}[function]
+    assert np.array_equal(shown(path), np.floor(y + 0.5).astype(np.uint8))
+
+
+def test_monochrome1_is_the_negative_of_monochrome2(tmp_path):
+    two = shown(made(tmp_path / "a", STORED, WindowCenter=40, WindowWidth=400))
+    one = shown(made(tmp_path / "b", STORED, WindowCenter=40, WindowWidth=400, PhotometricInterpretation="MONOCHROME1"))
+    assert np.array_equal(one, 255 - two)
+    fixed = shown(made(tmp_path / "c", STORED, PhotometricInterpretation="MONOCHROME1"), Reading(window=(40, 400)))
+    assert np.array_equal(fixed, one)
+
+
+@pytest.mark.parametrize(("bits", "signed"), [
+    (8, False), (10, False), (12, False), (12, True), (16, False), (16, True)])
+def test_without_a_window_the_whole_range_of_the_bits_is_shown(tmp_path, bits, signed):
+    """Whatever the picture holds: 0 is as dark in a dark picture as in a bright one."""
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    values = np.linspace(low // 2, high // 2, 64).astype(np.int64).reshape(8, 8)
+    kind = {(8, False): np.uint8}.get((bits, signed), np.int16 if signed else np.uint16)
+    path = made(tmp_path / "a", values.astype(kind), BitsStored=bits, HighBit=bits - 1)
+    expected = np.floor((values - low) / (high - low) * 255 + 0.5)
+    assert np.array_equal(shown(path), expected)
+
+
+def test_each_picture_is_stretched_only_when_that_is_asked_for(tmp_path):
+    values = np.linspace(100, 300, 64).astype(np.uint16).reshape(8, 8)
+    path = made(tmp_path / "a", values)
+    assert shown(path).max() == 1
+    stretched = shown(path, Reading(window="image"))
+    assert np.array_equal(stretched, (255 * (values.astype(int) - 100) + 100) // 200)
+
+
+def test_a_table_of_the_file_comes_before_its_windows(tmp_path):
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8)
+    item = Dataset()
+    item.add_new(0x00283002, "US", [4, 10, 8])
+    item.add_new(0x00283006, "US", [0, 50, 100, 250])
+    path = made(tmp_path / "a", values, VOILUTSequence=[item], WindowCenter=32, WindowWidth=64)
+    expected = np.select([values <= 10, values == 11, values == 12], [0, 50, 100], 250)
+    assert np.array_equal(shown(path), expected)
+    assert np.array_equal(shown(path, Reading(window_number=2)), window(values * 1.0, 32, 64))
+
+
+def test_a_modality_table_takes_the_place_of_slope_and_intercept(tmp_path):
+    values = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    item = Dataset()
+    item.add_new(0x00283002, "US", [4, 0, 16])
+    item.add_new(0x00283006, "US", [0, 65535, 32768, 16384])
+    path = made(tmp_path / "a", values, ModalityLUTSequence=[item])
+    assert shown(path).tolist() == [[0, 255], [128, 64]]
+    assert np.array_equal(shown(path, Reading(window=(30000, 20000))),
+                          window(np.array([[0.0, 65535], [32768, 16384]]), 30000, 20000))
+
+
+def test_colours_have_no_window(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (7, 9, 3)).astype(np.uint8)
+    path = made(tmp_path / "a", noise, WindowCenter=40, WindowWidth=400)
+    assert np.array_equal(shown(path, Reading(window=(1, 1))), noise)
+    planes = made(tmp_path / "b", noise, PlanarConfiguration=1)
+    data = pydicom.dcmread(planes)
+    data.PixelData = np.moveaxis(noise, 2, 0).tobytes() + b"\0"
+    data.save_as(planes)
+    assert np.array_equal(shown(planes), noise)
+
+
+def test_ybr_becomes_rgb_by_the_standards_equation(tmp_path):
+    """C.7.6.3.1.2, solved for R, G and B: R = Y + 1.402 (Cr - 128), B = Y + 1.772 (Cb - 128)."""
+    ybr = np.array([[[128, 128, 128], [76, 85, 255], [150, 44, 21], [200, 100, 150]]], dtype=np.uint8)
+    y, cb, cr = (ybr[..., place].astype(float) for place in range(3))
+    expected = np.stack([y + 1.402 * (cr - 128), y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128),
+                         y + 1.772 * (cb - 128)], axis=-1)
+    got = shown(made(tmp_path / "a", ybr, PhotometricInterpretation="YBR_FULL"))
+    assert np.abs(got - np.clip(expected, 0, 255)).max() <= 1
+
+
+def test_palettes_are_resolved(tmp_path):
+    places = np.array([[0, 1], [2, 1]], dtype=np.uint8)
+    colours = np.array([[0, 0, 0], [65535, 32768, 0], [0, 65535, 65535]], dtype=np.uint16)
+    tags: dict[str, object] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for place, name in enumerate(("Red", "Green", "Blue")):
+        tags[f"{name}PaletteColorLookupTableDescriptor"] = [3, 0, 16]
+        tags[f"{name}PaletteColorLookupTableData"] = colours[:, place].astype("<u2").tobytes()
+    got = shown(made(tmp_path / "a", places, **tags))
+    assert got.tolist() == [[[0, 0, 0], [255, 128, 0]], [[0, 255, 255], [255, 128, 0]]]
+
+
+def test_of_several_frames_a_setting_chooses(tmp_path):
+    frames = np.stack([np.full((4, 4), 20 * number, np.uint8) for number in range(1, 8)])
+    made(tmp_path / "cine.dcm", frames)
+    for which, expected in (("first", [20]), ("middle", [80]), ("all", [20, 40, 60, 80, 100, 120, 140]),
+                            (2, [40, 120]), (3, [40, 80, 120]), (99, [20, 40, 60, 80, 100, 120, 140])):
+        got = read_images(str(tmp_path), size=4, channels=1, labelled=False, reading=Reading(frames=which)).images
+        assert got.images_NCHW[:, 0, 0, 0].tolist() == expected, which
+    assert got.names[2] == "cine.dcm[2]"
+    one = read_images(str(tmp_path), size=4, channels=1, labelled=False).images
+    assert one.names == ("cine.dcm",)
+
+
+def test_frames_have_windows_of_their_own_in_enhanced_files(tmp_path):
+    frames = np.stack([STORED, STORED])
+    groups = []
+    for centre in (40, -600):
+        voi = Dataset()
+        voi.WindowCenter, voi.WindowWidth = centre, 400
+        values = Dataset()
+        values.RescaleSlope, values.RescaleIntercept = 1, -24
+        group = Dataset()
+        group.FrameVOILUTSequence, group.PixelValueTransformationSequence = [voi], [values]
+        groups.append(group)
+    path = made(tmp_path / "a", frames, PerFrameFunctionalGroupsSequence=groups)
+    for number, centre in enumerate((40, -600)):
+        assert np.array_equal(shown(path, frame=number), window(STORED - 24.0, centre, 400))
+
+
+def test_compressed_files_show_what_the_uncompressed_one_shows():
+    """The same slice in five lossless transfer syntaxes, as pydicom brings it along."""
+    plain = shown(REAL / "MR_small.dcm")
+    for name in ("MR_small_RLE", "MR_small_jp2klossless", "MR_small_jpeg_ls_lossless", "MR_small_bigendian",
+                 "MR_small_implicit"):
+        assert np.array_equal(shown(REAL / f"{name}.dcm"), plain), name
+    stored = pydicom.dcmread(REAL / "MR_small.dcm").pixel_array
+    assert np.array_equal(plain, window(stored.astype(float), 600, 1600)), "its own window is 600, 1600"
+
+
+def test_class_folders_of_dicom_simply_work(tmp_path):
+    for name, file in (("mr", "MR_small.dcm"), ("mr", "examples_overlay.dcm"), ("ct", "CT_small.dcm"),
+                       ("us", "examples_palette.dcm"), ("us", "examples_ybr_color.dcm")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        shutil.copy(REAL / file, tmp_path / name / file.removesuffix(".dcm"))  # found by what they begin with
+    shutil.copy(REAL / "reportsi.dcm", tmp_path / "mr/report.dcm")
+    (tmp_path / "mr/DICOMDIR").write_bytes(b"x")
+    result = read_images(str(tmp_path), size=32, channels=3)
+    assert result.classes == ("ct", "mr", "us")
+    assert result.images.labels_N.tolist() == [0, 1, 1, 2, 2]
+    assert [(item.name, item.reason, item.broken) for item in result.skipped] == [
+        ("mr/DICOMDIR", "a DICOM directory, no picture", False),
+        ("mr/report.dcm", "a DICOM file without pixels", False)]
+    found = survey(str(tmp_path))
+    assert (found.num_images, found.channels) == (6, 3), "by names: the report is found out by looking into it"
+    assert found.sizes[(64, 64)] == 1
+
+
+@pytest.mark.parametrize(("tags", "said"), [
+    ({"Rows": 65535, "Columns": 65535}, "too many"),
+    ({"Rows": 900}, "cut off"),
+    ({"NumberOfFrames": 2**31 - 1}, "cut off"),
+    ({"BitsAllocated": 24}, "number of bits"),
+    ({"BitsStored": 200}, "number of bits"),
+    ({"PhotometricInterpretation": "HSV"}, "colours"),
+    ({"SamplesPerPixel": 200}, "colours"),
+])
+def test_a_header_that_lies_is_refused_before_memory_is_taken(tmp_path, tags, said):
+    path = made(tmp_path / "a", np.zeros((8, 8), np.uint16), **tags)
+    with pytest.raises(UnusableError, match=said):
+        open_dicom(path)
+
+
+def test_a_stream_of_another_size_than_the_header_says_is_refused(tmp_path):
+    """A decoder believes the stream: 6000 x 5000 pixels behind a header of 8 x 8."""
+    written = io.BytesIO()
+    Image.new("L", (6000, 5000)).save(written, "JPEG")
+    path = made(tmp_path / "a", encapsulate([written.getvalue()]), syntax=JPEGBaseline8Bit, Rows=8, Columns=8,
+                SamplesPerPixel=1, BitsAllocated=8, BitsStored=8, HighBit=7, PixelRepresentation=0)
+    with pytest.raises(UnusableError, match="not of the size that its header says"):
+        shown(path)
+    Image.new("L", (8, 8), 200).save(written := io.BytesIO(), "JPEG")
+    path = made(tmp_path / "a", encapsulate([written.getvalue()]), syntax=JPEGBaseline8Bit, Rows=8, Columns=8,
+                SamplesPerPixel=1, BitsAllocated=8, BitsStored=8, HighBit=7, PixelRepresentation=0)
+    assert (shown(path) == 200).all()
+
+
+def test_a_deflated_data_set_is_refused_unopened(tmp_path):
+    path = made(tmp_path / "a", np.zeros((4, 4), np.uint8), syntax=DeflatedExplicitVRLittleEndian)
+    with pytest.raises(UnusableError, match="deflated"):
+        open_dicom(path)
+
+
+@pytest.mark.parametrize("file", ["reportsi.dcm", "rtplan.dcm", "test-SR.dcm", "waveform_ecg.dcm"])
+def test_objects_without_pixels_are_no_trouble(file):
+    with pytest.raises(NoPictureError, match="without pixels"):
+        open_dicom(REAL / file)
+
+
+def test_nothing_of_a_patient_is_said_or_logged(tmp_path, caplog, capfd):
+    """Damaged in every way that the library talks about: neither messages nor log hold the value of a tag."""
+    caplog.set_level(logging.DEBUG)
+    (tmp_path / "in").mkdir()
+    whole = made(tmp_path / "whole", STORED, WindowCenter=40, WindowWidth=400, StudyDescription=NAME).read_bytes()
+    wrong = [whole[: len(whole) - 100], whole[:600], whole.replace(b"1.2.3", NAME[:5].encode()),
+             whole.replace(b"40", b"Un").replace(b"400", b"Uns"), whole.replace(b"MONOCHROME2", NAME[:11].encode()),
+             whole.replace(b"\x28\x00\x52\x10", b"\x28\x00\x53\x10").replace(b"400", b"abc")]
+    for number, content in enumerate(wrong):
+        (tmp_path / f"in/{number}.dcm").write_bytes(content)
+    said = []
+    try:
+        result = read_images(str(tmp_path / "in"), size=8, channels=1, labelled=False, on_error="report")
+        said += [item.reason for item in result.skipped]
+    except BadData as error:
+        said.append(error.line())
+    assert any("cannot be used" in line for line in said)
+    text = " ".join([*said, caplog.text, *capfd.readouterr()])
+    assert "cannot be read" in text
+    for piece in ("Unspeak", "Patient", "4711", "abc"):
+        assert piece not in text
+
+
+def test_the_librarys_own_log_goes_nowhere(caplog, capfd):
+    """It quotes tags; here a line of its own stands for that."""
+    caplog.set_level(logging.DEBUG)
+    open_dicom(REAL / "MR_small.dcm")
+    logging.getLogger("pydicom").warning("tag of %s", NAME)
+    logging.getLogger("pylibjpeg.utils").error("tag of %s", NAME)
+    assert NAME not in caplog.text + "".join(capfd.readouterr())
+    logging.getLogger("other").warning("tag of %s", NAME)
+    assert NAME in caplog.text, "the control: others are heard"
+
+
+def test_without_pydicom_one_line_names_the_extra(tmp_path, monkeypatch):
+    import sys
+
+    shutil.copy(REAL / "MR_small.dcm", tmp_path / "a.dcm")
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(BadData, match="pydicom") as caught:
+        read_images(str(tmp_path), size=8, channels=1, labelled=False, on_error="skip")
+    assert "pip install 'semisilo[dicom]'" in caught.value.line()

@@ -1,0 +1,177 @@
+"""Parquet files with images in rows, in Hugging Face's layout and plainer ones."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402
+
+from common.data import parquet, room  # noqa: E402
+from common.data.form import ImageForm  # noqa: E402
+from common.data.partly_labelled import read_partly_labelled, survey_partly_labelled  # noqa: E402
+from common.data.readers import read_images, survey  # noqa: E402
+from common.errors import BadData  # noqa: E402
+
+FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+
+def png(value: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("L", (8, 8), value).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def hugging_face(path: Path, labels: list[int | None], *, names: list[str] | None = None, start: int = 0,
+                 rows: int = 3) -> str:
+    """As `datasets` writes it: struct {bytes, path}, names of classes in the schema's metadata."""
+    images = [{"bytes": png(start + place), "path": f"{place}.png"} for place in range(len(labels))]
+    features: dict[str, object] = {"image": {"_type": "Image"}}
+    if names is not None:
+        features["label"] = {"names": names, "_type": "ClassLabel"}
+    table = pa.table({"image": images, "label": pa.array(labels, pa.int64())})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=rows)
+    return str(path)
+
+
+def test_names_of_classes_come_from_the_schema_and_follow_the_studys_order(tmp_path):
+    source = hugging_face(tmp_path / "a.parquet", [0, 1, 1, 0, 2], names=["cat", "dog", "eel"])
+    result = read_images(source, size=8, channels=1)
+    assert result.classes == ("cat", "dog", "eel")
+    assert result.images.labels_N.tolist() == [0, 1, 1, 0, 2]
+    assert result.images.images_NCHW[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert result.images.names == tuple(f"a.parquet[{row}]" for row in range(5))
+    assert read_images(source, size=8, channels=1, classes=("eel", "ant", "dog", "cat")).images.labels_N.tolist() == [
+        3, 2, 2, 3, 0]
+    with pytest.raises(BadData, match="class 'eel' is not a class of the study"):
+        read_images(source, size=8, channels=1, classes=("cat", "dog"))
+    found = survey(source)
+    assert (found.kind, found.num_images, found.class_counts) == ("parquet", 5, {"cat": 2, "dog": 2, "eel": 1})
+    assert found.sizes == {(8, 8): 5}
+
+
+def test_numbers_without_names_count_into_the_studys_classes(tmp_path):
+    source = hugging_face(tmp_path / "a.parquet", [1, 0, 1])
+    assert read_images(source, size=8, channels=1).classes == ("0", "1")
+    assert read_images(source, size=8, channels=1, classes=("x", "y")).images.labels_N.tolist() == [1, 0, 1]
+    with pytest.raises(BadData, match="out of range"):
+        read_images(source, size=8, channels=1, classes=("x",))
+
+
+@pytest.mark.parametrize("missing", [None, -1])
+def test_rows_without_a_label_are_unlabelled(tmp_path, missing):
+    source = hugging_face(tmp_path / "a.parquet", [0, missing, 1, missing], names=["cat", "dog"])
+    found = read_partly_labelled(source, FORM, classes=("dog", "cat"), use_labels=True)
+    assert found.labelled.names == ("a.parquet[0]", "a.parquet[2]")
+    assert found.labelled.labels_N.tolist() == [1, 0]
+    assert found.unlabelled.names == ("a.parquet[1]", "a.parquet[3]")
+    assert found.unlabelled.images_NCHW[:, 0, 0, 0].tolist() == [1, 3]
+    counts = survey_partly_labelled(source)
+    assert (counts.labelled, counts.unlabelled) == (2, 2)
+    hub = read_images(source, size=8, channels=1)
+    assert len(hub.images) == 2
+    assert [(item.name, item.reason) for item in hub.skipped] == [("2 rows", "have no label")]
+
+
+def test_plain_binary_columns_and_texts_as_labels_are_understood(tmp_path):
+    table = pa.table({"blob": [b"x", b"y", b"z"], "scan": [png(1), png(2), png(3)], "what": ["dog", None, "cat"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = f"{tmp_path}/a.parquet#image=scan&label=what"
+    result = read_images(source, size=8, channels=1)
+    assert result.classes == ("cat", "dog")
+    assert result.images.labels_N.tolist() == [1, 0]
+    assert len(read_images(source, size=8, channels=1, labelled=False).images) == 3
+    with pytest.raises(BadData, match="no column 'wat'"):
+        read_images(f"{tmp_path}/a.parquet#image=scan&label=wat", size=8, channels=1)
+    with pytest.raises(BadData, match="no column 'what' with the bytes"):
+        read_images(f"{tmp_path}/a.parquet#image=what", size=8, channels=1)
+
+
+def test_a_folder_of_files_is_one_source_with_splits(tmp_path):
+    for name, start in (("train-00000-of-00002", 0), ("train-00001-of-00002", 10), ("test-00000-of-00001", 20)):
+        hugging_face(tmp_path / f"set/data/{name}.parquet", [0, 1], names=["cat", "dog"], start=start)
+    train, test = (read_images(f"{tmp_path}/set{split}", size=8, channels=1).images for split in ("", "#test"))
+    assert train.images_NCHW[:, 0, 0, 0].tolist() == [0, 1, 10, 11], "the train part by default, in byte order"
+    assert test.images_NCHW[:, 0, 0, 0].tolist() == [20, 21]
+    with pytest.raises(BadData, match="no split 'tset'"):
+        read_images(f"{tmp_path}/set#tset", size=8, channels=1)
+
+
+def test_images_beside_a_parquet_file_are_what_counts(tmp_path):
+    hugging_face(tmp_path / "set/about.parquet", [0, 1])
+    (tmp_path / "set/cat").mkdir()
+    (tmp_path / "set/cat/a.png").write_bytes(png(7))
+    result = read_images(f"{tmp_path}/set", size=8, channels=1)
+    assert result.images.names == ("cat/a.png",)
+    assert [item.name for item in result.skipped] == ["about.parquet"]
+    assert len(read_images(f"{tmp_path}/set/about.parquet", size=8, channels=1).images) == 2
+
+
+def test_broken_rows_follow_on_error(tmp_path):
+    images = [{"bytes": png(1), "path": ""}, {"bytes": b"hello", "path": ""}, {"bytes": None, "path": "x.png"}, None]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array(images, kind), "label": [0, 0, 1, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(BadData, match=r"a\.parquet\[1\] cannot be read: it is not an image"):
+        read_images(f"{tmp_path}/a.parquet", size=8, channels=1)
+    result = read_images(f"{tmp_path}/a.parquet", size=8, channels=1, on_error="skip")
+    assert len(result.images) == 1
+    assert [(item.name, item.reason) for item in result.skipped] == [
+        ("a.parquet[1]", "cannot be read: it is not an image, or damaged at its start"),
+        ("a.parquet[2]", "cannot be read: it is empty"), ("a.parquet[3]", "cannot be read: it is empty")]
+
+
+def test_one_row_group_at_a_time_is_in_memory(tmp_path):
+    """20 groups of 8 MB of noise: what Arrow holds at most is a few groups, never the 160 MB."""
+    noise = np.random.default_rng(0)
+    stream = io.BytesIO()
+    Image.new("L", (8, 8)).save(stream, "BMP")
+    schema = pa.schema([("image", pa.binary())])
+    with pq.ParquetWriter(tmp_path / "a.parquet", schema, compression="none") as writer:
+        for _ in range(20):
+            writer.write_table(pa.table({"image": [stream.getvalue() + noise.bytes(2**20) for _ in range(8)]}, schema))
+    rows = parquet.open_rows([tmp_path / "a.parquet"], "", source="a")
+    before, most, seen = pa.total_allocated_bytes(), 0, 0
+    for _ in parquet.files_of(rows):
+        most, seen = max(most, pa.total_allocated_bytes() - before), seen + 1
+    assert seen == 160
+    assert most < 100 * 2**20
+
+
+def test_a_row_group_larger_than_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    source = hugging_face(tmp_path / "a.parquet", [0, 1, 0])
+    monkeypatch.setattr(room, "free_bytes", lambda: 400)
+    with pytest.raises(BadData, match=r"a row group of a\.parquet need .* of memory"):
+        read_images(source, size=8, channels=1)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" + bytes(100) + b"PAR1"])
+def test_what_is_no_parquet_is_said_so(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(BadData, match=r"a\.parquet cannot be read as Parquet") as caught:
+        read_images(f"{tmp_path}/a.parquet", size=8, channels=1)
+    assert "\n" not in caught.value.line()
+
+
+def test_files_of_different_columns_are_not_one_source(tmp_path):
+    hugging_face(tmp_path / "set/a.parquet", [0, 1])
+    pq.write_table(pa.table({"image": [png(1)]}), tmp_path / "set/b.parquet")
+    with pytest.raises(BadData, match=r"b\.parquet has other columns than a\.parquet"):
+        read_images(f"{tmp_path}/set", size=8, channels=1)
+
+
+def test_without_pyarrow_one_line_names_the_extra(tmp_path, monkeypatch):
+    source = hugging_face(tmp_path / "a.parquet", [0, 1])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(BadData, match="pyarrow") as caught:
+        read_images(source, size=8, channels=1)
+    assert "pip install 'semisilo[parquet]'" in caught.value.line()

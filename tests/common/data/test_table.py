@@ -1,0 +1,173 @@
+"""Tables that say which image shows what, as hospitals and challenges write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.data.form import ImageForm
+from common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
+from common.data.readers import read_images, survey
+from common.errors import BadData
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    for number, name in enumerate(("a.png", "b.png", "part_1/c.jpg", "part_2/d.png"), 1):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), 10 * number).save(tmp_path / name, quality=100)
+    return tmp_path
+
+
+def table(folder: Path, text: str, name: str = "t.csv", encoding: str = "utf-8") -> str:
+    (folder / name).write_bytes(text.encode(encoding))
+    return str(folder / name)
+
+
+def read(source: str, **more: object) -> dict[str, int]:
+    images = read_images(source, size=8, channels=1, **more).images
+    return dict(zip(images.names, images.labels_N.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("text", [
+    "file,label\na.png,cat\nb.png,dog\npart_1/c.jpg,cat\n",
+    "\ufefffilename;diagnosis\r\na.png;cat\r\nb.png;dog\r\npart_1/c.jpg;cat\r\n",
+    "lesion_id,image_id,dx,age\n1,a,cat,30\n2,b,dog,40\n3,c,cat,50\n",
+    "Image Index,Finding Labels,Patient Age\na.png,cat,1\nb.png,dog,2\nc.jpg,cat,3\n",
+    "Path|Class\nC:\\study\\a.png|cat\n./b.png|dog\n/data/part_1/c.jpg|cat\n",
+    "image,cat,dog\na,1.0,0.0\nb,0.0,1.0\nc,1.0,0.0\n",
+    "image,cat,dog\na,True,False\nb,false,TRUE\nc,1,0\n",
+    'file,label\n"a.png","cat"\n\nb.png,dog\n part_1/c.jpg , cat \n',
+])
+def test_tables_of_many_houses_say_the_same(scans, text):
+    source = table(scans, text)
+    assert read(source) == {"a.png": 0, "b.png": 1, "part_1/c.jpg": 0}
+    assert read_images(source, size=8, channels=1).classes == ("cat", "dog")
+    assert read(source, classes=("dog", "eel", "cat")) == {"a.png": 2, "b.png": 0, "part_1/c.jpg": 2}
+    found = survey(source)
+    assert (found.kind, found.num_images, found.class_counts) == ("table", 3, {"cat": 2, "dog": 1})
+
+
+def test_tab_separated_files_and_columns_of_any_name_are_read(scans):
+    source = table(scans, "who\twhere\twhat\nx\ta.png\tcat\ny\tb.png\tdog\n", "t.tsv")
+    with pytest.raises(BadData, match="which column holds the file names") as caught:
+        read(source)
+    assert "who, where, what" in caught.value.text
+    assert "#file=COLUMN" in caught.value.remedy
+    assert read(f"{source}#file=where&label=what") == {"a.png": 0, "b.png": 1}
+    with pytest.raises(BadData, match="no column 'wat'"):
+        read(f"{source}#file=where&label=wat")
+    with pytest.raises(BadData, match="'lable=what' is not understood"):
+        read(f"{source}#lable=what")
+
+
+def test_a_folder_and_a_split_can_be_named(scans):
+    source = table(scans, "file,label,split\nc,cat,train\nd,dog,test\nd,cat,train\n")
+    assert read(f"{source}#split=train&folder=.") == {"part_1/c.jpg": 0, "part_2/d.png": 0}
+    with pytest.raises(BadData, match="says 'val'"):
+        read(f"{source}#split=val")
+    inner = table(scans, "file,label\nd.png,dog\n")
+    assert read(f"{inner}#folder=part_2") == {"d.png": 0}
+    with pytest.raises(BadData, match="none of them is in"):
+        read(f"{inner}#folder=part_1")
+    with pytest.raises(BadData, match="no folder"):
+        read(f"{inner}#folder=part_9")
+
+
+def test_numbers_count_into_the_studys_classes(scans):
+    source = table(scans, "file,target\na,0\nb,1.0\nc,0\n")
+    assert read_images(source, size=8, channels=1).classes == ("0", "1")
+    assert read(source, classes=("benign", "malignant")) == {"a.png": 0, "b.png": 1, "part_1/c.jpg": 0}
+    named = table(scans, "file,target\na,7\nb,3\n")
+    assert read(named, classes=("3", "7")) == {"a.png": 1, "b.png": 0}, "these are names"
+    with pytest.raises(BadData, match="not a class of the study"):
+        read(table(scans, "file,target\na,2\nb,0\n"), classes=("benign", "malignant"))
+
+
+def test_rows_without_a_label_are_unlabelled(scans):
+    source = table(scans, "file,label\na,cat\nb,\nc,NaN\nd,dog\n")
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    found = read_partly_labelled(source, form, classes=("cat", "dog"), use_labels=True)
+    assert found.labelled.names == ("a.png", "part_2/d.png")
+    assert found.labelled.labels_N.tolist() == [0, 1]
+    assert found.unlabelled.names == ("b.png", "part_1/c.jpg")
+    assert found.unlabelled.labels_N is None
+    counts = survey_partly_labelled(source)
+    assert (counts.labelled, counts.unlabelled) == (2, 2)
+    hub = read_images(source, size=8, channels=1)
+    assert [(item.name, item.reason) for item in hub.skipped] == [
+        ("b.png", "has no label"), ("part_1/c.jpg", "has no label")]
+    everything = read_partly_labelled(source, form, classes=("cat", "dog"), use_labels=False)
+    assert len(everything.unlabelled) == 4
+
+
+def test_a_table_without_labels_is_a_list_of_images(scans):
+    source = table(scans, "file\nb.png\na.png\n")
+    assert read_images(source, size=8, channels=1, labelled=False).images.names == ("a.png", "b.png"), "by path"
+    with pytest.raises(BadData, match="no label"):
+        read(source)
+
+
+def test_missing_files_and_files_listed_twice_follow_on_error(scans):
+    source = table(scans, "file,label\na,cat\nzzz.png,cat\nb,dog\nb,dog\nc,cat\nc,dog\n,cat\n")
+    with pytest.raises(BadData) as caught:
+        read(source)
+    assert caught.value.text.endswith(": part_1/c.jpg: listed 2 times, as cat and dog.")
+    result = read_images(source, size=8, channels=1, on_error="skip")
+    assert result.images.names == ("a.png", "b.png")
+    assert [(item.name, item.reason, item.broken) for item in result.skipped] == [
+        ("b.png", "listed 2 times; counted once", False),
+        ("part_1/c.jpg", "listed 2 times, as cat and dog", True),
+        ("row 8", "names no file", True),
+        ("zzz.png", "named in the table, but there is no such image", True)]
+    with pytest.raises(BadData, match="3 files cannot be used"):
+        read_images(source, size=8, channels=1, on_error="report")
+
+
+def test_a_name_that_fits_several_images_is_never_guessed(scans):
+    Image.new("L", (8, 8)).save(scans / "part_2/c.jpg")
+    source = table(scans, "file,label\na,cat\nc.jpg,dog\n")
+    result = read_images(source, size=8, channels=1, on_error="skip")
+    assert [(item.name, item.reason) for item in result.skipped] == [("c.jpg", "the name fits 2 images in the folder")]
+    assert read(table(scans, "file,label\na,cat\npart_2/c.jpg,dog\n")) == {"a.png": 0, "part_2/c.jpg": 1}
+    assert read(table(scans, "file,label\na,cat\n/x/part_2/c.jpg,dog\n")) == {"a.png": 0, "part_2/c.jpg": 1}
+
+
+def test_no_table_leads_out_of_its_folder(scans, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "secret.png"
+    Image.new("L", (8, 8), 99).save(outside)
+    source = table(scans, f"file,label\na,cat\n{outside},dog\n../{outside.parent.name}/secret.png,dog\n")
+    result = read_images(source, size=8, channels=1, on_error="skip")
+    assert result.images.names == ("a.png",)
+    assert len(result.skipped) == 2
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "no rows"), ("file,label\n", "no rows"), ("file,label\na,\0x\n", "not a table of text"),
+    ("image,cat,dog\na,1,1\nb,0,1\n", "several classes"), ("file,colour,shape\na,red,round\n", "holds the labels"),
+    ('file,label\n"a,cat\n', "not a table"), (f"file,label\na,{'x' * 100_000}\n", "not a table")])
+def test_what_is_no_table_is_said_so(scans, text, said):
+    with pytest.raises(BadData, match=said) as caught:
+        read(table(scans, text))
+    assert caught.value.remedy
+    assert "\n" not in caught.value.line()
+
+
+def test_spreadsheets_of_western_europe_are_read(scans):
+    (scans / "ü.png").write_bytes((scans / "a.png").read_bytes())
+    assert read(table(scans, "file;label\nü.png;gutartig\na;bösartig\n", encoding="cp1252")) == {"a.png": 0, "ü.png": 1}
+
+
+def test_files_of_several_pictures_give_all_of_them_the_rows_label(scans):
+    from common.data.form import Reading
+
+    pages = [Image.new("L", (8, 8), value) for value in (1, 2, 3)]
+    pages[0].save(scans / "m.tif", save_all=True, append_images=pages[1:])
+    source = table(scans, "file,label\nm,dog\na,cat\n")
+    images = read_images(source, size=8, channels=1, reading=Reading(frames="all")).images
+    assert images.names == ("a.png", "m.tif[0]", "m.tif[1]", "m.tif[2]")
+    assert images.labels_N.tolist() == [0, 1, 1, 1]
+    assert np.array_equal(images.images_NCHW[1:, 0, 0, 0].numpy(), [1, 2, 3])

@@ -1,0 +1,300 @@
+"""A study's network starts from a file as torch's own loading would have it, and says what the file did not give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision import models
+
+from common import batch_norm, tensors
+from common.data.form import ImageForm
+from common.errors import BadConfiguration, BadData
+from common.exchange import ModelSettings
+from common.models import StartingPoint, check_model, initial_model, model_builder, starting_point
+
+COLOUR = ImageForm(size=32, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+GREY = ImageForm(size=32, channels=1, mean=(0.5,), std=(0.5,))
+NAMES = tuple("abcdefg")
+SEED = 11
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ResNet-18 of torchvision for 7 classes that has seen some images, as a state_dict."""
+    torch.manual_seed(2)
+    model = models.resnet18(num_classes=7)
+    with torch.no_grad():
+        for _ in range(3):
+            model.train()(torch.randn(4, 3, 32, 32))
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01)
+    path = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
+    save_file(model.state_dict(), path)
+    return path
+
+
+def reference(path: Path) -> nn.Module:
+    from safetensors.torch import load_file
+
+    model = models.resnet18(num_classes=7)
+    model.load_state_dict(load_file(path))
+    return model.eval()
+
+
+def start(path: Path | None, *, form: ImageForm = COLOUR, classes: tuple[str, ...] = NAMES, name: str = "resnet18",
+          freeze: Any = (), **settings: Any) -> StartingPoint:
+    return starting_point(ModelSettings(name=name, classes=classes, freeze=freeze, **settings), form, seed=SEED,
+                          weights=path)
+
+
+def rewritten(path: Path, target: Path, change: Any) -> Path:
+    from safetensors.torch import load_file
+
+    found = change(load_file(path))
+    if target.suffix == ".safetensors":
+        save_file({name: each.contiguous() for name, each in found.items()}, target)
+    else:
+        torch.save(found, target)
+    return target
+
+
+# What comes out -------------------------------------------------------------------------------------------------------
+
+
+def test_the_network_computes_what_torchvisions_own_loading_gives(trained: Path) -> None:
+    found = start(trained)
+    model, expected = found.builder(), reference(trained)
+    parameters = dict(expected.named_parameters())
+    assert tensors.parameters_of(model).keys() == parameters.keys()
+    assert all(torch.equal(each, parameters[name]) for name, each in tensors.parameters_of(model).items())
+    assert found.left_random == ()
+    assert found.frozen == {}
+    assert found.notes == ()
+    statistics = {f"{name}.{kind}": getattr(module, f"running_{kind}") for name, module in expected.named_modules()
+                  if isinstance(module, nn.BatchNorm2d) for kind in ("mean", "var")}
+    batch_norm.load(model, statistics)
+    x = torch.randn(3, 3, 32, 32)
+    assert torch.allclose(model.eval()(x), expected(x), atol=1e-5)
+
+
+def test_frozen_as_a_whole_but_the_head_it_is_the_files_network_in_training_as_well(trained: Path) -> None:
+    found = start(trained, freeze="backbone")
+    model, expected = found.builder(), reference(trained)
+    assert tensors.parameters_of(model).keys() == {"fc.weight", "fc.bias"}
+    assert batch_norm.layers_of(model) == {}
+    x = torch.randn(3, 3, 32, 32)
+    assert torch.allclose(model.train()(x), expected(x), atol=1e-5)
+    statistics = {name for name in found.frozen if name.endswith((".mean", ".var"))}
+    assert len(statistics) == 2 * 20
+    assert found.num_frozen == sum(found.frozen[name].numel() for name in found.frozen.keys() - statistics)
+    assert found.num_frozen + 512 * 7 + 7 == sum(each.numel() for each in expected.parameters())
+
+
+def test_the_study_begins_with_the_weights_of_the_file_and_a_random_head_of_its_seed(trained: Path) -> None:
+    found = start(trained, classes=("x", "y"))
+    initial = initial_model(found.builder, SEED)
+    at_random = initial_model(model_builder(ModelSettings(name="resnet18", classes=("x", "y")), COLOUR), SEED)
+    parameters = dict(reference(trained).named_parameters())
+    for name, each in initial.items():
+        if name.startswith("fc."):
+            assert torch.equal(each, at_random[name])
+        else:
+            assert torch.equal(each, parameters[name])
+            assert not torch.equal(each, at_random[name]), "the control"
+    assert found.left_random == ("fc.weight", "fc.bias")
+    (note,) = found.notes
+    assert "head starts at random" in note
+    assert "fc.weight" in note
+    other = initial_model(found.builder, SEED + 1)
+    assert not torch.equal(other["fc.weight"], initial["fc.weight"])
+
+
+def test_a_grey_image_enters_as_the_repeated_image_would(trained: Path) -> None:
+    found = start(trained, form=GREY, freeze="backbone")
+    x = torch.randn(3, 1, 32, 32)
+    assert torch.allclose(found.builder().eval()(x), reference(trained)(x.expand(-1, 3, -1, -1)), atol=1e-4)
+    (note,) = found.notes
+    assert "conv1.weight" in note
+    assert "summed over the colours" in note
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "backbone.", "module.model.", "_orig_mod.module.backbone."])
+@pytest.mark.parametrize("ending", ["safetensors", "pth"])
+def test_prefixes_of_wrappers_are_taken_off(trained: Path, tmp_path: Path, prefix: str, ending: str) -> None:
+    path = rewritten(trained, tmp_path / f"w.{ending}", lambda each: {prefix + name: v for name, v in each.items()})
+    assert tensors.digest(initial_model(start(path).builder, SEED)) == tensors.digest(
+        initial_model(start(trained).builder, SEED))
+
+
+def test_a_backbone_with_a_prefix_beside_a_head_of_its_own_name_is_understood(trained: Path, tmp_path: Path) -> None:
+    path = rewritten(trained, tmp_path / "w.safetensors", lambda each: {
+        name if name.startswith("fc.") else f"backbone.{name}": v for name, v in each.items()})
+    assert start(path).left_random == ()
+
+
+def test_a_file_without_its_head_leaves_the_head_random(trained: Path, tmp_path: Path) -> None:
+    path = rewritten(trained, tmp_path / "w.pth", lambda each: {
+        name: v for name, v in each.items() if not name.startswith("fc.")})
+    assert start(path).left_random == ("fc.weight", "fc.bias")
+
+
+def test_names_of_a_network_that_begin_like_a_wrapper_stay(tmp_path: Path) -> None:
+    """torchvision's ViT has parameters that begin with "encoder."."""
+    with torch.random.fork_rng():
+        model = models.vit_b_32(image_size=32, num_classes=3)
+    save_file(model.state_dict(), tmp_path / "vit.safetensors")
+    found = start(tmp_path / "vit.safetensors", name="vit_b_32", classes=("a", "b", "c"))
+    assert found.left_random == ()
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(found.builder().eval()(x), model.eval()(x), atol=1e-5)
+
+
+def test_a_network_of_timm_takes_the_weights_that_timm_writes(tmp_path: Path) -> None:
+    timm: Any = pytest.importorskip("timm")
+    torch.manual_seed(5)
+    model = timm.create_model("test_efficientnet", num_classes=7)
+    with torch.no_grad():
+        model.train()(torch.randn(8, 3, 32, 32))
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    found = start(tmp_path / "w.safetensors", name="timm/test_efficientnet", freeze="backbone")
+    x = torch.randn(3, 3, 32, 32)
+    assert torch.allclose(found.builder().train()(x), model.eval()(x), atol=1e-5)
+
+
+def test_a_model_of_an_earlier_study_is_a_file_of_weights(trained: Path, tmp_path: Path) -> None:
+    """What we write calls statistics "mean" and "var"."""
+    path = rewritten(trained, tmp_path / "w.safetensors", lambda each: {
+        name.replace("running_", ""): v for name, v in each.items() if not name.endswith("num_batches_tracked")})
+    ours, theirs = start(path, freeze="backbone"), start(trained, freeze="backbone")
+    assert tensors.digest(ours.frozen) == tensors.digest(theirs.frozen)
+
+
+def test_half_precision_becomes_the_networks_type(trained: Path, tmp_path: Path) -> None:
+    path = rewritten(trained, tmp_path / "w.safetensors", lambda each: {
+        name: v.bfloat16() if v.is_floating_point() else v for name, v in each.items()})
+    found = initial_model(start(path).builder, SEED)
+    expected = dict(reference(trained).named_parameters())
+    assert {each.dtype for each in found.values()} == {torch.float32}
+    assert torch.equal(found["conv1.weight"], expected["conv1.weight"].bfloat16().float())
+
+
+def test_statistics_are_left_out_and_said_where_the_study_normalises_otherwise(trained: Path) -> None:
+    found = start(trained, normalisation="group", freeze="backbone")
+    assert not any(name.endswith((".mean", ".var")) for name in found.frozen)
+    assert any("20 batch-norm layers" in note for note in found.notes)
+    assert check_model(found.builder, COLOUR, 7) == 512 * 7 + 7
+
+
+def test_layers_that_are_trained_are_measured_as_ever(trained: Path) -> None:
+    found = start(trained, freeze=["conv1", "bn1", "layer1"])
+    layers = batch_norm.layers_of(found.builder())
+    assert len(layers) == 20 - 5
+    assert not any(name.startswith(("bn1", "layer1")) for name in layers)
+
+
+def test_without_weights_and_frozen_parts_nothing_is_different() -> None:
+    found = start(None)
+    assert (found.frozen, found.weights_digest, found.left_random, found.notes) == ({}, "", (), ())
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    start(None, freeze=["conv1"])
+    assert torch.equal(before, torch.random.get_rng_state()), "random numbers of others stay"
+
+
+def test_what_is_frozen_at_random_is_what_the_study_would_have_begun_with() -> None:
+    found = start(None, freeze=["conv1", "bn1"])
+    plain = initial_model(model_builder(ModelSettings(name="resnet18", classes=NAMES), COLOUR), SEED)
+    assert found.frozen.keys() == {"conv1.weight", "bn1.weight", "bn1.bias"}
+    assert all(torch.equal(each, plain[name]) for name, each in found.frozen.items())
+    rest = initial_model(found.builder, SEED)
+    assert rest.keys() | found.frozen.keys() == plain.keys()
+    assert all(torch.equal(each, plain[name]) for name, each in rest.items())
+
+
+# What does not fit ----------------------------------------------------------------------------------------------------
+
+
+def refused(path: Path, **options: Any) -> BadConfiguration:
+    with pytest.raises(BadConfiguration) as caught:
+        start(path, **options)
+    assert "\n" not in caught.value.line()
+    assert path.name in caught.value.text
+    assert caught.value.remedy
+    return caught.value
+
+
+def test_tensors_that_are_missing_unknown_or_of_another_shape_are_named(trained: Path, tmp_path: Path) -> None:
+    def change(each: dict[str, Tensor]) -> dict[str, Tensor]:
+        del each["layer1.0.conv1.weight"]
+        each["layer9.weight"] = torch.zeros(3)
+        each["bn1.bias"] = torch.zeros(65)
+        return each
+
+    text = refused(rewritten(trained, tmp_path / "w.pth", change)).text
+    assert "missing in the file: layer1.0.conv1.weight" in text
+    assert "unknown to the network: layer9.weight" in text
+    assert "bn1.bias is [65] in the file and [64] here" in text
+
+
+def test_the_weights_of_another_network_are_recognised_as_such(trained: Path) -> None:
+    error = refused(trained, name="mobilenet_v3_small")
+    assert "probably not of a mobilenet_v3_small" in error.remedy
+    assert " more" in error.text, "not all of the many names"
+
+
+def test_weights_for_another_image_size_name_the_setting(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        save_file(models.vit_b_32(image_size=64, num_classes=7).state_dict(), tmp_path / "vit.safetensors")
+    error = refused(tmp_path / "vit.safetensors", name="vit_b_32")
+    assert "encoder.pos_embedding is [1, 5, 768] in the file and [1, 2, 768] here" in error.text
+    assert "[data] image size" in error.remedy
+
+
+def test_normalisation_layers_that_the_study_has_left_out_are_named(trained: Path) -> None:
+    assert "normalisation" in refused(trained, normalisation="none").remedy
+
+
+def test_other_values_of_a_buffer_are_refused_since_silos_would_not_get_them(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        weights = models.swin_t(num_classes=7).state_dict()
+    name = next(each for each in weights if each.endswith("relative_position_index"))
+    save_file({key: each.contiguous() for key, each in weights.items()}, tmp_path / "good.safetensors")
+    assert start(tmp_path / "good.safetensors", name="swin_t").left_random == ()
+    weights[name] = weights[name] + 1
+    save_file({key: each.contiguous() for key, each in weights.items()}, tmp_path / "bad.safetensors")
+    assert f"{name} has other values" in refused(tmp_path / "bad.safetensors", name="swin_t").text
+
+
+def test_a_tensor_that_claims_to_be_enormous_is_only_compared(trained: Path, tmp_path: Path) -> None:
+    """A view without memory behind it: 2^60 elements of one."""
+    path = rewritten(trained, tmp_path / "w.pth", lambda each: {**each, "bn1.bias": torch.zeros(1).expand(2**60)})
+    assert "bn1.bias is [1152921504606846976]" in refused(path).text
+
+
+@pytest.mark.parametrize("name", ["layer1.0.conv1.weight", "fc.bias"])
+def test_numbers_that_are_not_finite_are_refused(trained: Path, tmp_path: Path, name: str) -> None:
+    def change(each: dict[str, Tensor]) -> dict[str, Tensor]:
+        each[name].view(-1)[3] = torch.nan
+        return each
+
+    assert f"{name} has numbers that are not finite" in refused(rewritten(trained, tmp_path / "w.pth", change)).text
+
+
+def test_a_missing_file_is_named_with_where_paths_start(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="there is no such file") as caught:
+        start(tmp_path / "none.safetensors")
+    assert "folder of the study file" in caught.value.remedy

@@ -1,0 +1,106 @@
+"""Calibration and ranking, against scikit-learn, scipy and derivations by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+
+from common.calibration import auroc, calibration_of, fit_temperature, negative_log_likelihood, probabilities
+from common.errors import BadData
+
+RANDOM = np.random.default_rng(7)
+LABELS = RANDOM.integers(0, 4, 400)
+LOGITS = (RANDOM.normal(size=(400, 4)) + 1.5 * np.eye(4)[LABELS]).astype(np.float32)
+
+
+def test_the_expected_calibration_error_of_a_case_that_can_be_done_by_hand() -> None:
+    """Two bins of (0.5, 1]: at 10 bins 0.6 lies in (0.5, 0.6] and 0.9 in (0.8, 0.9].
+
+    0.6 twice, one right: |0.5 - 0.6| = 0.1; 0.9 three times, all right: |1 - 0.9| = 0.1; ECE = 2/5 * 0.1 + 3/5 * 0.1.
+    """
+    p = np.array([[0.6, 0.4], [0.6, 0.4], [0.9, 0.1], [0.9, 0.1], [0.1, 0.9]])
+    found = calibration_of(p, np.array([0, 1, 0, 0, 1]), bins=10)
+    assert found.expected_error == pytest.approx(0.1)
+    filled = {round(each.high, 1): (each.count, each.accuracy) for each in found.bins if each.count}
+    assert filled == {0.6: (2, 0.5), 0.9: (3, 1.0)}
+    assert found.brier == pytest.approx((2 * 0.16 + 2 * 0.36 + 3 * 2 * 0.01) / 5)
+
+
+def test_a_model_that_is_always_sure_and_half_right_is_off_by_a_half() -> None:
+    found = calibration_of(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
+    assert found.expected_error == 0.5
+    assert found.brier == 1.0
+    assert math.isinf(found.negative_log_likelihood)
+
+
+def test_brier_score_and_likelihood_are_those_of_scikit_learn() -> None:
+    p = probabilities(LOGITS)
+    found = calibration_of(p, LABELS)
+    assert found.negative_log_likelihood == pytest.approx(log_loss(LABELS, p))
+    assert negative_log_likelihood(LOGITS, LABELS) == pytest.approx(log_loss(LABELS, p))
+    of_classes = [brier_score_loss((label == LABELS).astype(int), p[:, label]) for label in range(4)]
+    assert found.brier == pytest.approx(sum(of_classes))  # for two classes scikit-learn counts one of them
+
+
+def test_bins_hold_every_image_once_also_at_the_ends() -> None:
+    p = np.array([[0.5, 0.5], [1.0, 0.0], [0.75, 0.25]])
+    for bins in (1, 2, 3, 4, 15):
+        assert sum(each.count for each in calibration_of(p, np.array([0, 0, 0]), bins=bins).bins) == 3
+    assert [each.count for each in calibration_of(p, np.array([0, 0, 0]), bins=2).bins] == [1, 2]  # 0.5 is not above
+
+
+def test_the_area_under_the_curve_is_that_of_scikit_learn_with_ties_too() -> None:
+    p = probabilities(LOGITS)
+    coarse = np.round(p, 1)
+    for scores in (p, coarse):
+        found = auroc(scores, LABELS)
+        assert found is not None
+        expected = [roc_auc_score(label == LABELS, scores[:, label]) for label in range(4)]
+        assert found.per_class == pytest.approx(expected)
+        assert found.macro == pytest.approx(np.mean(expected))
+
+
+def test_a_class_that_does_not_occur_has_no_area() -> None:
+    p = probabilities(LOGITS)[:3]
+    found = auroc(p, np.array([0, 0, 2]))
+    assert found is not None
+    assert found.per_class[1] is None
+    assert found.per_class[3] is None
+    assert auroc(p, np.array([0, 0, 0])) is None
+
+
+def test_the_temperature_is_the_one_that_scipy_finds_and_never_worse_than_none() -> None:
+    sharp = LOGITS * 6
+    found = fit_temperature(sharp, LABELS)
+    by_scipy = minimize_scalar(lambda t: negative_log_likelihood(sharp, LABELS, temperature=t), bounds=(0.1, 50),
+                               method="bounded", options={"xatol": 1e-10})
+    assert found == pytest.approx(by_scipy.x, rel=1e-4)
+    assert found == pytest.approx(6 * fit_temperature(LOGITS, LABELS), rel=1e-6)
+    assert negative_log_likelihood(sharp, LABELS, temperature=found) < negative_log_likelihood(sharp, LABELS)
+
+
+def test_labels_drawn_from_the_probabilities_themselves_need_no_temperature() -> None:
+    generator = np.random.default_rng(1)
+    logits = generator.normal(size=(60_000, 3)) * 2
+    p = probabilities(logits)
+    labels = (p.cumsum(axis=1) < generator.random((60_000, 1))).sum(axis=1)
+    assert fit_temperature(logits, labels) == pytest.approx(1.0, abs=0.03)
+    assert calibration_of(p, labels).expected_error < 0.01
+
+
+def test_a_model_that_is_always_right_ends_at_the_end_of_the_range() -> None:
+    assert fit_temperature(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1])) == pytest.approx(1e-3)
+    assert fit_temperature(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([1, 0])) == pytest.approx(1e3)
+
+
+def test_nothing_to_measure_is_refused() -> None:
+    with pytest.raises(BadData, match="labelled images"):
+        calibration_of(np.zeros((0, 3)), np.zeros(0, dtype=np.int64))
+    with pytest.raises(ValueError, match="belong together"):
+        calibration_of(np.full((2, 2), 0.5), np.array([0]))
+    with pytest.raises(ValueError, match="temperature"):
+        probabilities(LOGITS, temperature=0)

@@ -1,0 +1,166 @@
+"""The page on a real socket, in an event loop that belongs to somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from common.errors import BadConfiguration, PortInUse
+from coordinator.federation import PageSettings
+from coordinator.page.reader import PageSource
+from coordinator.page.server import PageServer, bind, offer
+from coordinator.page.service import PageService
+from tests.coordinator.ledger_fixture import Filled, fill_study
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    return fill_study(tmp_path / "hub", done=2, collecting=True)
+
+
+def service_of(filled: Filled) -> PageService:
+    return PageService(PageSource(federation="lung", address="", ledger=filled.ledger.path, read_only=True),
+                       live=lambda: None)
+
+
+def served(filled: Filled, work: Callable[[PageServer, httpx.AsyncClient], Awaitable[None]]) -> None:
+    """Runs a scenario against a page on a free port."""
+    async def scenario() -> None:
+        settings = PageSettings(listen="127.0.0.1:0")
+        server = PageServer(service_of(filled), bind(settings.listen), settings)
+        running = asyncio.ensure_future(server.run())
+        try:
+            async with httpx.AsyncClient(base_url=server.address, trust_env=False) as client:
+                await work(server, client)
+        finally:
+            running.cancel()
+            async with asyncio.timeout(8):
+                await asyncio.gather(running, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_it_answers_and_leaves_signals_alone(filled: Filled) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/health")).json() == {"status": "ok", "serving": False}
+        assert signal.getsignal(signal.SIGTERM) == before
+    served(filled, work)
+
+
+def test_a_stream_says_at_once_how_things_stand_and_then_what_changes(filled: Filled) -> None:
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        revisions: list[str] = []
+        async with client.stream("GET", "/api/stream") as answer, asyncio.timeout(10):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    revisions.append(line)
+                    if len(revisions) == 2:
+                        break
+                    filled.ledger.event("something", study="first")
+        assert '"revision":1' in revisions[0]
+        assert '"revision":2' in revisions[1]
+    served(filled, work)
+
+
+def test_an_open_stream_does_not_keep_the_page_from_ending(filled: Filled) -> None:
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        client.stream("GET", "/api/stream")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.address.rpartition(":")[2]))
+        writer.write(b"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert b"200" in await reader.readline()
+        writer.close()
+    served(filled, work)
+
+
+def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.page.server._MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("coordinator.page.server._IDLE_SECONDS", 0.5)
+
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        port = int(server.address.rpartition(":")[2])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        await asyncio.sleep(0.2)
+        gone = [reader.at_eof() or reader.exception() is not None for reader, _ in silent]
+        assert sum(gone) == 2
+        await asyncio.sleep(0.6)  # those that never asked for anything lose their places
+        assert (await client.get("/health")).status_code == 200
+        for _, writer in silent:
+            writer.close()
+    served(filled, work)
+
+
+def test_rubbish_on_the_wire_does_no_harm(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        port = int(server.address.rpartition(":")[2])
+        for rubbish in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/9.9\r\n\r\n", b"\x00" * 70_000,
+                        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"POST /api/session HTTP/1.1\r\n"
+                        b"Host: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(rubbish)
+            await asyncio.wait_for(reader.read(1000), 5) if b"HTTP" in rubbish else await asyncio.sleep(0.05)
+            writer.close()
+        assert (await client.get("/health")).status_code == 200
+    with caplog.at_level(logging.WARNING):
+        served(filled, work)
+    assert [record for record in caplog.records if "semisilo" in record.name] == []
+
+
+def test_a_page_that_fails_says_so_and_does_not_end_what_it_belongs_to(
+        filled: Filled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: object, sockets: object = None) -> None:
+        raise RuntimeError("broken")
+    monkeypatch.setattr("uvicorn.Server.serve", broken)
+
+    async def scenario() -> None:
+        settings = PageSettings(listen="127.0.0.1:0")
+        running = asyncio.ensure_future(PageServer(service_of(filled), bind(settings.listen), settings).run())
+        await asyncio.sleep(0.1)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    asyncio.run(scenario())
+    assert "the operator page has failed" in caplog.text
+
+
+def test_a_taken_port_is_named_with_its_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PortInUse) as error:
+            bind(listen)
+        assert listen in error.value.text
+        assert "[page] listen" in error.value.remedy
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:0", "no-such-host.invalid:0"])
+def test_an_address_of_another_machine_is_refused(listen: str) -> None:
+    with pytest.raises(BadConfiguration, match="cannot listen"):
+        bind(listen)
+
+
+def test_a_page_may_be_off_or_shown_to_others_with_a_warning(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert offer(PageSettings(listen=""), lambda: service_of(filled)) is None
+        assert caplog.records == []
+        local = offer(PageSettings(listen="127.0.0.1:0"), lambda: service_of(filled))
+        assert local is not None
+        assert local.address in caplog.text
+        assert "without TLS" not in caplog.text
+        anywhere = offer(PageSettings(listen="0.0.0.0:0"), lambda: service_of(filled))
+        assert anywhere is not None
+        assert anywhere.address.startswith("http://localhost:")
+        assert "without TLS" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"listen": "8080"}, {"listen": "127.0.0.1"}, {"listen": "127.0.0.1:99999"},
+                                      {"hosts": ("http://x",)}, {"hosts": ("x:80",)}, {"hosts": ("",)}])
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"listen|hosts"):
+        PageSettings(**settings)  # type: ignore[arg-type]

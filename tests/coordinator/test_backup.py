@@ -1,0 +1,567 @@
+"""What a backup holds follows from the ledger, nothing is believed of an archive, and a restore leaves all or nothing.
+
+`tests/test_backup_processes.py` takes one of a federation at work and goes on from it elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sqlite3
+import stat
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.cli_errors import run_cli
+from common.codec.zstd import zstd
+from common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged, UsageError
+from common.spares import SpareFiles
+from coordinator import backup_archive
+from coordinator.authority import create_authority
+from coordinator.backup import back_up, named_files
+from coordinator.backup_archive import MANIFEST, ArchivedFile, BackupManifest, read_archive, write_archive
+from coordinator.cli import app
+from coordinator.federation import Federation, open_federation
+from coordinator.ledger import Ledger
+from coordinator.queue import create_study
+from coordinator.restore import restore
+from tests.coordinator.ledger_fixture import SILOS, digest, fill_study
+
+NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
+NAME = "lung-federation-20260102T030405Z.tar.zst"
+
+
+def _put(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    """Round 5 is open: the first silo has answered, the others work. A file of the fixture is called by its content."""
+    filled = fill_study(tmp_path / "hub", rounds=20, done=4, collecting=True, complete=False)
+    filled.ledger.close()
+    folder = filled.federation.folder
+    create_authority(folder / "authority", "lung-federation", now=time.time())
+    create_study(filled.federation, "first")
+    first = folder / "studies" / "first"
+    for number in (2, 3, 4):
+        _put(first / "states" / f"{digest(str(number))}.safetensors", str(number))
+    _put(first / "states" / f"{digest('rubbish')}.safetensors", "rubbish")
+    _put(folder / "payloads" / digest("model"), "model")
+    _put(folder / "payloads" / digest("nobody's"), "nobody's")
+    _put(folder / "payloads" / "incoming" / "x.part", "half")
+    _put(folder / "spool" / digest("update 5"), "update 5")
+    _put(folder / "page.token", "secret")
+    _put(folder / "live.json", "{}")
+    _put(first / "data" / "labelled" / "a" / "patient-1.png", "an image")
+    _put(first / "report" / "index.html", "<p>")
+    return filled.federation
+
+
+def _names(archive: Path) -> set[str]:
+    return {file.path for file in read_archive(archive).files}
+
+
+# What goes along ------------------------------------------------------------------------------------------------------
+
+
+def test_a_backup_holds_what_the_ledger_names_and_the_keys_and_nothing_else(
+        federation: Federation, tmp_path: Path) -> None:
+    facts = back_up(federation, tmp_path / "safe", now=NOW)
+    assert facts.archive == str(tmp_path / "safe" / NAME)
+    states = {f"studies/first/states/{digest(str(number))}.safetensors" for number in (2, 3, 4)}
+    assert _names(Path(facts.archive)) == {
+        "ledger.sqlite", "federation.toml", "page.token", "authority/ca.key", "authority/ca.pem",
+        "studies/first/study.toml", f"payloads/{digest('model')}", f"spool/{digest('update 5')}", *states}
+    assert facts.left_out == ("studies/first/data/",)
+    assert [(study.name, study.state, study.round) for study in facts.studies] == [("first", "running", 4)]
+
+
+def test_an_archive_and_its_folder_are_for_the_owner_only(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    assert stat.S_IMODE(archive.parent.stat().st_mode) == 0o700
+
+
+def test_nothing_is_left_beside_the_archive_or_in_the_federation(federation: Federation, tmp_path: Path) -> None:
+    back_up(federation, tmp_path / "safe", now=NOW)
+    assert [path.name for path in (tmp_path / "safe").iterdir()] == [NAME]
+    assert not (federation.folder / ".backup").exists()
+
+
+def test_images_go_along_only_when_asked_for_and_links_are_never_followed(
+        federation: Federation, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    _put(elsewhere / "secret.png", "not of this folder")
+    (federation.studies / "first" / "linked").symlink_to(elsewhere)
+    (federation.studies / "first" / "data" / "linked.png").symlink_to(elsewhere / "secret.png")
+    odd = os.fsdecode(b"studies/first/data/\xff\xfe.png")
+    long = f"studies/first/data/{'n' * 200}/{'m' * 200}.png"
+    for path in (odd, long):
+        _put(federation.folder / path, path.encode(errors="replace").decode())
+    facts = back_up(federation, tmp_path / "safe", now=NOW, with_data=True)
+    data = {path for path in _names(Path(facts.archive)) if "/data/" in path}
+    assert data == {"studies/first/data/labelled/a/patient-1.png", odd, long}
+    assert facts.left_out == (str(federation.studies / "first" / "linked"),)
+    restore(Path(facts.archive), tmp_path / "new")
+    assert (tmp_path / "new" / odd).exists()
+    assert (tmp_path / "new" / long).read_text() == long
+
+
+def test_images_outside_of_the_folder_are_named_as_left_out(federation: Federation, tmp_path: Path) -> None:
+    with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
+        config = json.loads(db.execute("SELECT config_json FROM study").fetchone()[0])
+        config["data"]["test"] = "/srv/images/test.npz#test"
+        db.execute("UPDATE study SET config_json = ?", (json.dumps(config),))
+    assert "/srv/images/test.npz" in back_up(federation, tmp_path / "safe", now=NOW).left_out
+
+
+def test_the_weights_that_a_study_started_from_go_along(federation: Federation, tmp_path: Path) -> None:
+    def weights_at(path: str) -> tuple[set[str], tuple[str, ...]]:
+        with contextlib.closing(Ledger(federation.ledger)) as ledger, ledger.transaction() as db:
+            config = json.loads(db.execute("SELECT config_json FROM study").fetchone()[0])
+            config["model"]["weights"] = path
+            db.execute("UPDATE study SET config_json = ?", (json.dumps(config),))
+        facts = back_up(federation, tmp_path / "safe", now=NOW)
+        return {name for name in _names(Path(facts.archive)) if "weights" in name}, facts.left_out
+
+    first = federation.studies / "first"
+    _put(first / "start" / "weights.pth", "weights")
+    assert weights_at("start/weights.pth") == ({"studies/first/start/weights.pth"}, ("studies/first/data/",))
+    assert weights_at(str(first / "start" / "weights.pth")) == (
+        {"studies/first/start/weights.pth"}, ("studies/first/data/",))
+    _put(tmp_path / "weights.pth", "weights")
+    for elsewhere in (str(tmp_path / "weights.pth"), "../../../weights.pth"):  # of studies/first in tmp_path/hub
+        names, left_out = weights_at(elsewhere)
+        assert names == set()
+        assert left_out == ("studies/first/data/", "studies/first/start/", str(tmp_path / "weights.pth"))
+
+
+def test_a_file_that_a_study_needs_is_missing_and_there_is_no_archive(federation: Federation, tmp_path: Path) -> None:
+    needed = named_files_of(federation)
+    assert needed == {f"payloads/{digest('model')}", f"spool/{digest('update 5')}",
+                      f"studies/first/states/{digest('4')}.safetensors"}
+    back_up(federation, tmp_path / "safe", now=NOW)
+    for number, path in enumerate(sorted(needed)):
+        content = (federation.folder / path).read_bytes()
+        (federation.folder / path).unlink()
+        with pytest.raises(StorageDamaged, match="missing"):
+            back_up(federation, tmp_path / "safe", now=NOW + 60 * (number + 1), keep=1)
+        (federation.folder / path).write_bytes(content)
+    assert [path.name for path in (tmp_path / "safe").iterdir()] == [NAME]
+
+
+def named_files_of(federation: Federation) -> set[str]:
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        return set(named_files(ledger).needed)
+
+
+def test_a_damaged_state_is_noticed_and_there_is_no_archive(federation: Federation, tmp_path: Path) -> None:
+    (federation.studies / "first" / "states" / f"{digest('4')}.safetensors").write_text("5")
+    with pytest.raises(StorageDamaged, match="damaged"):
+        back_up(federation, tmp_path / "safe", now=NOW)
+    assert list((tmp_path / "safe").iterdir()) == []
+
+
+def test_a_damaged_ledger_is_noticed(federation: Federation, tmp_path: Path) -> None:
+    with federation.ledger.open("r+b") as file:
+        file.write(b"no ledger at all" * 64)
+    with pytest.raises(StorageDamaged, match=r"ledger\.sqlite"):
+        back_up(federation, tmp_path / "safe", now=NOW)
+
+
+def test_a_study_that_is_over_needs_no_files_to_be_backed_up(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=3)
+    filled.ledger.close()
+    assert named_files_of(filled.federation) == set()
+    assert back_up(filled.federation, tmp_path / "safe", now=NOW).studies[0].state == "completed"
+
+
+# Beside a running coordinator -----------------------------------------------------------------------------------------
+
+
+def test_a_commit_waits_for_the_snapshot_and_is_not_lost(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While files are linked another process tries to write; it must wait, and then succeed."""
+    import coordinator.backup as module
+
+    link, began, order = module._link, threading.Event(), []
+
+    def slow(source: Path, target: Path) -> bool:
+        began.set()
+        time.sleep(0.1)
+        order.append("linked")
+        return link(source, target)
+
+    def write() -> None:
+        began.wait(10)
+        with contextlib.closing(Ledger(federation.ledger)) as ledger:
+            ledger.event("written_meanwhile")
+        order.append("written")
+
+    monkeypatch.setattr(module, "_link", slow)
+    writer = threading.Thread(target=write)
+    writer.start()
+    archive = back_up(federation, tmp_path / "safe", now=NOW).archive
+    writer.join(20)
+    assert order == ["linked"] * (len(order) - 1) + ["written"]
+    restore(Path(archive), tmp_path / "new")
+    kinds = [[row["kind"] for row in Ledger(path / "ledger.sqlite").query("SELECT kind FROM event")]
+             for path in (federation.folder, tmp_path / "new")]
+    assert "written_meanwhile" in kinds[0]
+    assert "written_meanwhile" not in kinds[1]
+
+
+def test_what_a_snapshot_has_linked_is_not_written_over_as_a_spare(tmp_path: Path) -> None:
+    """Accepted updates become spare files after a commit, which the next ones are written over."""
+    for linked in (False, True):
+        folder = tmp_path / str(linked)
+        folder.mkdir()
+        update = folder / "update"
+        update.write_bytes(bytes(2**20))
+        if linked:
+            os.link(update, folder / "snapshot")
+        spares = SpareFiles(folder, 1)
+        assert spares.add(update)
+        assert spares.take(folder / "next", 2**20) is not linked
+
+
+def test_a_disk_without_hard_links_gives_the_same_files(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked = _names(Path(back_up(federation, tmp_path / "safe", now=NOW).archive))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert _names(Path(back_up(federation, tmp_path / "safe", now=NOW + 60).archive)) == linked
+
+
+def test_a_second_backup_at_the_same_time_is_refused(federation: Federation, tmp_path: Path) -> None:
+    import coordinator.backup as module
+
+    with module._alone(federation), pytest.raises(SemisiloError, match="Another"):
+        back_up(federation, tmp_path / "safe", now=NOW)
+    back_up(federation, tmp_path / "safe", now=NOW)
+
+
+def test_what_a_killed_backup_has_left_goes_with_the_next_one(federation: Federation, tmp_path: Path) -> None:
+    _put(federation.folder / ".backup" / "ledger.sqlite", "half")
+    _put(tmp_path / "safe" / f".{NAME}.part", "half")
+    back_up(federation, tmp_path / "safe", now=NOW + 60)
+    assert [path.name for path in (tmp_path / "safe").iterdir()] == [NAME.replace("0405", "0505")]
+
+
+# Rotation -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_archives_of_this_federation_are_kept(federation: Federation, tmp_path: Path) -> None:
+    safe = tmp_path / "safe"
+    others = {"lung-20250101T000000Z.tar.zst", "lung-federation-20250101T000000Z.tar.zst.asc", "notes.txt"}
+    for name in others:
+        _put(safe / name, "kept")
+    made = [Path(back_up(federation, safe, now=NOW + 3600 * hour, keep=2).archive).name for hour in range(4)]
+    assert {path.name for path in safe.iterdir()} == others | set(made[2:])
+
+
+def test_two_backups_of_one_second_are_two_files(federation: Federation, tmp_path: Path) -> None:
+    archives = {back_up(federation, tmp_path / "safe", now=NOW).archive for _ in range(2)}
+    assert len(archives) == 2
+
+
+# Restoring ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_restored_folder_is_a_federation_with_the_same_files(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    facts = restore(archive, tmp_path / "new")
+    assert open_federation(tmp_path / "new").name == "lung-federation"
+    for path in _names(archive) - {"ledger.sqlite"}:
+        assert (tmp_path / "new" / path).read_bytes() == (federation.folder / path).read_bytes(), path
+        assert stat.S_IMODE((tmp_path / "new" / path).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "new" / "authority").stat().st_mode) == 0o700
+    assert facts.left_out == ("studies/first/data/",)
+    assert facts.made_unix == NOW
+    rows = [[tuple(row) for row in Ledger(folder / "ledger.sqlite").query("SELECT * FROM task ORDER BY task_id")]
+            for folder in (federation.folder, tmp_path / "new")]
+    assert rows[0] == rows[1] != []
+
+
+def test_a_restore_ends_open_invitations_and_stands_in_the_audit_trail(federation: Federation, tmp_path: Path) -> None:
+    from coordinator.roster import LedgerRoster
+
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        LedgerRoster(ledger).add_invitation(silo="late", token_hash=b"t" * 32, expires_unix=time.time() + 3600)
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    assert restore(archive, tmp_path / "new").withdrawn_invitations == 1
+    restored = Ledger(tmp_path / "new" / "ledger.sqlite")
+    assert restored.query("SELECT 1 FROM invitation WHERE token_hash = ?", b"t" * 32) == []
+    assert restored.query("SELECT kind FROM event ORDER BY number DESC LIMIT 1")[0]["kind"] == "restored"
+    assert restored.check_events() > 10
+    assert len(restored.query("SELECT 1 FROM invitation")) == len(SILOS)  # used ones stay
+
+
+def test_a_folder_in_use_is_refused_and_an_empty_disk_is_not(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    with pytest.raises(UsageError, match="not an empty folder"):
+        restore(archive, federation.folder)
+    disk = tmp_path / "disk"
+    (disk / "lost+found").mkdir(parents=True)
+    restore(archive, disk)
+    assert (disk / "federation.toml").exists()
+
+
+def test_an_archive_without_what_its_ledger_names_is_refused(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    restore(archive, tmp_path / "new")
+    manifest = read_archive(archive)
+    for lacking in (f"spool/{digest('update 5')}", "authority/ca.key", "ledger.sqlite", "federation.toml"):
+        files = tuple(file for file in manifest.files if file.path != lacking and file.path != "ledger.sqlite")
+        altered = tmp_path / f"{hashlib.sha256(lacking.encode()).hexdigest()}.tar.zst"
+        sources = {file.path: tmp_path / "new" / file.path for file in manifest.files}
+        if lacking != "ledger.sqlite":
+            sources["ledger.sqlite"] = tmp_path / "new" / "ledger.sqlite"
+            content = sources["ledger.sqlite"].read_bytes()
+            files += (ArchivedFile(path="ledger.sqlite", bytes=len(content),
+                                   sha256=hashlib.sha256(content).hexdigest()),)
+        write_archive(altered, dataclasses.replace(manifest, files=files), sources)
+        read_archive(altered)  # whole, as an archive
+        with pytest.raises(StorageDamaged, match="not a backup to go on from"):
+            restore(altered, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+
+
+def test_an_archive_whose_audit_trail_was_altered_is_refused(federation: Federation, tmp_path: Path) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    (tmp_path / "files").mkdir()
+    manifest = read_archive(archive, into=tmp_path / "files")
+    ledger = tmp_path / "files" / "ledger.sqlite"
+    with contextlib.closing(sqlite3.connect(ledger, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("DROP TRIGGER event_is_append_only_1")
+        db.execute("UPDATE event SET unix = unix + 1 WHERE number = 3")
+    content = ledger.read_bytes()
+    files = tuple(file if file.path != "ledger.sqlite" else ArchivedFile(
+        path=file.path, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()) for file in manifest.files)
+    altered = tmp_path / "altered.tar.zst"
+    write_archive(altered, dataclasses.replace(manifest, files=files),
+                  {file.path: tmp_path / "files" / file.path for file in files})
+    with pytest.raises(StorageDamaged, match="event 3 was altered"):
+        restore(altered, tmp_path / "new")
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(
+        federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Path(back_up(federation, tmp_path / "safe", now=NOW).archive)
+    usage = backup_archive.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(backup_archive.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(DiskFull):
+        restore(archive, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+# Hostile archives -----------------------------------------------------------------------------------------------------
+
+CONTENT = b"content"
+SHA = hashlib.sha256(CONTENT).hexdigest()
+
+
+def _file(path: str, content: bytes = CONTENT) -> dict[str, Any]:
+    return {"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _manifest(*files: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps({"format": 1, "semisilo": "0.1.0", "federation": "lung", "made_unix": NOW, "with_data": False,
+                       "files": list(files), **changes}).encode()
+
+
+def _member(name: str, content: bytes = CONTENT, **changes: Any) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in changes.items():
+        setattr(info, key, value)
+    return info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
+
+
+def _archive(path: Path, *members: bytes, end: bytes = bytes(1024)) -> Path:
+    path.write_bytes(zstd.compress(b"".join(members) + end))
+    return path
+
+
+def _hostile(name: str) -> Iterator[bytes]:
+    """The members of an archive that must be refused."""
+    one = _member(MANIFEST, _manifest(_file("a")))
+    paths = {"out_of_the_folder": "../a", "out_of_a_folder": "x/../../a", "absolute": "/tmp/a", "empty": "",
+             "doubled": "x//a", "here": "./a", "zero_byte": "a\0b", "very_long": "x/" * 3000 + "a", "long": "n" * 300}
+    links = {"symlink": tarfile.SYMTYPE, "hard_link": tarfile.LNKTYPE, "device": tarfile.CHRTYPE,
+             "pipe": tarfile.FIFOTYPE, "folder": tarfile.DIRTYPE, "sparse": tarfile.GNUTYPE_SPARSE}
+    if name in paths:
+        yield _member(MANIFEST, _manifest(_file(paths[name])))
+        yield _member("a")
+    elif name in links:
+        yield one
+        yield _member("a", type=links[name], linkname="/etc/passwd")
+    elif name == "another_name":
+        yield one
+        yield _member("../a")
+    elif name == "larger_than_announced":
+        yield one
+        yield _member("a", CONTENT * 1_000_000)
+    elif name == "other_content":
+        yield one
+        yield _member("a", b"CONTENT")
+    elif name == "more_than_announced":
+        yield one
+        yield _member("a")
+        yield _member("b")
+    elif name == "bomb_behind_the_end":
+        yield one
+        yield _member("a")
+        yield bytes(2**26)
+    elif name == "twice":
+        yield _member(MANIFEST, _manifest(_file("a"), _file("a")))
+        yield _member("a") * 2
+    elif name == "file_and_folder":
+        yield _member(MANIFEST, _manifest(_file("a"), _file("a/b")))
+        yield _member("a")
+        yield _member("a/b")
+    elif name == "extended_header_of_1_gigabyte":
+        yield one
+        info = tarfile.TarInfo("a")
+        info.type, info.size = tarfile.XHDTYPE, 2**30
+        yield info.tobuf(tarfile.GNU_FORMAT)
+        yield bytes(2**20)
+    elif name == "name_of_1_gigabyte":
+        yield one
+        info = tarfile.TarInfo("././@LongLink")
+        info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**30
+        yield info.tobuf(tarfile.GNU_FORMAT)
+        yield bytes(2**20)
+    elif name == "manifest_of_1_gigabyte":
+        info = tarfile.TarInfo(MANIFEST)
+        info.size = 2**30
+        yield info.tobuf(tarfile.GNU_FORMAT)
+        yield bytes(2**20)
+    elif name == "no_manifest":
+        yield _member("a")
+    elif name == "manifest_is_no_json":
+        yield _member(MANIFEST, b"{")
+    elif name == "manifest_is_nested":
+        yield _member(MANIFEST, b"[" * 100_000)
+    elif name == "manifest_is_a_list":
+        yield _member(MANIFEST, b"[]")
+    elif name == "unknown_key":
+        yield _member(MANIFEST, _manifest(_file("a"), run="rm -rf /"))
+        yield _member("a")
+    elif name == "negative_size":
+        yield _member(MANIFEST, _manifest({"path": "a", "bytes": -512, "sha256": SHA}))
+        yield _member("a")
+    elif name == "no_digest":
+        yield _member(MANIFEST, _manifest({"path": "a", "bytes": 7, "sha256": "../../x"}))
+        yield _member("a")
+
+
+@pytest.mark.parametrize("name", [
+    "out_of_the_folder", "out_of_a_folder", "absolute", "empty", "doubled", "here", "zero_byte", "very_long", "long",
+    "symlink", "hard_link", "device", "pipe", "folder", "sparse", "another_name", "larger_than_announced",
+    "other_content", "more_than_announced", "bomb_behind_the_end", "twice", "file_and_folder",
+    "extended_header_of_1_gigabyte", "name_of_1_gigabyte", "manifest_of_1_gigabyte", "no_manifest",
+    "manifest_is_no_json", "manifest_is_nested", "manifest_is_a_list", "unknown_key", "negative_size", "no_digest"])
+def test_an_archive_that_is_not_what_we_write_is_refused_and_writes_nothing_elsewhere(
+        name: str, tmp_path: Path) -> None:
+    members = list(_hostile(name))
+    assert members, name
+    archive = _archive(tmp_path / "hostile.tar.zst", *members)
+    with pytest.raises(StorageDamaged, match="not a whole backup") as caught:
+        restore(archive, tmp_path / "new")
+    assert len(caught.value.line()) < 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["hostile.tar.zst"]
+
+
+def test_the_control_an_archive_of_the_same_kind_is_read(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "good.tar.zst", _member(MANIFEST, _manifest(_file("a"), _file("x/b"))), _member("a"),
+                       _member("x/b"))
+    (tmp_path / "into").mkdir()
+    read_archive(archive, into=tmp_path / "into")
+    assert (tmp_path / "into" / "x" / "b").read_bytes() == CONTENT
+
+
+def test_a_cut_or_altered_archive_is_refused(federation: Federation, tmp_path: Path) -> None:
+    whole = Path(back_up(federation, tmp_path / "safe", now=NOW).archive).read_bytes()
+    broken = tmp_path / "broken.tar.zst"
+    for content in (b"", whole[:10], whole[:-1], whole[:-100], whole[:len(whole) // 2], whole + b"more",
+                    *(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1:]
+                      for at in range(20, len(whole), len(whole) // 23)),
+                    b"PK\x03\x04 a zip", zstd.compress(zstd.decompress(whole)[:-1024])):
+        broken.write_bytes(content)
+        with pytest.raises(StorageDamaged):
+            read_archive(broken)
+
+
+def test_a_backup_of_a_newer_version_says_so(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "newer.tar.zst", _member(MANIFEST, _manifest(format=2, semisilo="9.0.0", more=1)))
+    with pytest.raises(StorageDamaged, match=r"newer semisilo \(9\.0\.0\)"):
+        read_archive(archive)
+
+
+def test_a_stream_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
+    def write(window_log: int) -> None:
+        compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: window_log})
+        content = _member(MANIFEST, _manifest()) + bytes(1024)
+        # In two steps: a frame whose size is known when it begins asks for no more than that.
+        (tmp_path / "x.tar.zst").write_bytes(compressor.compress(content, zstd.ZstdCompressor.FLUSH_BLOCK)
+                                             + compressor.flush())
+
+    write(27)
+    read_archive(tmp_path / "x.tar.zst")
+    write(28)
+    with pytest.raises(StorageDamaged):
+        read_archive(tmp_path / "x.tar.zst")
+
+
+def test_a_manifest_whose_paths_lead_elsewhere_cannot_even_be_made() -> None:
+    with pytest.raises(ValueError, match="leads out"):
+        ArchivedFile(path="../a", bytes=1, sha256=SHA)
+    good = ArchivedFile(path="a", bytes=7, sha256=SHA)
+    with pytest.raises(ValueError, match="one place"):
+        BackupManifest(format=1, semisilo="", federation="x", made_unix=0.0, with_data=False, files=(good, good))
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_print_facts_for_a_person_and_for_a_program(
+        federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(app, ["backup", str(tmp_path / "safe"), "--folder", str(federation.folder), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["studies"] == [{"name": "first", "state": "running", "round": 4}]
+    assert run_cli(app, ["backup", str(tmp_path / "safe"), "--folder", str(federation.folder), "--keep", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "running, round 4 is the last committed one" in said
+    assert f"removed: {facts['archive']}" in said
+    assert "left out: studies/first/data/" in said
+    (archive,) = (tmp_path / "safe").iterdir()
+    assert run_cli(app, ["restore", str(archive), "--folder", str(tmp_path / "new")]) == 0
+    assert "put back            studies/first/data/" in capsys.readouterr().out
+    assert run_cli(app, ["restore", str(archive), "--folder", str(tmp_path / "new")]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+def test_no_destination_and_no_federation_are_told_in_one_line(
+        federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _put(tmp_path / "file", "x")
+    assert run_cli(app, ["backup", str(tmp_path / "file"), "--folder", str(federation.folder)]) == 2
+    assert run_cli(app, ["backup", str(tmp_path / "safe"), "--folder", str(tmp_path)]) == 2
+    assert run_cli(app, ["restore", str(tmp_path / "nothing"), "--folder", str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err.count("error: ") == 3
+    assert issubclass(BadConfiguration, UsageError)

@@ -1,0 +1,142 @@
+"""`coordinator data`, and what a study does with `on_error` and `reading`."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.cli_errors import run_cli
+from common.errors import BadConfiguration, BadData
+from coordinator.cli import app
+from coordinator.study import config_from_dict
+from coordinator.study_data import read_study_data
+
+STUDY = """[data]
+labelled = "data/labelled"
+test = "data/test"
+image = { size = 8, channels = 1 }
+[method]
+name = "semifl"
+"""
+
+
+@pytest.fixture
+def lung(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A federation with a study of cats and dogs, whose test images hold a fox."""
+    assert run_cli(app, ["init", "lung", "--folder", str(tmp_path / "lung")], name="coordinator") == 0
+    study = tmp_path / "lung/studies/first"
+    (study / "study.toml").write_text(STUDY)
+    for name, value in (("labelled/cat/a", 10), ("labelled/dog/b", 20), ("test/cat/c", 30), ("test/fox/d", 40)):
+        path = study / "data" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), value).save(path)
+    capsys.readouterr()
+    return tmp_path / "lung"
+
+
+def run(*words: str) -> int:
+    return run_cli(app, ["data", *words], name="coordinator")
+
+
+def test_a_study_is_looked_at_in_its_own_form_and_the_sheet_lies_in_its_folder(lung, capsys):
+    assert run("--study", "first", "--folder", str(lung), "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["classes"] == {"cat": 1, "dog": 1}
+    sheet = lung / "studies/first/contact-sheet.png"
+    assert facts["sheet"] == str(sheet)
+    assert Image.open(sheet).format == "PNG"
+    assert stat.S_IMODE(sheet.stat().st_mode) == 0o600
+
+
+def test_its_test_images_are_compared_with_its_classes(lung, capsys):
+    assert run("test", "--study", "first", "--folder", str(lung)) == 1
+    said = capsys.readouterr().out
+    assert "no fit      'fox' is not a class of the study, whose classes are cat, dog." in said
+    assert "class 'dog' has no image here" in said
+
+
+def test_any_folder_can_be_looked_at_without_a_federation(lung, tmp_path, capsys):
+    source = str(lung / "studies/first/data/test")
+    assert run(source, "--sheet", str(tmp_path / "sheet.png")) == 0
+    said = capsys.readouterr().out
+    assert f"{source}: class folders, 2 images" in said
+    assert f"sheet       {tmp_path}/sheet.png" in said
+
+
+@pytest.mark.parametrize(("words", "status", "said"), [
+    ((), 2, "No images were named"), (("/nowhere",), 1, "no such folder"),
+    (("validation", "--study", "first"), 2, "has no validation images"),
+    (("--study", "second"), 2, "study.toml")])
+def test_what_cannot_be_looked_at_is_one_line(lung, capsys, words, status, said):
+    assert run(*words, *(["--folder", str(lung)] if "--study" in words else [])) == status
+    seen = capsys.readouterr()
+    assert said in seen.err
+    assert seen.err.count("\n") == 1
+    assert seen.out == ""
+
+
+def test_a_sheet_that_cannot_be_written_is_one_line(lung, capsys):
+    assert run("digits", "--sheet", "/proc/none/sheet.png") == 1
+    assert "the contact sheet cannot be written" in capsys.readouterr().err
+
+
+def test_help_answers_without_numpy():
+    code = ("import sys; from common.cli_errors import run_cli; from coordinator.cli import app; "
+            "run_cli(app, ['data', '--help'], name='coordinator'); sys.exit('numpy' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+# What a study does ----------------------------------------------------------------------------------------------------
+
+
+def config(**data: object) -> object:
+    images = {"labelled": "labelled", "test": "test", "image": {"size": 8, "channels": 1}}
+    return config_from_dict({"data": images | data, "model": {"name": "small_cnn"}, "method": {"name": "semifl"}},
+                            where="study.toml")
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """Labelled and test images of 12 bits, one of each class; one of each set is broken."""
+    for part in ("labelled", "test"):
+        for name, value in (("cat", 1000), ("dog", 2000)):
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.fromarray(np.full((8, 8), value, np.uint16)).save(tmp_path / part / name / "a.png")
+        (tmp_path / part / "cat/bad.png").write_bytes(b"")
+    return tmp_path
+
+
+def test_report_reads_all_sets_of_a_study_before_it_stops(deep, caplog):
+    with pytest.raises(BadData, match="2 files cannot be used; each is named above"):
+        read_study_data(config(on_error="report"), folder=deep, frozen=None)
+    assert "labelled: cat/bad.png" in caplog.text
+    assert "test: cat/bad.png" in caplog.text
+    found = read_study_data(config(on_error="skip"), folder=deep, frozen=None)
+    assert len(found.frozen.skipped) == 2
+
+
+def test_the_reading_of_a_study_makes_its_pixels_is_frozen_and_cannot_change(deep):
+    image = {"size": 8, "channels": 1, "reading": {"window": [1500, 1000]}}
+    found = read_study_data(config(on_error="skip", image=image), folder=deep, frozen=None)
+    assert found.images.labelled.images_NCHW[:, 0, 0, 0].tolist() == [0, 255]
+    assert found.frozen.image.reading.window == (1500, 1000)
+    plain = read_study_data(config(on_error="skip"), folder=deep, frozen=None)
+    assert plain.images.labelled.images_NCHW[:, 0, 0, 0].tolist() == [62, 125], "round(255 * value / 4095)"
+    with pytest.raises(BadConfiguration, match="reading"):
+        read_study_data(config(on_error="skip"), folder=deep, frozen=found.frozen)
+
+
+@pytest.mark.parametrize(("reading", "said"), [
+    ({"window": "auto"}, 'window = "auto"'), ({"windw": "file"}, "window"), ({"frames": "last"}, "frames"),
+    ({"axis": "top"}, "axial")])
+def test_a_reading_that_does_not_exist_is_refused_by_name(reading, said):
+    with pytest.raises(BadConfiguration) as caught:
+        config(image={"size": 8, "channels": 1, "reading": reading})
+    assert said in caught.value.line()

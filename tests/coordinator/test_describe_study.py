@@ -1,0 +1,84 @@
+"""What the coordinator tells `silo check` of its study: enough for a forecast, and nothing about others by name."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from common import __version__
+from common.wire import round_service_pb2 as pb
+from coordinator.costs import Cost, add_costs
+from coordinator.study_description import describe_study
+from silo.check_study import needs_of
+from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
+from tests.coordinator.hub_over_tls import hub
+
+
+def run(work: object) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
+
+
+def test_a_silo_hears_what_the_study_asks_without_joining_or_being_seen(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with hub(tmp_path) as made:
+            before = {row.name: row.seen_unix for row in made.coordinator.roster.silos()}
+            answer = await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(version="9" * 10_000), timeout=10)
+            assert (answer.study, answer.state, answer.round, answer.round_count) == ("s", "running", 1, 3)
+            assert (answer.version, answer.method, answer.dense_bytes) == (__version__, "semifl", 16)
+            assert abs(answer.coordinator_time.seconds - time.time()) < 60
+            assert {row.name: row.seen_unix for row in made.coordinator.roster.silos()} == before
+            needs, found = needs_of(answer, silo="alpha")  # what the silo makes of it
+            assert found is not None
+            assert needs is not None
+            assert (needs.begun, needs.task.image.size, needs.task.model.classes) == (True, 8, ("a", "b"))
+            assert needs.task.settings["confidence_threshold"] == 0.95
+    run(work())
+
+
+def test_a_stranger_and_a_silo_that_has_left_are_told_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with hub(tmp_path) as made:
+            made.coordinator.roster.leave("alpha")
+            with pytest.raises(grpc.aio.AioRpcError, match="has left this federation") as raised:
+                await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(), timeout=10)
+            assert ("semisilo-error-code", "SILO_LEFT") in [
+                (key, value) for key, value in raised.value.trailing_metadata() or ()]
+    run(work())
+
+
+def test_own_rounds_are_ones_own_and_of_others_only_the_median_is_told(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with hub(tmp_path) as made:
+            for silo, task in made.tasks.items():
+                await made.coordinator.deliver(task, content_of(task))
+                add_costs(made.coordinator.ledger, [
+                    Cost(study="s", round=1, phase="train", silo=silo, direction=direction, kind=kind, item="x",
+                         bytes=number * (1 if silo == "alpha" else 1000))
+                    for direction, kind, number in (("down", "payload", 40), ("down", "wire", 50), ("up", "wire", 130))
+                ])  # type: ignore[arg-type]
+            while made.coordinator.ledger.round("s", 1).closed_unix is None:
+                await asyncio.sleep(0.01)
+            answer = await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(), timeout=10)
+            (own,) = answer.own_rounds
+            assert (own.round, own.payload_down_bytes, own.wire_down_bytes, own.wire_up_bytes) == (1, 40, 50, 130)
+            assert own.payload_up_bytes == 100
+            assert own.training_duration.ToMilliseconds() == 100
+            assert answer.typical_update_bytes == 100
+            assert answer.HasField("typical_round_duration")
+            assert b"beta" not in answer.SerializeToString()
+    run(work())
+
+
+def test_the_next_study_of_the_queue_is_told_before_it_has_begun_and_none_when_there_is_none(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path)
+    assert describe_study(coordinator.ledger, "alpha") is None
+    coordinator.ledger.queue_study("s", study_config())
+    found = describe_study(coordinator.ledger, "alpha")
+    assert found is not None
+    assert (found.name, found.state, found.round, found.rounds) == ("s", "queued", 0, 3)
+    assert (found.image, found.dense_bytes, found.own_rounds, found.typical_update_bytes) == (None, 0, (), 0)
+    coordinator.close()

@@ -1,0 +1,466 @@
+"""Hand-over: what is exported is what was evaluated, the card says what is so, a wrong graph is not handed over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from safetensors import safe_open
+from sklearn.metrics import confusion_matrix, precision_score, roc_auc_score
+
+import coordinator.handover.export as export_module
+from common.calibration import fit_temperature, probabilities
+from common.errors import BadData, NotPermitted, UsageError
+from common.exported_model import ModelFacts, logits_of, read_facts, read_model
+from common.intervals import wilson
+from coordinator.federation import create_federation
+from coordinator.handover.card import settings_shown
+from coordinator.handover.card_pages import card_html, card_markdown
+from coordinator.handover.export import ExportChoice, Exported, export_study
+from coordinator.ledger import Ledger
+from semisilo.simulation import SimulationResult, run
+from tests.coordinator.test_report import _Page
+from tests.semisilo.studies import study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_as_before() -> Iterator[None]:
+    """An export sets torch's numerics for its process."""
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_deterministic_debug_mode(mode)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
+    """Three rounds of SemiFL, with a baseline and a validation set."""
+    tables = study("semifl", rounds=3, study={"labelled_only_baseline": True, "baseline_epochs": 20})
+    return run(tables, out=tmp_path_factory.mktemp("simulated"), device="cpu")
+
+
+def exported(result: SimulationResult, out: Path, **choice: Any) -> Exported:
+    ledger = Ledger(result.folder / "ledger.sqlite")
+    try:
+        return export_study(ledger, result.study, study_folder=result.folder / "studies" / result.study, out=out,
+                            choice=ExportChoice(device="cpu", **choice))
+    finally:
+        ledger.close()
+
+
+@pytest.fixture(scope="module")
+def hand_over(simulated: SimulationResult, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported(simulated, tmp_path_factory.mktemp("out") / "hand-over", calibrate=True)
+
+
+def images_of(result: SimulationResult, name: str) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+    with np.load(result.folder / "studies" / result.study / "data" / f"{name}.npz") as arrays:
+        return torch.from_numpy(arrays["images"])[:, None], arrays["labels"].astype(np.int64)
+
+
+# What is written ------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_holds_the_weights_the_graph_and_the_card(hand_over: Exported) -> None:
+    assert {path.name for path in hand_over.folder.iterdir()} == {
+        "model.safetensors", "model.onnx", "model_card.md", "model_card.html", "model_card.json", "reliability.png"}
+    assert json.loads((hand_over.folder / "model_card.json").read_text()) == hand_over.card
+    for name, each in hand_over.card["files"].items():
+        content = (hand_over.folder / name).read_bytes()
+        assert each == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@pytest.mark.parametrize(("method", "model", "settings"), [
+    ("semifl", {"name": "wide_resnet_28_2"}, {"confidence_threshold": 1.0}),  # silos abstain: it is quicker
+    pytest.param("semifl", {"name": "resnet18", "normalisation": "group"}, {"confidence_threshold": 1.0},
+                 marks=pytest.mark.slow),
+    pytest.param("semifl", {"name": "mobilenet_v3_small"}, {"confidence_threshold": 1.0}, marks=pytest.mark.slow),
+    ("fedmatch", {"name": "small_cnn"}, {"num_helpers": 1}),
+], ids=["wide_resnet_28_2", "resnet18 with group norm", "mobilenet with static batch-norm", "FedMatch in two parts"])
+def test_what_is_exported_is_what_was_evaluated(method: str, model: dict[str, Any], settings: dict[str, Any],
+                                                tmp_path: Path) -> None:
+    size = 8 if model["name"] in ("small_cnn", "wide_resnet_28_2") else 32
+    image = {"size": size, "channels": 1, "mean": [0.3], "std": [0.4]}
+    result = run(study(method, rounds=1, silos=2, settings=settings, model=model, data={"image": image},
+                       split={"num_test": 40}), out=tmp_path / "run", device="cpu")
+    found = exported(result, tmp_path / "out")
+    assert found.card["test"]["accuracy"] == result.accuracy == found.card["recorded_accuracy"]
+    assert found.card["onnx"]["images"] == found.card["test"]["images"] == found.card["onnx"]["same_predictions"] == 40
+    assert 0 < found.card["onnx"]["largest_difference"] < 1e-3
+    again, facts = read_model(found.model)
+    images_NCHW, labels_N = images_of(result, "test")
+    logits_NK = logits_of(again, images_NCHW, facts.image).numpy()
+    assert (logits_NK.argmax(axis=1) == labels_N).mean() == result.accuracy
+
+
+def test_a_network_with_frozen_parts_is_exported_whole(tmp_path: Path) -> None:
+    result = run(study("fedavg", rounds=1, silos=2, model={"name": "small_cnn", "freeze": "backbone"},
+                       split={"num_test": 40}), out=tmp_path / "run", device="cpu")
+    found = exported(result, tmp_path / "out", formats=("safetensors",))
+    assert found.card["test"]["accuracy"] == result.accuracy
+    assert found.card["model"]["network"]["frozen"] > found.card["model"]["network"]["parameters"] > 0
+    model, facts = read_model(found.model)
+    assert (facts.model.freeze, facts.model.weights) == ((), "")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_network_of_timm_that_started_from_a_file_needs_neither_study_nor_file_afterwards(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    save_file(timm.create_model("resnet10t", num_classes=5).state_dict(), str(tmp_path / "weights.safetensors"))
+    result = run(study("semifl", rounds=1, silos=2, settings={"confidence_threshold": 1.0}, model={
+        "name": "timm/resnet10t", "weights": str(tmp_path / "weights.safetensors"), "freeze": "backbone"},
+        data={"image": {"size": 32, "channels": 1, "mean": [0.3], "std": [0.4]}}, split={"num_test": 40}),
+        out=tmp_path / "run", device="cpu")
+    found = exported(result, tmp_path / "out")
+    assert found.card["test"]["accuracy"] == result.accuracy
+    images_NCHW, labels_N = images_of(result, "test")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "weights.safetensors").unlink()
+    model, facts = read_model(found.model)
+    predicted_N = logits_of(model, images_NCHW, facts.image).numpy().argmax(axis=1)
+    assert (predicted_N == labels_N).mean() == result.accuracy
+    assert str(tmp_path) not in (found.folder / "model_card.json").read_text()
+
+
+def test_equal_models_give_equal_files(simulated: SimulationResult, hand_over: Exported, tmp_path: Path) -> None:
+    again = exported(simulated, tmp_path / "again", calibrate=True)
+    assert again.model.read_bytes() == hand_over.model.read_bytes()
+
+
+def test_the_model_that_a_study_leaves_behind_can_be_used_like_an_export(simulated: SimulationResult,
+                                                                         hand_over: Exported) -> None:
+    left, facts = read_model(simulated.model)
+    ours, _ = read_model(hand_over.model)
+    assert facts.model.classes == tuple(hand_over.card["model"]["classes"])
+    for name, tensor in left.state_dict().items():
+        assert torch.equal(tensor, ours.state_dict()[name])
+
+
+# The ONNX graph -------------------------------------------------------------------------------------------------------
+
+
+def test_the_graph_takes_fractions_in_batches_of_any_size_and_says_what_it_is(simulated: SimulationResult,
+                                                                              hand_over: Exported) -> None:
+    session = onnxruntime.InferenceSession(str(hand_over.folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    model, facts = read_model(hand_over.model)
+    images_NCHW, _ = images_of(simulated, "test")
+    for size in (1, 3, 64):
+        fractions = images_NCHW[:size].numpy().astype(np.float32) / 255
+        (logits_BK,) = session.run(["logits"], {"images": fractions})
+        assert np.allclose(logits_BK, logits_of(model, images_NCHW[:size], facts.image).numpy(), atol=1e-4)
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == list(facts.model.classes)
+    assert "divided by 255" in metadata["preprocessing"]
+    assert float(metadata["temperature"]) == facts.temperature != 1.0
+
+
+def test_the_graph_names_no_place_of_this_machine(hand_over: Exported) -> None:
+    content = (hand_over.folder / "model.onnx").read_bytes()
+    for word in (str(ROOT), "site-packages", "/usr/lib", str(Path.home())):
+        assert word.encode() not in content
+
+
+@pytest.mark.parametrize("wrong", ["weight", "constant", "cut", "NaN"])
+def test_a_graph_that_differs_from_the_network_is_not_handed_over(
+        wrong: str, simulated: SimulationResult, hand_over: Exported, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def tampered(path: Path, model: torch.nn.Module, facts: ModelFacts) -> None:
+        shutil.copy(hand_over.folder / "model.onnx", path)
+        if wrong == "cut":
+            path.write_bytes(path.read_bytes()[:-1000])
+            return
+        graph = onnx.load(str(path))
+        if wrong == "constant":
+            graph.graph.node[-1].op_type = "NoSuchOperator"
+        else:
+            weights = next(each for each in graph.graph.initializer if each.data_type == 1 and len(each.dims) > 1)
+            values = onnx.numpy_helper.to_array(weights).copy()
+            values.flat[0] = np.nan if wrong == "NaN" else values.flat[0] + 1.0
+            weights.CopyFrom(onnx.numpy_helper.from_array(values, weights.name))
+        onnx.save(graph, str(path))
+
+    monkeypatch.setattr(export_module, "write_onnx", tampered)
+    with pytest.raises(BadData, match=r"model\.onnx"):
+        exported(simulated, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_onnx_the_card_says_so(simulated: SimulationResult, tmp_path: Path) -> None:
+    found = exported(simulated, tmp_path / "out", formats=("safetensors",))
+    assert not (found.folder / "model.onnx").exists()
+    assert found.card["onnx"] is None
+    assert "No ONNX graph was written." in found.card["limits"]
+
+
+# The card -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_the_card_are_those_of_scikit_learn_on_the_same_answers(simulated: SimulationResult,
+                                                                               hand_over: Exported) -> None:
+    model, facts = read_model(hand_over.model)
+    images_NCHW, labels_N = images_of(simulated, "test")
+    logits_NK = logits_of(model, images_NCHW, facts.image).numpy()
+    predicted_N, test = logits_NK.argmax(axis=1), hand_over.card["test"]
+    assert test["confusion"] == confusion_matrix(labels_N, predicted_N, labels=range(10)).tolist()
+    assert test["accuracy"] == (predicted_N == labels_N).mean() == simulated.accuracy
+    interval = wilson(int((predicted_N == labels_N).sum()), len(labels_N))
+    assert interval is not None
+    assert test["accuracy_interval"] == {"low": interval.low, "high": interval.high}
+    assert test["balanced_accuracy_interval"]["low"] <= test["balanced_accuracy"]
+    assert test["balanced_accuracy"] <= test["balanced_accuracy_interval"]["high"]
+    assert test["auroc_macro"] == pytest.approx(
+        roc_auc_score(labels_N, probabilities(logits_NK), multi_class="ovr", average="macro"))
+    precisions = precision_score(labels_N, predicted_N, labels=range(10), average=None, zero_division=np.nan)
+    ours = [np.nan if each["precision"] is None else each["precision"] for each in test["classes"]]
+    assert ours == pytest.approx(precisions, nan_ok=True)
+
+
+def test_the_temperature_is_fitted_on_validation_images_alone(simulated: SimulationResult, hand_over: Exported) -> None:
+    model, facts = read_model(hand_over.model)
+    images_NCHW, labels_N = images_of(simulated, "validation")
+    wanted = fit_temperature(logits_of(model, images_NCHW, facts.image).numpy(), labels_N)
+    assert facts.temperature == hand_over.card["test"]["temperature"] == wanted
+    assert hand_over.card["test"]["calibration_with_temperature"]["expected_error"] != \
+        hand_over.card["test"]["calibration"]["expected_error"]
+
+
+def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, hand_over: Exported) -> None:
+    found = hand_over.card["provenance"]
+    ledger = Ledger(simulated.folder / "ledger.sqlite")
+    try:
+        assert found["state_sha256"] == simulated.digest == ledger.committed_digest(simulated.study)
+        (last,) = ledger.query("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1")
+        assert found["event_chain"] == {"head": last["chain"], "events": last["number"], "intact": True}
+        assert hand_over.card["settings"] == ledger.study(simulated.study).config
+    finally:
+        ledger.close()
+    text = (simulated.folder / "studies" / simulated.study / "study.toml").read_bytes()
+    assert found["study_file_sha256"] == hashlib.sha256(text).hexdigest()
+    cost = hand_over.card["cost"]
+    assert cost["payload_down"] == sum(each.payload_down for each in simulated.rounds)
+    assert cost["payload_up"] == sum(each.payload_up for each in simulated.rounds)
+    assert cost["wire_down"] is None
+    silos = hand_over.card["data"]["silos"]
+    assert silos["count"] == 3
+    assert sum(each["updates"] for each in silos["silos"]) == sum(
+        each.answers.get("updated", 0) for each in simulated.rounds)
+
+
+def test_the_card_does_not_tell_where_files_lie_on_the_coordinators_disk() -> None:
+    shown = settings_shown({"data": {"test": "/home/mueller/scans/test.npz#test", "labelled": "data/labelled.npz"},
+                            "model": {"weights": "C:\\Users\\mueller\\w.pth"}, "study": {"seed": 1}})
+    assert shown == {"data": {"test": "test.npz#test", "labelled": "data/labelled.npz"},
+                     "model": {"weights": "w.pth"}, "study": {"seed": 1}}
+
+
+def test_an_altered_ledger_shows_in_the_card(simulated: SimulationResult, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(simulated.folder, copy)
+    ledger = Ledger(copy / "ledger.sqlite")
+    with ledger.transaction() as db:
+        db.execute("DROP TRIGGER event_is_append_only_1")
+        db.execute("UPDATE event SET detail_json = '{}' WHERE number = 2")
+    try:
+        found = export_study(ledger, simulated.study, study_folder=copy / "studies" / simulated.study,
+                             out=tmp_path / "out", choice=ExportChoice(formats=("safetensors",), device="cpu"))
+    finally:
+        ledger.close()
+    assert found.card["provenance"]["event_chain"]["intact"] is False
+
+
+def test_names_of_silos_can_be_left_out(simulated: SimulationResult, hand_over: Exported, tmp_path: Path) -> None:
+    found = exported(simulated, tmp_path / "out", formats=("safetensors",), silo_names=False)
+    for path in found.folder.glob("model_card.*"):
+        assert b"silo-000" not in path.read_bytes()
+        assert b"silo-000" in (hand_over.folder / path.name).read_bytes()
+    assert [each["silo"] for each in found.card["data"]["silos"]["silos"]] == ["silo 1", "silo 2", "silo 3"]
+
+
+def test_the_card_says_what_it_is_not_for_and_what_was_not_measured(simulated: SimulationResult, hand_over: Exported,
+                                                                    tmp_path: Path) -> None:
+    text = (hand_over.folder / "model_card.md").read_text()
+    assert "Not for clinical use" in text
+    assert "Not measured: differences between patients" in text
+    best = exported(simulated, tmp_path / "best", round="best", formats=("safetensors",))
+    assert any("optimistic. Measure it on other images" in line for line in best.card["limits"])
+    assert not any("Measure it on other images" in line for line in hand_over.card["limits"])
+
+
+def test_a_study_without_test_images_has_a_card_that_says_so(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "train.npz", images=images, labels=np.arange(60) % 3)
+    result = run(study("semifl", rounds=1, silos=2, simulation={"data": str(tmp_path / "train.npz")},
+                       split={"fraction": 1.0, "num_labelled": 6, "num_validation": 0}), out=tmp_path / "run",
+                 device="cpu")
+    found = exported(result, tmp_path / "out")
+    assert found.card["test"] is None
+    assert found.card["onnx"]["source"] == "labelled"
+    assert "The accuracy was not measured: the coordinator has no test images." in found.card["limits"]
+    assert not (found.folder / "reliability.png").exists()
+    assert "Not measured: there are no test images." in (found.folder / "model_card.html").read_text()
+    with pytest.raises(UsageError, match="validation images, and the study has none"):
+        exported(result, tmp_path / "calibrated", calibrate=True)
+    with pytest.raises(UsageError, match="no round is known to be the best"):
+        exported(result, tmp_path / "best", round="best")
+    measured = exported(result, tmp_path / "measured", test=str(tmp_path / "train.npz"), formats=("safetensors",))
+    assert measured.card["test"]["images"] == 60
+    assert measured.card["recorded_accuracy"] is None
+
+
+def test_names_that_hold_markup_stay_text(hand_over: Exported) -> None:
+    card = json.loads(json.dumps(hand_over.card))
+    card["model"]["classes"][0] = card["test"]["classes"][0]["name"] = "<script>alert(1)</script> | *x*"
+    html, markdown = card_html(card), card_markdown(card)
+    page = _Page(html)
+    assert "script" not in page.tags
+    assert "<script>alert(1)</script> | *x*" in page.text
+    row = next(line for line in markdown.splitlines() if "alert" in line and line.startswith("| &lt;"))
+    assert r"&lt;script&gt;alert(1)&lt;/script&gt; \| \*x\*" in row
+    assert row.replace(r"\|", "").count("|") == 9
+
+
+# Which model, and where to --------------------------------------------------------------------------------------------
+
+
+def test_a_round_can_be_chosen_and_one_that_there_is_not_is_refused(simulated: SimulationResult, tmp_path: Path
+                                                                    ) -> None:
+    for number in (1, 2):
+        found = exported(simulated, tmp_path / str(number), round=str(number), formats=("safetensors",))
+        assert found.card["test"]["accuracy"] == simulated.rounds[number].accuracy
+        assert found.card["cost"]["payload_up"] == sum(each.payload_up for each in simulated.rounds[:number + 1])
+    best = exported(simulated, tmp_path / "best", round="best", formats=("safetensors",))
+    assert best.card["test"]["accuracy"] == max(each.accuracy or 0 for each in simulated.rounds)
+    for wrong in ("7", "worst", "-1"):
+        with pytest.raises(UsageError) as caught:
+            exported(simulated, tmp_path / "wrong", round=wrong)
+        assert "0, 1, 2, 3" in caught.value.remedy
+
+
+def test_a_round_whose_model_is_gone_is_named_with_those_that_are_kept(simulated: SimulationResult, tmp_path: Path
+                                                                       ) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(simulated.folder, copy)
+    ledger = Ledger(copy / "ledger.sqlite")
+    state = ledger.round(simulated.study, 1).state_digest
+    (copy / "studies" / simulated.study / "states" / f"{state}.safetensors").unlink()
+    try:
+        with pytest.raises(UsageError, match="round 1 is no longer kept") as caught:
+            export_study(ledger, simulated.study, study_folder=copy / "studies" / simulated.study,
+                         out=tmp_path / "out", choice=ExportChoice(round="1"))
+    finally:
+        ledger.close()
+    assert "0, 2, 3" in caught.value.remedy
+
+
+def test_an_earlier_export_is_replaced_and_other_files_are_not(simulated: SimulationResult, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    exported(simulated, out)
+    exported(simulated, out, formats=("safetensors",))
+    assert not (out / "model.onnx").exists()
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "chapter.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="no earlier export"):
+        exported(simulated, other)
+    assert [path.name for path in other.iterdir()] == ["chapter.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "thesis"]
+
+
+def everything_in(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.rglob("*") if path.is_file() and "sqlite" not in path.name}
+
+
+def test_the_command_exports_beside_a_running_coordinator_and_changes_nothing(simulated: SimulationResult,
+                                                                              tmp_path: Path) -> None:
+    """`serve` holds the folder's lock and, at any moment, a transaction of the ledger."""
+    federation = create_federation(tmp_path / "hub", name="lung", address="localhost:8443")
+    shutil.copytree(simulated.folder / "studies", federation.studies, dirs_exist_ok=True)
+    shutil.copy(simulated.folder / "ledger.sqlite", federation.ledger)
+    ledger = Ledger(federation.ledger)
+    before = everything_in(federation.folder)
+    try:
+        with federation.lock(), ledger.transaction() as db:
+            db.execute("UPDATE study SET reason = 'serving'")
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "coordinator.cli", "export", "-C", str(federation.folder), "--out",
+                 str(tmp_path / "out"), "--format", "safetensors", "--device", "cpu", "--json"],
+                capture_output=True, text=True, cwd=ROOT, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["card"]["test"]["accuracy"] == simulated.accuracy
+        assert {**everything_in(federation.folder)}.items() >= before.items()
+        assert len(ledger.query("SELECT * FROM event")) == json.loads(done.stdout)["card"]["provenance"]["event_chain"][
+            "events"]
+    finally:
+        ledger.close()
+
+
+# What was handed over is not trusted ----------------------------------------------------------------------------------
+
+
+def rewritten(model: Path, target: Path, *, facts: dict[str, Any] | None = None,
+              tensors: dict[str, torch.Tensor] | None = None, without: str = "") -> Path:
+    """A model file with other facts or tensors."""
+    from safetensors.torch import save_file
+
+    with safe_open(str(model), framework="pt") as file:
+        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = json.loads(file.metadata()["semisilo"])
+    held |= tensors or {}
+    held.pop(without, None)
+    for key, value in (facts or {}).items():
+        text[key] = {**text[key], **value} if isinstance(value, dict) else value
+    save_file(held, str(target), metadata={"semisilo": json.dumps(text)})
+    return target
+
+
+def test_a_small_file_cannot_ask_for_an_enormous_network(hand_over: Exported, tmp_path: Path) -> None:
+    """mlp_5000 for 4096 x 4096 colour pixels would be a matrix of a terabyte."""
+    path = rewritten(hand_over.model, tmp_path / "m.safetensors", facts={
+        "model": {"name": "mlp_5000"}, "image": {"size": 4096, "channels": 3, "mean": [0.5] * 3, "std": [1.0] * 3}})
+    with pytest.raises(BadData, match="its tensors are not those of its network"):
+        read_model(path)
+
+
+def test_a_damaged_or_foreign_model_is_refused_with_the_reason(hand_over: Exported, tmp_path: Path) -> None:
+    with safe_open(str(hand_over.model), framework="pt") as file:
+        name = next(key for key in file.keys() if key.endswith(".weight"))  # noqa: SIM118
+        tensor = file.get_tensor(name)
+    path = tmp_path / "m.safetensors"
+    for tensors, without, text in (
+            ({}, name, f"'{name}' is missing"), ({"extra": torch.zeros(3)}, "", "'extra' is"),
+            ({name: tensor.double()}, "", "another type"), ({name: torch.full_like(tensor, torch.nan)}, "", "finite")):
+        with pytest.raises(BadData, match=text):
+            read_model(rewritten(hand_over.model, path, tensors=tensors, without=without))
+    for facts, text in (({"format": 9}, "another version"), ({"temperature": 0.0}, "must be above 0"),
+                        ({"model": {"classes": ["a"]}}, "two different names"), ({"surprise": 1}, "unknown key"),
+                        ({"model": {"freeze": "backbone"}}, "settings of training")):
+        with pytest.raises(BadData, match=text):
+            read_facts(rewritten(hand_over.model, path, facts=facts))
+    path.write_bytes(b"\x00" * 100)
+    with pytest.raises(BadData, match="cannot be read as a safetensors file"):
+        read_model(path)
+
+
+def test_code_of_others_is_imported_only_when_the_reader_names_it(hand_over: Exported, tmp_path: Path) -> None:
+    path = rewritten(hand_over.model, tmp_path / "m.safetensors", facts={"model": {"name": "antigravity:fly"}})
+    with pytest.raises(NotPermitted):
+        read_model(path)
+    assert "antigravity" not in sys.modules

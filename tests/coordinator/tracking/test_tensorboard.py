@@ -1,0 +1,203 @@
+"""TensorBoard's own reader finds every round once, whatever was killed, and nothing heavy is loaded to write it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import SemisiloError
+from coordinator.costs import costs_of, total_bytes
+from coordinator.states import TaskState
+from coordinator.tracking import tensorboard_files
+from coordinator.tracking.facts import RoundReader
+from coordinator.tracking.tensorboard_files import event_file, steps_in, write_events
+from tests.coordinator.ledger_fixture import (
+    LABELLED_ONLY,
+    SILOS,
+    Filled,
+    accuracy_after,
+    answer,
+    fill_study,
+    open_collecting_round,
+)
+
+pytest.importorskip("tensorboard")
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    return fill_study(tmp_path / "fed", rounds=9, done=7, complete=False)
+
+
+def read(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+def points(found: Any, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in found.Scalars(tag)]
+
+
+def commit(filled: Filled, number: int) -> None:
+    ledger = filled.ledger
+    open_collecting_round(ledger, "first", number, SILOS)
+    for silo in SILOS:
+        answer(ledger, "first", number, silo, TaskState.UPDATED, ratio=0.7)
+    ledger.close_phase(ledger.phase("first", number, 0))
+    ledger.set_round_state("first", number, "evaluating")  # type: ignore[arg-type]
+    ledger.commit_round("first", number, metrics={"accuracy": 0.5})
+
+
+def test_tensorboard_reads_accuracy_bytes_and_label_ratios_of_every_round(filled: Filled, tmp_path: Path) -> None:
+    assert write_events(filled.ledger, "first", tmp_path / "tb") == 8
+    found = read(tmp_path / "tb")
+    accuracy = points(found, "model/accuracy")
+    assert [step for step, _ in accuracy] == list(range(8))
+    assert accuracy[7][1] == pytest.approx(accuracy_after(7))
+    assert points(found, "model/labelled_only_accuracy") == [(step, pytest.approx(LABELLED_ONLY)) for step in range(8)]
+    assert [step for step, _ in points(found, f"label_ratio/{SILOS[0]}")] == [1, 2, 3, 4, 6, 7], "late in round 5"
+    assert points(found, "silos/abstained") == [(3, 1.0)]
+    costs = costs_of(filled.ledger, "first")
+    assert points(found, "bytes_so_far/wire")[-1][1] == pytest.approx(total_bytes(costs, kind="wire"), rel=1e-6)
+    second = total_bytes([cost for cost in costs if cost.round == 2], kind="payload", direction="down")
+    assert dict(points(found, "bytes/payload_down"))[2] == pytest.approx(second, rel=1e-6)
+    assert dict(points(found, "seconds/round"))[4] == pytest.approx(4, abs=0.1)
+    text, = found.Tensors("settings")
+    assert b"| method.settings.lr | 0.03 |" in text.tensor_proto.string_val[0]
+
+
+def test_classes_of_pseudo_labels_are_a_histogram(filled: Filled, tmp_path: Path) -> None:
+    filled.ledger.query("UPDATE task SET metrics_json = ? WHERE round = 2",
+                        '{"pseudo_labels/0": 3.0, "pseudo_labels/2": 5.0, "pseudo_labels/x": 1.0, "label_ratio": 0.5}')
+    write_events(filled.ledger, "first", tmp_path)
+    histogram, = read(tmp_path).Histograms("pseudo_labels")
+    assert histogram.step == 2
+    assert list(zip(histogram.histogram_value.bucket_limit, histogram.histogram_value.bucket, strict=True)) == [
+        (0.5, 3.0 * len(SILOS)), (1.5, 0.0), (2.5, 5.0 * len(SILOS))]
+
+
+def test_a_round_is_written_once_however_often_it_is_asked_for(filled: Filled, tmp_path: Path) -> None:
+    out, reader = tmp_path / "tb", RoundReader(filled.ledger, "first")
+    assert write_events(filled.ledger, "first", out, reader=reader) == 8
+    before = next(out.iterdir()).read_bytes()
+    assert write_events(filled.ledger, "first", out, reader=reader) == 0
+    assert next(out.iterdir()).read_bytes() == before
+    commit(filled, 8)
+    assert write_events(filled.ledger, "first", out, reader=reader) == 1
+    assert next(out.iterdir()).read_bytes().startswith(before), "what TensorBoard has read is as it was"
+    after = read(out)
+    assert [step for step, _ in points(after, "model/accuracy")] == list(range(9))
+    totals = [value for _, value in points(after, "bytes_so_far/wire")]
+    fresh = tmp_path / "fresh"
+    write_events(filled.ledger, "first", fresh)
+    assert [value for _, value in points(read(fresh), "bytes_so_far/wire")] == totals, "with or without a memory"
+
+
+def test_a_failed_round_is_no_point_and_its_bytes_count(filled: Filled, tmp_path: Path) -> None:
+    open_collecting_round(filled.ledger, "first", 8, SILOS)
+    answer(filled.ledger, "first", 8, SILOS[0], TaskState.UPDATED, ratio=0.7)
+    filled.ledger.fail_round(filled.ledger.round("first", 8), reason="nobody came")
+    commit(filled, 9)
+    write_events(filled.ledger, "first", tmp_path)
+    found = read(tmp_path)
+    assert [step for step, _ in points(found, "model/accuracy")] == [*range(8), 9]
+    assert points(found, "bytes_so_far/wire")[-1][1] == pytest.approx(
+        total_bytes(costs_of(filled.ledger, "first"), kind="wire"), rel=1e-6)
+
+
+@pytest.mark.parametrize("left", [1, 11, 12, 60, 400])
+def test_a_record_that_was_cut_off_is_written_again(filled: Filled, tmp_path: Path, left: int) -> None:
+    """As after kill -9 in the middle of a write: `left` bytes of the last record are there."""
+    write_events(filled.ledger, "first", tmp_path)
+    path = event_file(tmp_path, filled.ledger.study("first").queued_unix)
+    whole = path.read_bytes()
+    with path.open("rb") as file:
+        ends = [end for _, end in tensorboard_files._events(file)]
+    path.write_bytes(whole[:ends[-2] + left])
+    assert steps_in(path) == list(range(7))
+    assert write_events(filled.ledger, "first", tmp_path) == 1
+    assert path.read_bytes() == whole
+
+
+def test_a_damaged_record_ends_what_is_believed(filled: Filled, tmp_path: Path) -> None:
+    write_events(filled.ledger, "first", tmp_path)
+    path = event_file(tmp_path, filled.ledger.study("first").queued_unix)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert steps_in(path) == list(range(len(steps_in(path))))
+    assert len(steps_in(path)) < 8
+    write_events(filled.ledger, "first", tmp_path)
+    assert [step for step, _ in points(read(tmp_path), "model/accuracy")] == list(range(8))
+
+
+def _write_for_ever(federation: str, out: str) -> None:
+    from coordinator.ledger import Ledger
+
+    while True:
+        write_events(Ledger(Path(federation)), "first", Path(out))
+        next(Path(out).iterdir()).unlink()
+
+
+def test_kill_9_at_any_moment_leaves_a_file_that_is_gone_on_with(filled: Filled, tmp_path: Path) -> None:
+    out = tmp_path / "tb"
+    for pause in (0.25, 0.3, 0.37):
+        process = multiprocessing.get_context("spawn").Process(
+            target=_write_for_ever, args=(str(filled.federation.ledger), str(out)))
+        process.start()
+        time.sleep(1.0 + pause)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        write_events(filled.ledger, "first", out)
+        assert [step for step, _ in points(read(out), "model/accuracy")] == list(range(8))
+
+
+def test_two_writers_do_not_mix(filled: Filled, tmp_path: Path) -> None:
+    path = event_file(tmp_path, filled.ledger.study("first").queued_unix)
+    with tensorboard_files._locked(path), pytest.raises(SemisiloError, match="another process"):
+        write_events(filled.ledger, "first", tmp_path)
+    assert write_events(filled.ledger, "first", tmp_path) == 8
+
+
+def test_neither_torch_nor_tensorflow_is_loaded_to_write(filled: Filled, tmp_path: Path) -> None:
+    code = ("import sys; from pathlib import Path; from coordinator.ledger import Ledger;"
+            "from coordinator.tracking.tensorboard_files import write_events;"
+            f"write_events(Ledger(Path({str(filled.federation.ledger)!r})), 'first', Path({str(tmp_path / 'tb')!r}));"
+            "print([name for name in ('torch', 'tensorflow', 'mlflow') if name in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_simulation_writes_one_too_and_keeps_it_up_to_date(tmp_path: Path) -> None:
+    import torch
+
+    from semisilo.simulation import run
+    from semisilo.simulation.output import report, write_output
+    from tests.semisilo.studies import study
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    result = run(study("semifl", rounds=2), out=tmp_path / "run", device="cpu")
+    torch.set_num_threads(threads)
+    write_output(result)
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    write_output(result, tensorboard=True)
+    found = read(tmp_path / "run" / "tensorboard")
+    accuracies = [entry.accuracy for entry in result.rounds]
+    assert [value for _, value in points(found, "model/accuracy")] == pytest.approx(accuracies[-3:], rel=1e-6)
+    file, = (tmp_path / "run" / "tensorboard").iterdir()
+    file.unlink()
+    report(tmp_path / "run")
+    assert steps_in(file) == [0, 1, 2], "it was there, so it is kept"

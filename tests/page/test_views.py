@@ -1,0 +1,285 @@
+"""Every view of the operator page in a real browser, over a ledger as the engine leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.describe import describe_bytes, describe_seconds, describe_share
+from coordinator.states import StudyState
+from tests.coordinator.ledger_fixture import (
+    LABELLED_ONLY,
+    SILOS,
+    accuracy_after,
+    fill_study,
+    open_federation_with_silos,
+    study_config,
+)
+from tests.page.kit import NARROW, LivePage, live_page, tab
+
+VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/first/round/6": "Round 6",
+         "#/study/first/round/11": "Round 11", "#/silos": "Silos", "#/silo/hospital-a": "hospital-a",
+         "#/cost/first": "Cost", "#/audit": "Audit trail", "#/studies": "Studies"}
+
+
+def test_every_view_opens_from_the_navigation_and_shows_its_heading(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/")
+        for words, title in (("Rounds", "Rounds"), ("Silos", "Silos"), ("Cost", "Cost"), ("Audit", "Audit trail"),
+                             ("Studies", "Studies"), ("Overview", "first")):
+            shown.page.get_by_role("navigation", name="Views").get_by_role("link", name=words).click()
+            shown.page.get_by_role("heading", level=1, name=title).wait_for()
+            assert shown.page.evaluate("document.activeElement.id") == "title", "the focus goes to the heading"
+            current = shown.page.locator(".side [aria-current=page]")
+            assert current.count() == 1
+            assert words in current.inner_text()
+
+
+def test_the_overview_says_where_the_study_stands(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("training 40 %")
+        text = shown.text()
+        for expected in ("Round 11", "of 20", f"{100 * accuracy_after(10):.1f} %",
+                         f"labels alone {100 * LABELLED_ONLY:.1f} %", "1 of 3 silos have answered", "sent its update",
+                         f"+{100 * (accuracy_after(10) - LABELLED_ONLY):.1f}"):
+            assert expected in text
+        assert shown.page.locator("[aria-current=step]").inner_text().startswith("Collect")
+
+
+def test_a_chart_has_the_same_numbers_as_its_table(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        figure = shown.page.locator("figure", has_text="Test accuracy by round")
+        label = figure.locator("svg[role=img]").get_attribute("aria-label")
+        assert f"{100 * accuracy_after(10):.1f} % in round 10" in label
+        assert figure.locator("circle").count() == 11, "the preparation and ten rounds"
+        figure.locator("summary").click()
+        rows = figure.locator("tbody tr")
+        rows.nth(10).wait_for()
+        assert rows.count() == 11
+        assert f"{100 * accuracy_after(3):.1f} %" in rows.nth(3).inner_text()
+
+
+def test_a_round_shows_answers_with_their_reasons(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/study/first/round/6", title="Round 6")
+        text = shown.text()
+        assert "METHOD_NOT_PERMITTED: silo.toml does not list semifl" in text
+        assert "refused" in text
+        shown.page.get_by_role("link", name="Earlier round").click()
+        shown.page.get_by_role("heading", level=1, name="Round 5").wait_for()
+        shown.wait_for_text("late")
+
+
+def test_silos_can_be_filtered_and_sorted(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/silos")
+        rows = shown.page.locator("tbody tr")
+        assert rows.count() == len(SILOS)
+        shown.page.get_by_role("button", name="Silo", exact=True).click()
+        shown.wait_for_text("clinic-north", selector="tbody tr")
+        shown.page.get_by_role("button", name="Silo", exact=True).click()
+        shown.wait_for_text("hospital-b", selector="tbody tr")
+        assert shown.page.locator("th[aria-sort=descending]").inner_text().startswith("Silo")
+        shown.page.get_by_role("searchbox").fill("clinic")
+        shown.wait_for("() => document.querySelectorAll('tbody tr').length === 1")
+        shown.page.get_by_role("searchbox").fill("nobody")
+        shown.wait_for_text("No silo fits the filter")
+
+
+def test_the_audit_trail_filters_and_says_that_the_chain_holds(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/audit")
+        shown.wait_for_text("The chain of hashes holds")
+        shown.page.get_by_label("Kind").select_option("task_refused")
+        shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length === 1")
+        assert "hospital-a" in shown.text("tbody tr")
+        shown.page.get_by_role("button", name="Clear").click()
+        shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length === 100")
+        newest = shown.text("tbody tr")
+        shown.page.get_by_role("button", name="Older").click()
+        shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length < 100")
+        shown.page.get_by_role("button", name="Newest").click()
+        shown.wait_for("first => document.querySelector('.view-audit tbody th').innerText === first", newest.split()[0])
+
+
+def test_bytes_are_those_of_the_ledger(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/cost/first")
+        facts = shown.page.evaluate("fetch('/api/studies/first').then(answer => answer.json())")
+        wire = facts["cost"]["wire"]
+        assert wire["down"] > 0
+        assert describe_bytes(wire["down"] + wire["up"]) in shown.text(".tiles")
+        assert describe_bytes(wire["up"]) in shown.text(".tiles")
+        assert describe_bytes(facts["cost"]["forecast"]["wire_bytes_at_end"]) in shown.text(".tiles")
+
+
+def test_amounts_are_written_as_everywhere_in_the_product(browser: Any, page: LivePage) -> None:
+    sizes = [0, 1, 512, 999, 1000, 1250, 4_349, 12_050, 999_949, 999_950, 12_345_678, 999_950_000, 1_205_000_000]
+    times = [0, 0.04, 0.25, 4.25, 59.94, 59.95, 61, 185, 3599.6, 3600, 7_800, 172_799, 172_800, 273_600]
+    shares = [0, 0.00031, 0.0031, 0.01, 0.1245, 0.5, 0.9994, 0.9996, 1, 1.3]
+    with tab(browser, page.address) as shown:
+        shown.go("#/")
+        said = shown.page.evaluate(
+            """async ([sizes, times, shares]) => {
+                const format = await import("/static/js/format.js");
+                return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share)];
+            }""", [sizes, times, shares])
+    assert said == [[describe_bytes(value) for value in sizes], [describe_seconds(value) for value in times],
+                    [describe_share(value) for value in shares]]
+
+
+def test_a_phone_needs_no_horizontal_scrolling(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address, viewport=NARROW) as shown:
+        for place, title in VIEWS.items():
+            shown.go(place, title=title)
+            over = shown.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, place
+
+
+def test_names_from_the_network_stay_text(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=3, complete=False)
+    evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+    filled.ledger.set_study_state("first", StudyState.FAILED, reason=evil)
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE silo SET version = ?", (evil,))
+        db.execute("UPDATE task SET reason = ?", (evil,))
+    with live_page(filled.federation) as served, tab(browser, served.address) as shown:
+        for place, title in (("#/study/first", "first"), ("#/silo/hospital-a", "hospital-a"), ("#/audit", "Audit"),
+                             ("#/study/first/round/2", "Round 2")):
+            shown.go(place, title=title)
+            assert "<script>" in (shown.page.locator("main").text_content() or "")
+            assert shown.page.locator("main img, main script").count() == 0
+            assert "taken" not in shown.page.title().split(" · ")[-1]
+
+
+def test_a_federation_without_anything_teaches_how_to_begin(browser: Any, tmp_path: Path) -> None:
+    filled = open_federation_with_silos(tmp_path / "hub", silos=())
+    with live_page(filled.federation) as served, tab(browser, served.address) as shown:
+        served.said = {}
+        shown.go("#/", title="lung-federation")
+        for command in ("coordinator new first", "coordinator queue first", "coordinator invite hospital-a",
+                        "silo enroll LINE", "silo join"):
+            assert command in shown.text()
+        for place in ("#/silos", "#/cost", "#/audit", "#/studies"):
+            shown.go(place)
+        assert "No study yet" in shown.text()
+
+
+@pytest.mark.parametrize(("state", "words"), [
+    (StudyState.WAITING, "Waiting for silos: 3 of 3 have joined"), (StudyState.FAILED, "the disk is full"),
+    (StudyState.STOPPED, "An operator has stopped this study"), (StudyState.PAUSED, "nothing new begins until")])
+def test_a_study_that_does_not_run_says_why(state: StudyState, words: str, browser: Any, tmp_path: Path) -> None:
+    filled = open_federation_with_silos(tmp_path / "hub")
+    filled.ledger.queue_study("first", study_config(rounds=3))
+    filled.ledger.set_study_state("first", StudyState.PREPARING)
+    filled.ledger.set_study_state("first", StudyState.WAITING)
+    if state is not StudyState.WAITING:
+        filled.ledger.set_study_state("first", state, reason="the disk is full" if state is StudyState.FAILED else "")
+    with live_page(filled.federation) as served, tab(browser, served.address) as shown:
+        shown.go("#/study/first")
+        assert words in shown.text()
+
+
+def test_a_finished_study_can_be_read_and_not_acted_on(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=4)
+    with live_page(filled.federation, read_only=True, serving=False) as served, tab(browser, served.address) as shown:
+        for place in ("#/study/first", "#/silos", "#/silo/hospital-a"):
+            shown.go(place)
+            assert shown.page.get_by_role("button", name="Stop").count() == 0
+            assert shown.page.get_by_role("button", name="Revoke").count() == 0
+            assert shown.page.get_by_role("button", name="Invite").count() == 0
+        assert "read only" in shown.text(".bar-top")
+
+
+def test_what_does_not_exist_is_said_and_not_shown_as_loading(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address) as shown:
+        shown.go("#/silo/nobody", title="nobody")
+        shown.wait_for_text("No silo nobody")
+        shown.go("#/study/none", title="none")
+        shown.wait_for_text("There is no study none")
+        shown.go("#/study/first/round/99", title="Round 99")
+        shown.wait_for_text("There is no such round yet")
+        assert all("404" in problem for problem in shown.problems), shown.problems
+        shown.problems.clear()
+
+
+def test_two_hundred_silos_stay_quick(browser: Any, tmp_path: Path) -> None:
+    """A key typed into the filter is drawn within two tenths of a second; the limit is generous for a busy machine."""
+    silos = tuple(f"hospital-{number:03d}" for number in range(200))
+    filled = fill_study(tmp_path / "hub", rounds=12, done=1, silos=silos, collecting=True)
+    with live_page(filled.federation) as served, tab(browser, served.address) as shown:
+        served.said = {"study": "first", "round": 2, "rounds": 12, "phase": "train"}
+        shown.go("#/study/first")
+        assert shown.page.locator(".dot").count() == 200
+        shown.go("#/silos")
+        shown.wait_for("() => document.querySelectorAll('.view-silos tbody tr').length === 200")
+        seconds = shown.page.evaluate(
+            """async () => {
+                const field = document.querySelector("input[type=search]");
+                const begun = performance.now();
+                for (const text of ["1", "19", "199", "", "hospital-0"]) {
+                    field.value = text;
+                    field.dispatchEvent(new Event("input"));
+                    await new Promise(requestAnimationFrame);
+                    await new Promise(requestAnimationFrame);
+                }
+                return (performance.now() - begun) / 5000;
+            }""")
+        assert shown.page.locator(".view-silos tbody tr").count() == 100
+        assert seconds < 0.6
+
+
+def test_drift_is_marked_and_explained(browser: Any, drifting: LivePage) -> None:
+    with tab(browser, drifting.address) as shown:
+        shown.go("#/silos", title="Silos")
+        row = shown.page.locator("tbody tr", has_text="hospital-a")
+        assert "round 9" in row.inner_text()
+        assert "round 9" not in shown.page.locator("tbody tr", has_text="hospital-b").inner_text()
+        strip = shown.page.locator(".strip", has_text="hospital-a")
+        assert "drift in round 9" in strip.inner_text()
+        assert strip.locator(".heat-mark").count() == 1
+        assert strip.locator(".heat-cell").count() == 10 * 12, "ten classes in twelve rounds"
+        assert "Drift in round 9" in (strip.locator("svg[role=img]").get_attribute("aria-label") or "")
+        strip.get_by_role("link").click()
+        shown.page.get_by_role("heading", level=1, name="hospital-a").wait_for()
+        shown.wait_for_text("More 4 (+")
+        assert "distance" in shown.text(".marks")
+
+
+def test_every_encoding_says_what_it_saved(browser: Any, drifting: LivePage) -> None:
+    with tab(browser, drifting.address) as shown:
+        shown.go("#/cost/first")
+        rows = shown.page.evaluate("fetch('/api/studies/first').then(answer => answer.json())")["cost"]["by_encoding"]
+        assert rows
+        table = shown.page.locator("section", has_text="What each encoding saved").locator("tbody tr")
+        assert table.count() == len(rows)
+        best = max(rows, key=lambda row: row["saved_bytes"])
+        assert describe_bytes(best["saved_bytes"]) in table.first.inner_text()
+
+
+def test_another_study_can_be_chosen(browser: Any, drifting: LivePage) -> None:
+    with tab(browser, drifting.address) as shown:
+        shown.go("#/study/first", title="first")
+        shown.page.get_by_role("combobox", name="Study").select_option("second")
+        shown.page.get_by_role("heading", level=1, name="second").wait_for()
+        shown.wait_for_text("Waiting in the queue")
+        shown.page.get_by_role("navigation", name="Views").get_by_role("link", name="Cost").click()
+        shown.wait_for_text("Nothing sent yet")
+
+
+def test_chosen_colours_stay(browser: Any, page: LivePage) -> None:
+    with tab(browser, page.address, scheme="dark") as shown:
+        shown.go("#/")
+        paper = "() => getComputedStyle(document.body).backgroundColor"
+        dark = shown.page.evaluate(paper)
+        shown.page.get_by_role("button", name="Colours").click()
+        shown.wait_for("dark => getComputedStyle(document.body).backgroundColor !== dark", dark)
+        light = shown.page.evaluate(paper)
+        shown.page.reload()
+        shown.page.locator("h1").wait_for()
+        assert shown.page.evaluate(paper) == light
+        assert shown.page.get_by_role("button", name="Colours: light. Change").count() == 1

@@ -1,0 +1,419 @@
+"""The Python API: what docs/python.md promises, in scripts and where an event loop runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import semisilo
+import semisilo.api as api_module
+from common.data import archive
+from common.errors import BadConfiguration, BadData, SemisiloError, UsageError
+from coordinator.federation import create_federation
+from semisilo.api_progress import Watching, shown_for
+from semisilo.simulation import run as run_simulation
+from tests.semisilo.studies import study
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "python.md"
+SMALL: dict[str, Any] = {"silos": 3, "num_labelled": 20, "rounds": 1, "labelled_only": False, "progress": False,
+                         "tables": {"simulation": {"split": {"fraction": 0.12}}}}
+QUICK = {"name": "semifl", "local_epochs": 1, "coordinator_epochs": 1, "confidence_threshold": 0.11}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def own_images() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    digits = archive.digits("train", source="digits")
+    assert digits.images is not None
+    assert digits.labels_N is not None
+    return digits.images[:200], digits.labels_N[:200]
+
+
+# Importing ------------------------------------------------------------------------------------------------------------
+
+
+def test_importing_is_light_and_every_public_name_is_there() -> None:
+    code = ("import sys, semisilo\n"
+            "assert not {'torch', 'numpy', 'matplotlib', 'grpc'} & set(sys.modules), sorted(sys.modules)\n"
+            "assert set(semisilo.__all__) <= set(dir(semisilo))\n"
+            "[getattr(semisilo, name) for name in semisilo.__all__]\n"
+            "assert not {'grpc', 'cryptography'} & set(sys.modules)\n")
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="has no attribute 'similate'"):
+        semisilo.similate  # noqa: B018
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_ten_lines_of_the_page_run_word_for_word(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    done = subprocess.run([sys.executable, "-P", "-c", example], capture_output=True, text=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[:4]] == [
+        "method", "SemiFL", "FixMatch", "FedMatch"]
+    assert "labels alone: " in done.stdout
+    assert len(done.stderr.strip().splitlines()) == 6  # a line for each run
+    for name in ("accuracy.png", "cost.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert picture.width > 600
+
+
+def rows_under(heading: str) -> dict[str, str]:
+    """First cell without backticks -> second cell, of the table under a heading."""
+    found: dict[str, str] = {}
+    section = re.split(r"^#+ ", PAGE.read_text(encoding="utf-8").partition(f"### {heading}\n")[2], maxsplit=1,
+                       flags=re.MULTILINE)[0]
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            first, second, *_ = (cell.strip() for cell in line.strip("| ").split(" | "))
+            found |= dict.fromkeys(first.strip("`").split("`, `"), second)
+    return found
+
+
+@pytest.mark.parametrize("name", ["simulate", "compare", "load_run", "predict"])
+def test_every_argument_of_a_call_is_on_the_page_with_its_default(name: str) -> None:
+    rows, parameters = rows_under(f"semisilo.{name}"), inspect.signature(getattr(semisilo, name)).parameters
+    assert set(rows) == set(parameters)
+    shared = inspect.signature(semisilo.simulate).parameters
+    for argument, default in rows.items():
+        real = parameters[argument].default
+        if default == "as of `simulate`":
+            assert real == shared[argument].default, argument
+        elif default == "required":
+            assert real is inspect.Parameter.empty, argument
+        else:
+            assert eval(default.strip("`")) == real, argument
+
+
+@pytest.mark.parametrize("name", ["Run", "Round", "Comparison", "Summary", "Predictions"])
+def test_every_part_of_a_result_is_on_the_page(name: str) -> None:
+    kind = getattr(semisilo, name)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    methods = {f"{each}()" for each, value in vars(kind).items()
+               if inspect.isfunction(value) and not each.startswith("_")}
+    properties = {each for each, value in vars(kind).items() if isinstance(value, property)}
+    assert set(rows_under(f"semisilo.{name}")) == fields | methods | properties
+
+
+def test_every_public_name_has_its_place_on_the_page() -> None:
+    headings = set(re.findall(r"^### semisilo\.(\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert headings == set(semisilo.__all__) - {"__version__"}
+
+
+# simulate -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_file_gives_the_bits_of_the_command(tmp_path: Path) -> None:
+    tables = study("semifl", rounds=1)
+    wanted = run_simulation(tables, out=tmp_path / "command", device="cpu")
+    found = semisilo.simulate(tables, out=tmp_path / "python", device="cpu", progress=False)
+    assert found.digest == wanted.digest
+    assert found.curve == wanted.curve
+    assert found.payload_bytes == sum(each.payload_down + each.payload_up for each in wanted.rounds)
+    assert found.silos == wanted.silos
+    assert (found.wire_bytes, found.simulated, found.state) == (None, True, "completed")
+
+
+def test_own_arrays_a_file_and_a_folder_of_the_same_images_give_the_same_model(tmp_path: Path) -> None:
+    images, labels = own_images()
+    np.savez(tmp_path / "own.npz", images=images, labels=labels)
+    for place, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+        (tmp_path / "folder" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "folder" / str(label) / f"{place:04d}.png")
+    shared = {**SMALL, "tables": {}, "method": QUICK}
+    by_arrays = semisilo.simulate(data=(images, labels), **shared)
+    by_file = semisilo.simulate(data="own.npz", **shared)
+    by_folder = semisilo.simulate(data=tmp_path / "folder", **shared)
+    assert by_arrays.digest == by_file.digest
+    assert by_arrays.accuracy is not None  # a fifth was held out
+    assert len(by_folder.classes) == len(by_arrays.classes) == 10
+    assert by_folder.accuracy is not None
+    named = semisilo.simulate(data=(images, np.array([f"digit {label}" for label in labels])), **shared)
+    assert named.classes == tuple(f"digit {label}" for label in range(10))
+    assert named.digest == by_arrays.digest
+
+
+def test_a_finished_run_is_read_and_other_settings_have_another_folder() -> None:
+    first = semisilo.simulate(data="digits", method=QUICK, **SMALL)
+    states = sorted(first.folder.rglob("states/*"))
+    before = [path.stat().st_mtime_ns for path in states], sorted(path.name for path in Path("runs").iterdir())
+    again = semisilo.simulate(data="digits", method=QUICK, **SMALL)
+    assert again == first
+    assert states
+    assert ([path.stat().st_mtime_ns for path in states],
+            sorted(path.name for path in Path("runs").iterdir())) == before
+    other = semisilo.simulate(data="digits", method=QUICK, **{**SMALL, "seed": 2})
+    assert other.folder != first.folder
+    assert other.digest != first.digest
+
+
+def test_labels_may_be_at_the_silos() -> None:
+    found = semisilo.simulate(data="digits", method={"name": "fedavg", "objective": "sl", "local_epochs": 1},
+                              **{**SMALL, "num_labelled": None, "labelled_per_class": 1})
+    assert found.labelled_only_accuracy is None
+    assert len(found.completed) == 2
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), [
+    ({}, UsageError, "no images and no study"),
+    ({"data": "digits"}, UsageError, "not said how many images have labels"),
+    ({"data": "digits", "num_labelled": 20, "labelled_per_class": 1}, UsageError, "both given"),
+    ({"data": "digits", "num_labelled": 20, "method": "semifll"}, SemisiloError, "semifll"),
+    ({"data": "digits", "num_labelled": 20, "method": {"lr": 1}}, UsageError, "needs a name"),
+    ({"data": "digits", "num_labelled": 20, "method": {"name": "semifl", "lrr": 1}}, BadConfiguration, "lrr"),
+    ({"data": "digits", "num_labelled": 20, "tables": {"study": {"roundz": 1}}}, BadConfiguration, "roundz"),
+    ({"data": "digits", "num_labelled": 20, "tables": {"study": 1}}, UsageError, "must be a table"),
+    ({"data": "no such folder", "num_labelled": 20}, BadData, "no such folder"),
+    ({"data": (np.zeros((4, 8, 8)), [0, 1, 0, 1]), "num_labelled": 2}, BadData, "float64"),
+    ({"data": (np.zeros((4, 8, 8), np.uint8), [0, 1]), "num_labelled": 2}, BadData, "4 images, and labels"),
+    ({"study": study("semifl"), "rounds": 3}, UsageError, "rounds has no effect beside a study"),
+])
+def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], error: type[SemisiloError], text: str
+                                                 ) -> None:
+    with pytest.raises(error, match=text) as caught:
+        semisilo.simulate(progress=False, **arguments)
+    assert "\n" not in caught.value.line()
+    assert caught.value.remedy
+
+
+# compare --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> semisilo.Comparison:
+    return semisilo.compare(
+        {"a <b>$": QUICK, "second": {**QUICK, "local_epochs": 2}}, data="digits", seeds=[1, 2],
+        out=tmp_path_factory.mktemp("comparison"),
+        **{**SMALL, "rounds": 2, "labelled_only": True,
+           "tables": {"study": {"baseline_epochs": 2}, "simulation": {"split": {"fraction": 0.12}}}})
+
+
+def test_a_comparison_has_a_run_for_each_method_and_seed_on_the_same_images(comparison: semisilo.Comparison) -> None:
+    assert [(run.label, run.seed) for run in comparison.runs] == [
+        ("a <b>$", 1), ("a <b>$", 2), ("second", 1), ("second", 2)]
+    dealt = [json.loads((run.folder / "simulation.json").read_text())["digest"] for run in comparison.runs]
+    assert dealt[0] == dealt[2] != dealt[1] == dealt[3]
+    assert len({run.digest for run in comparison.runs}) == 4
+
+
+def test_the_line_of_the_labels_alone_is_trained_once_for_each_seed(comparison: semisilo.Comparison) -> None:
+    lines = [run.labelled_only_accuracy for run in comparison.runs]
+    assert None not in lines[:2]
+    assert lines[2:] == [None, None]
+    assert {each.labelled_only for each in comparison.summary()} == {sum(each for each in lines[:2] if each) / 2}
+
+
+def test_the_summary_is_mean_and_spread_over_the_seeds(comparison: semisilo.Comparison) -> None:
+    for each in comparison.summary():
+        final = [run.accuracy for run in comparison.of(each.label)]
+        assert each.accuracy == pytest.approx(np.mean(final))  # type: ignore[arg-type]
+        assert each.accuracy_std == pytest.approx(np.std(final, ddof=1))  # type: ignore[arg-type]
+        assert each.payload_bytes == np.mean([run.payload_bytes for run in comparison.of(each.label)])
+        assert f"{100 * np.mean(final):.2f}" in str(comparison)  # type: ignore[arg-type]
+    rows = comparison.rows()
+    assert len(rows) == 4 * 3
+    assert {"label", "seed", "round", "accuracy", "bytes_so_far", "label_ratio"} <= set(rows[0])
+    assert json.loads(json.dumps(comparison.to_dict()))["summary"][0]["label"] == "a <b>$"
+    with pytest.raises(UsageError, match="'third' is not compared"):
+        comparison.of("third")
+
+
+def test_with_another_seed_only_its_runs_are_new(comparison: semisilo.Comparison, monkeypatch: pytest.MonkeyPatch
+                                                 ) -> None:
+    ran: list[str] = []
+    true = api_module.run_simulation
+
+    def watched(study: Any, **options: Any) -> Any:
+        existed = (options["out"] / "ledger.sqlite").exists()
+        ran.extend([] if existed else [options["out"].name])
+        return true(study, **options)
+
+    monkeypatch.setattr(api_module, "run_simulation", watched)
+    more = semisilo.compare(
+        {"a <b>$": QUICK}, data="digits", seeds=[1, 2, 3], out=comparison.runs[0].folder.parent,
+        **{**SMALL, "rounds": 2, "labelled_only": True,
+           "tables": {"study": {"baseline_epochs": 2}, "simulation": {"split": {"fraction": 0.12}}}})
+    assert more.runs[:2] == comparison.runs[:2]
+    assert len(ran) == 1
+    assert ran[0].startswith("a-b-seed-3-")
+
+
+def test_a_mistake_in_the_last_method_is_told_before_the_first_one_runs(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"wrong: .*local_epoch"):
+        semisilo.compare({"right": QUICK, "wrong": {"name": "semifl", "local_epoch": 1}}, data="digits",
+                         out=tmp_path / "out", **SMALL)
+    assert not (tmp_path / "out").exists()
+    for wrong, text in ((["semifl", "semifl"], "Two methods are called"), ([], "no method"), ("semifl", "a list")):
+        with pytest.raises(UsageError, match=text):
+            semisilo.compare(wrong, data="digits", **SMALL)
+    for seeds in (1, [], [1, 1]):
+        with pytest.raises(UsageError, match="different numbers"):
+            semisilo.compare(["semifl"], data="digits", seeds=seeds, **SMALL)  # type: ignore[arg-type]
+
+
+def test_the_plot_has_a_line_and_a_band_for_each_method_and_the_line_to_beat(comparison: semisilo.Comparison) -> None:
+    for by, label in (("round", "round"), ("bytes", "payload bytes so far")):
+        figure = comparison.plot(by=by)  # type: ignore[arg-type]
+        (axes,) = figure.axes
+        assert len(axes.lines) == 3
+        assert len(axes.collections) == 2  # the bands
+        assert label in axes.get_xlabel()
+        drawn = axes.lines[0].get_ydata()
+        curves = [dict(run.curve) for run in comparison.of("a <b>$")]
+        assert list(drawn) == pytest.approx([100 * np.mean([curve[number] for curve in curves]) for number in range(3)])
+        texts = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert texts[0] == "a <b>$, 2 seeds"
+        assert texts[2].startswith("labels alone")
+        assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="is no axis"):
+        comparison.plot(by="time")  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_table_and_plot_with_names_as_text(comparison: semisilo.Comparison) -> None:
+    for page in (comparison._repr_html_(), comparison.runs[0]._repr_html_()):
+        assert "<b>" not in page
+        assert "a &lt;b&gt;$" in page
+        assert '<img alt="test accuracy" src="data:image/png;base64,' in page
+
+
+def test_pandas_is_asked_for_only_when_it_is_wanted(comparison: semisilo.Comparison, monkeypatch: pytest.MonkeyPatch
+                                                    ) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pandas is not installed"):
+        comparison.to_pandas()
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))
+    assert comparison.to_pandas() == ("frame", comparison.rows())
+
+
+# In a notebook --------------------------------------------------------------------------------------------------------
+
+
+def test_everything_works_where_an_event_loop_runs_already(tmp_path: Path) -> None:
+    async def cell() -> semisilo.Comparison:
+        return semisilo.compare([QUICK], data="digits", out=tmp_path / "out", **SMALL)
+
+    found = asyncio.run(cell())
+    assert found.runs[0].state == "completed"
+    assert semisilo.simulate(data="digits", method=QUICK, **SMALL).digest == found.runs[0].digest
+
+
+def test_an_interrupt_in_a_notebook_ends_the_simulation_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    """A notebook's stop button is SIGINT in the thread of the event loop, while the simulation has one of its own."""
+    code = f"""
+import asyncio, os, signal, semisilo, semisilo.api as api
+pressed = []
+class Stops(api.Watching):
+    def progress(self, ledger, study, text, fraction):
+        last = ledger.last_round(study)
+        if last is not None and last.number == 2 and not pressed:
+            pressed.append(os.kill(os.getpid(), signal.SIGINT))
+arguments = dict(data="digits", method={QUICK!r}, out="run", **{ {**SMALL, 'rounds': 400}!r})
+api.Watching = Stops
+async def cell():
+    try:
+        semisilo.simulate(**arguments)
+    except KeyboardInterrupt:
+        print("stopped", semisilo.load_run("run").state)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import threading
+asyncio.new_event_loop().run_until_complete(cell())
+print([each.name for each in threading.enumerate() if "simulation" in each.name])
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["stopped running", "[]"]
+    assert len(semisilo.load_run(tmp_path / "run").rounds) < 100
+
+
+def test_a_cell_of_a_notebook_has_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+    handle = types.SimpleNamespace(update=pages.append)
+
+    def display(page: str, display_id: bool) -> Any:
+        assert display_id
+        pages.append(page)
+        return handle
+
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(HTML=lambda text: text, display=display))
+    shown = shown_for(True)
+    found = semisilo.simulate(data="digits", method=QUICK, **{**SMALL, "progress": True})
+    shown.close()
+    assert found.accuracy is not None
+    assert any("<progress" in page for page in pages)
+    final = next(page for page in reversed(pages[:-1]) if "semifl" in page)
+    assert f"semifl: accuracy {100 * found.accuracy:.2f} %" in final
+    assert "<progress" not in pages[-1]
+    watching = Watching(shown, "<script>", place=0, total=1)
+    watching.step("starts")
+    assert "<script>" not in pages[-1]
+
+
+# What is on disk ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_read_from_its_folder_exported_and_used(tmp_path: Path) -> None:
+    found = semisilo.simulate(data="digits", method=QUICK, **SMALL)
+    loaded = semisilo.load_run(found.folder)
+    assert loaded == found
+    threads = torch.get_num_threads()
+    exported = loaded.export(tmp_path / "out", formats=("safetensors",))
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert exported.card["test"]["accuracy"] == loaded.accuracy
+    assert semisilo.predict(exported.folder, "digits#test").accuracy == loaded.accuracy
+    assert loaded.predict("digits#test").accuracy == loaded.accuracy
+
+
+def test_a_federation_is_read_with_its_wire_bytes(tmp_path: Path) -> None:
+    from tests.coordinator.ledger_fixture import WIRE_DOWN, fill_study
+
+    fill_study(tmp_path / "hub", rounds=2).ledger.close()
+    found = semisilo.load_run(tmp_path / "hub")
+    assert not found.simulated
+    assert found.rounds[1].wire_down is not None
+    assert found.rounds[1].wire_down >= 3 * WIRE_DOWN
+    assert found.wire_bytes == found.bytes_so_far()[-1]
+    with pytest.raises(UsageError, match="is a federation"):
+        found.export()
+
+
+def test_a_folder_that_holds_nothing_of_ours_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no simulation and no federation"):
+        semisilo.load_run(tmp_path)
+    create_federation(tmp_path / "hub", name="lung", address="localhost:8443")
+    with pytest.raises(UsageError, match="nothing has begun there"):
+        semisilo.load_run(tmp_path / "hub")

@@ -1,0 +1,252 @@
+"""An exported model on images: the coordinator's own numbers, whatever the source and what is broken in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import semisilo
+from common.calibration import probabilities
+from common.cli_errors import run_cli
+from common.data import archive
+from common.errors import BadData, UsageError
+from common.exported_model import logits_of, read_model
+from semisilo.cli import app
+from semisilo.predictor import Predictions, open_predictor, predict
+from semisilo.simulation import SimulationResult, run
+from semisilo.simulation.output import export_run
+from tests.semisilo.studies import study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_as_before() -> Iterator[None]:
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_deterministic_debug_mode(mode)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
+    return run(study("semifl", rounds=2), out=tmp_path_factory.mktemp("simulated") / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def model(simulated: SimulationResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export, with a temperature."""
+    return export_run(simulated.folder, out=tmp_path_factory.mktemp("model") / "export", calibrate=True,
+                      device="cpu").folder
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits' test part as class folders of PNG files."""
+    folder, digits = tmp_path_factory.mktemp("scans"), archive.digits("test", source="digits")
+    assert digits.images is not None
+    assert digits.labels_N is not None
+    for place, (pixels, label) in enumerate(zip(digits.images, digits.labels_N, strict=True)):
+        (folder / str(label)).mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(folder / str(label) / f"{place:03d}.png")
+    return folder
+
+
+def test_the_accuracy_is_exactly_the_coordinators_whatever_form_the_images_have(
+        simulated: SimulationResult, model: Path, scans: Path) -> None:
+    digits = archive.digits("test", source="digits")
+    for source in ("digits#test", str(scans), (digits.images, digits.labels_N),
+                   str(simulated.folder / "studies" / simulated.study / "data" / "test.npz")):
+        assert predict(model, source, device="cpu").accuracy == simulated.accuracy
+
+
+def test_every_probability_is_that_of_the_network_bit_for_bit_at_the_coordinators_batch_size(
+        model: Path, scans: Path) -> None:
+    found = predict(model / "model.safetensors", "digits#test", device="cpu")
+    network, facts = read_model(model / "model.safetensors")
+    digits = archive.digits("test", source="digits")
+    logits_NK = logits_of(network, torch.from_numpy(digits.images)[:, None], facts.image).numpy()
+    assert facts.temperature != 1.0
+    assert np.array_equal(found.probabilities, probabilities(logits_NK, temperature=facts.temperature))
+    assert np.array_equal(found.predicted, logits_NK.argmax(axis=1))
+    in_folders = predict(model, scans, device="cpu")
+    place_of = {int(Path(name).stem): place for place, name in enumerate(in_folders.files)}
+    order = [place_of[place] for place in range(len(found))]
+    assert np.allclose(in_folders.probabilities[order], found.probabilities, atol=1e-5)
+
+
+def test_the_graph_predicts_what_the_network_predicts_and_loads_no_torch(model: Path, scans: Path) -> None:
+    code = ("import sys; from semisilo.predictor import predict;"
+            f" found = predict({str(model / 'model.onnx')!r}, {str(scans)!r});"
+            " print(found.right, len(found), 'torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    ours = predict(model, scans, device="cpu")
+    assert done.stdout.split() == [str(ours.right), str(len(ours)), "False"]
+
+
+def test_batches_of_any_size_predict_the_same(model: Path, scans: Path) -> None:
+    whole = predict(model, scans, device="cpu")
+    for batch_size in (1, 64, 10_000):
+        found = predict(model, scans, device="cpu", batch_size=batch_size)
+        assert found.files == whole.files
+        assert np.allclose(found.probabilities, whole.probabilities, atol=1e-5)
+    with pytest.raises(UsageError, match="at least 1"):
+        predict(model, scans, batch_size=0)
+
+
+def test_a_folder_is_never_in_memory_as_a_whole(model: Path, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seen at once is a batch, however large the folder."""
+    seen: list[int] = []
+    opened = open_predictor(model, device="cpu")
+    true = opened.logits
+
+    def watched(images_BCHW: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        seen.append(len(images_BCHW))
+        return true(images_BCHW)
+
+    monkeypatch.setattr(opened, "logits", watched)
+    found = predict(opened, scans, batch_size=50)
+    assert seen == [50] * 7 + [5]
+    assert len(found) == 355
+
+
+def test_broken_files_are_left_out_and_listed_or_end_it(model: Path, tmp_path: Path) -> None:
+    for name in ("0/good.png", "0/second.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8), 7, dtype=np.uint8)).save(tmp_path / name)
+    (tmp_path / "0" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    (tmp_path / "0" / "empty.jpg").touch()
+    (tmp_path / "notes.txt").write_text("not an image")
+    found = predict(model, tmp_path)
+    assert found.files == ("0/good.png", "0/second.png")
+    assert {each.name for each in found.skipped} == {"0/broken.png", "0/empty.jpg", "notes.txt"}
+    with pytest.raises(BadData, match="0/broken"):
+        predict(model, tmp_path, on_error="stop")
+    for name in found.files:
+        (tmp_path / name).unlink()
+    with pytest.raises(BadData, match="can be read"):
+        predict(model, tmp_path)
+
+
+def test_images_without_a_class_and_of_unknown_ones_are_predicted_all_the_same(model: Path, tmp_path: Path) -> None:
+    picture = Image.fromarray(np.full((8, 8), 7, dtype=np.uint8))
+    for name in ("flat.png", "3/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        picture.save(tmp_path / name)
+    mixed = predict(model, tmp_path)
+    assert (len(mixed), mixed.labelled) == (2, 1)
+    (tmp_path / "patient-17").mkdir()
+    picture.save(tmp_path / "patient-17" / "b.png")
+    foreign = predict(model, tmp_path)
+    assert (len(foreign), foreign.labelled, foreign.accuracy) == (3, 0, None)
+    assert "true" not in foreign.rows()[0]
+
+
+def test_tables_and_parquet_are_read_with_their_labels(model: Path, simulated: SimulationResult, tmp_path: Path,
+                                                       scans: Path) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    files = sorted(scans.rglob("*.png"))
+    table = "file,label\n" + "".join(f"{path.relative_to(scans)},{path.parent.name}\n" for path in files)
+    (scans / "labels.csv").write_text(table)
+    try:
+        assert predict(model, scans / "labels.csv").accuracy == simulated.accuracy
+    finally:
+        (scans / "labels.csv").unlink()
+    rows = pyarrow.table({"image": [path.read_bytes() for path in files],
+                          "label": [path.parent.name for path in files]})
+    write_table(rows, tmp_path / "scans.parquet")
+    assert predict(model, tmp_path / "scans.parquet").accuracy == simulated.accuracy
+
+
+def test_the_csv_has_a_line_for_each_image_with_all_classes_or_the_likeliest(model: Path, tmp_path: Path) -> None:
+    found = predict(model, "digits#test")
+    assert found.to_csv(tmp_path / "all.csv") == (tmp_path / "all.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert len(rows) == 355
+    assert list(rows[0]) == ["file", "predicted", "probability", "true", *(f"p_{digit}" for digit in range(10))]
+    assert all(abs(sum(float(row[f"p_{digit}"]) for digit in range(10)) - 1) < 1e-4 for row in rows)
+    best = list(csv.DictReader(io.StringIO(found.to_csv(top=2))))
+    assert all(row["class_1"] == row["predicted"] and row["probability_1"] == row["probability"] for row in best)
+    assert all(float(row["probability_1"]) >= float(row["probability_2"]) for row in best)
+    assert len(best[0]) == 8
+
+
+def test_a_notebook_gets_names_as_text() -> None:
+    found = Predictions(classes=("<b>", "b"), files=("<script>x</script>",), predicted=np.array([0]),
+                        probabilities=np.array([[0.75, 0.25]]), true=np.array([-1]))
+    page = found._repr_html_()
+    assert "<script>" not in page
+    assert "<b>" not in page
+    assert "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(("name", "content", "text"), [
+    ("nothing.safetensors", None, "no such folder or file"), ("m.safetensors", b"rubbish", "cannot be read"),
+    ("m.onnx", b"rubbish", "cannot be read as an ONNX graph"), ("folder", None, "holds no model"),
+])
+def test_what_is_no_model_is_refused_in_one_line(name: str, content: bytes | None, text: str, tmp_path: Path) -> None:
+    if name == "folder":
+        (tmp_path / name).mkdir()
+    elif content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(semisilo.SemisiloError, match=text) as caught:
+        predict(tmp_path / name, "digits#test")
+    assert caught.value.remedy
+
+
+def test_an_onnx_graph_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["images"], ["logits"])], "g",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", 1, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 1, 8, 8])])
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]),
+              str(tmp_path / "m.onnx"))
+    with pytest.raises(BadData, match="says nothing about its images"):
+        predict(tmp_path / "m.onnx", "digits#test")
+
+
+def test_the_command_prints_facts_as_one_document_and_writes_the_file(simulated: SimulationResult, model: Path,
+                                                                      scans: Path, tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "9").mkdir()
+    (tmp_path / "scans" / "9" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "scans" / "9" / "good.png").write_bytes(next((scans / "9").iterdir()).read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "semisilo.cli", "predict", str(model / "model.onnx"), str(tmp_path / "scans"),
+         "--out", str(tmp_path / "p.csv"), "--json"], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["images"], facts["labelled"], len(facts["skipped"])) == (1, 1, 1)
+    assert facts["predictions"][0]["file"] == "9/good.png"
+    assert "left out: 9/bad.png" in done.stderr
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 2
+
+
+def test_the_command_exports_a_simulation_and_refuses_what_is_none(simulated: SimulationResult, tmp_path: Path,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["export", str(simulated.folder), "--out", str(tmp_path / "out"), "--format", "safetensors", "--json",
+             "--device", "cpu"]
+    assert run_cli(app, words, name="semisilo") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["card"]["test"]["accuracy"] == simulated.accuracy
+    assert facts["folder"] == str(tmp_path / "out")
+    assert run_cli(app, [words[0], str(tmp_path)], name="semisilo") == 2
+    assert "holds no simulation" in capsys.readouterr().err

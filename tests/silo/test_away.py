@@ -1,0 +1,202 @@
+"""A silo that takes no task by its own policy: outside its hours, or with its budget of the day used up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from common.compute import OnProgress
+from common.wire import round_service_pb2 as pb
+from silo.disclosures import Line, read_lines
+from silo.hours import Hours
+from silo.memory import SiloMemory
+from silo.policy import Limits, Policy
+from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
+from tests.silo.test_agent import OVER, agent_at, run, until
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
+EVENING = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
+MORNING = datetime(2026, 11, 22, 6, tzinfo=UTC).timestamp()
+NIGHTS = Policy(hours=Hours(train=("20:00-06:00",), zone="UTC"))
+
+
+class Clock:
+    """Goes like any other, from a moment of choice, and can be set."""
+
+    def __init__(self, unix: float) -> None:
+        self.set(unix)
+
+    def set(self, unix: float) -> None:
+        self._shift = unix - time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._shift
+
+
+class Patient(FakeCompute):
+    """Trains for as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def call(self, operation: str, arguments: dict[str, Any], *,
+                   on_progress: OnProgress | None = None) -> dict[str, Any]:
+        if operation == "train":
+            self.begun.set()
+            await self.go_on.wait()
+        return await super().call(operation, arguments, on_progress=on_progress)
+
+
+def unix_of(request: pb.AwaitTaskRequest) -> float:
+    return request.away.until_time.ToMicroseconds() / 1e6
+
+
+def test_outside_its_hours_a_silo_takes_no_task_says_until_when_and_begins_when_they_do(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = Clock(NOON)
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=NIGHTS, clock=clock) as bench:
+            agent = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(coordinator.hellos) >= 3)
+            assert bench.compute.trained == []
+            assert coordinator.begins == []
+            for hello in coordinator.hellos:
+                assert hello.away.reason == pb.Away.REASON_OUTSIDE_HOURS
+                assert unix_of(hello) == EVENING
+            said = "takes no task: It is outside the working hours of this silo until 2026-11-21 20:00 UTC"
+            assert said in bench.text
+            clock.set(EVENING)
+            await agent
+            assert coordinator.outcomes() == ["update"]
+            assert not coordinator.hellos[-1].HasField("away")
+        lines = [line for line in read_lines(bench.home.disclosures) if isinstance(line, Line)]
+        assert [line.content.get("away") for line in lines if line.kind == "announcement"] == ["outside_hours", None]
+    run(work())
+
+
+def test_a_task_that_comes_all_the_same_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER, heeds_away=False)
+        coordinator.tasks = [make_task(payloads=(coordinator.add_file(random_bytes(1000)),))]
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=NIGHTS, clock=Clock(NOON)) as bench:
+            await bench.agent.run()
+            (begin,) = coordinator.begins
+            assert begin.refusal.code == "OUTSIDE_HOURS"
+            assert "until 2026-11-21 20:00 UTC" in begin.refusal.text
+            assert (coordinator.downloads, bench.compute.trained) == ([], [])
+    run(work())
+
+
+def test_work_that_is_under_way_when_the_hours_end_is_finished_and_sent(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock, compute = Clock(MORNING - 60), Patient()
+        coordinator = FakeCoordinator(tasks=[make_task(1), make_task(2, task_id="first/2/train/a")], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=NIGHTS, clock=clock,
+                                                          compute=compute) as bench:
+            agent = asyncio.ensure_future(bench.agent.run())
+            await compute.begun.wait()
+            clock.set(MORNING + 10)
+            compute.go_on.set()
+            await until(lambda: len(coordinator.hellos) >= 3)
+            assert coordinator.outcomes() == ["update"]  # the first, and not the second
+            assert compute.aborted == 0
+            assert coordinator.hellos[-1].away.reason == pb.Away.REASON_OUTSIDE_HOURS
+            clock.set(EVENING + 24 * 3600)
+            await agent
+            assert coordinator.outcomes() == ["update", "update"]
+    run(work())
+
+
+def test_where_the_site_wants_it_work_is_dropped_when_the_hours_end_and_done_in_the_next(tmp_path: Path) -> None:
+    async def work() -> None:
+        policy = Policy(hours=Hours(train=("20:00-06:00",), zone="UTC", at_end="abort"))
+        clock, compute = Clock(MORNING - 0.7), Patient()
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=policy, clock=clock,
+                                                          compute=compute) as bench:
+            agent = asyncio.ensure_future(bench.agent.run())
+            await compute.begun.wait()
+            await until(lambda: compute.aborted >= 1)
+            await until(lambda: coordinator.hellos[-1].HasField("away"))
+            assert coordinator.begins == []
+            assert "put off: the working hours of this silo are over until 2026-11-22 20:00 UTC" in bench.text
+            compute.go_on.set()
+            clock.set(EVENING + 24 * 3600)
+            await agent
+            assert coordinator.outcomes() == ["update"]
+    run(work())
+
+
+def test_a_task_that_does_not_fit_the_budget_of_the_day_is_refused_and_no_other_is_wanted_today(
+        tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(after=OVER)
+        payload = coordinator.add_file(random_bytes(200_000))
+        coordinator.tasks = [make_task(payloads=(payload,)), make_task(2, task_id="first/2/train/a")]
+        policy = Policy(limits=Limits(bytes_per_day=100_000), hours=Hours(zone="UTC"))
+        clock = Clock(NOON)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=policy, clock=clock) as bench:
+            agent = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: bool(coordinator.begins) and coordinator.hellos[-1].HasField("away"))
+            (begin,) = coordinator.begins
+            assert begin.refusal.code == "DAILY_BUDGET"
+            assert "this task's download of 200.0 kB" in begin.refusal.text
+            assert "2026-11-22 00:00 UTC" in begin.refusal.text
+            assert (coordinator.downloads, bench.compute.trained) == ([], [])
+            assert coordinator.hellos[-1].away.reason == pb.Away.REASON_DAILY_BUDGET
+            assert unix_of(coordinator.hellos[-1]) == datetime(2026, 11, 22, tzinfo=UTC).timestamp()
+            clock.set(NOON + 24 * 3600)
+            await agent
+            assert coordinator.outcomes() == ["refusal", "update"]
+    run(work())
+
+
+def test_an_update_that_does_not_fit_is_refused_before_a_byte_of_it_leaves(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        policy = Policy(limits=Limits(bytes_per_day=30_000), hours=Hours(zone="UTC"))
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=policy, clock=Clock(NOON)) as bench:
+            agent = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: bool(coordinator.begins) and coordinator.hellos[-1].HasField("away"))
+            agent.cancel()
+        (begin,) = coordinator.begins
+        assert begin.refusal.code == "DAILY_BUDGET"
+        assert "this update" in begin.refusal.text
+        assert (coordinator.uploads, coordinator.spool) == ([], {})
+        kinds = [line.kind for line in read_lines(bench.home.disclosures) if isinstance(line, Line)]
+        assert kinds == ["announcement", "refusal", "announcement"]
+        # What the training has left in memory went with it.
+        assert SiloMemory(bench.home.memory, outgoing=bench.home.outgoing).pending_for("first/1/train/a") is None
+    run(work())
+
+
+def test_what_was_carried_is_counted_over_a_restart(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = Clock(NOON)
+        policy = Policy(limits=Limits(bytes_per_day=400_000), hours=Hours(zone="UTC"))
+        for number in (1, 2):
+            coordinator = FakeCoordinator(after=OVER)
+            payload = coordinator.add_file(random_bytes(200_000, seed=number))
+            coordinator.tasks = [make_task(number, task_id=f"first/{number}/train/a", payloads=(payload,))]
+            async with serving(coordinator) as port, agent_at(port, tmp_path, policy=policy, clock=clock) as bench:
+                agent = asyncio.ensure_future(bench.agent.run())
+                await until(lambda coordinator=coordinator: bool(coordinator.begins))
+                if number == 1:
+                    await agent
+                agent.cancel()
+            counted = json.loads((tmp_path / "day.json").read_text())
+            if number == 1:
+                assert coordinator.outcomes() == ["update"]
+                assert counted["received_bytes"] >= 200_000
+                assert counted["sent_bytes"] >= 40_000
+            else:
+                assert coordinator.outcomes() == ["refusal"]
+                assert coordinator.downloads == []
+                # The last update of the study was known from before the restart, and had to fit as well.
+                assert "with an update like the last" in coordinator.begins[0].refusal.text
+    run(work())

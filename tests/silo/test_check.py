@@ -1,0 +1,366 @@
+"""`silo check`: every finding in its good and its bad state; what a hostile answer does; how forecasts are made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.cli_errors import run_cli
+from common.convert import image_to_proto, model_to_proto
+from common.data.form import ImageForm
+from common.exchange import ModelSettings
+from common.uplink import Uplink
+from common.wire import round_service_pb2 as pb
+from silo.check import CheckReport, Finding, check
+from silo.check_site import look_at_disk, look_at_gpu, look_at_images, look_at_memory
+from silo.check_study import OwnRound, StudyNeeds, look_at_hours, look_at_study, needs_of
+from silo.cli import app
+from silo.forecast import forecast, line_of
+from silo.home import SiloHome
+from silo.hours import Hours
+from silo.identity_store import load_identity
+from silo.policy import Limits, Permit, Policy
+from silo.rounds import TaskTook, note_task, read_tasks
+from tests import identity_kit
+from tests.silo.test_cli import enrolled, hub
+
+NOW = 1_790_000_000.0
+FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+
+def by_name(report: CheckReport) -> dict[str, Finding]:
+    return {finding.what: finding for finding in report.findings}
+
+
+def described(**changes: Any) -> pb.DescribeStudyResponse:
+    """What a coordinator says of a study that runs."""
+    values: dict[str, Any] = {
+        "version": "0.1.0", "study": "first", "state": "running", "round": 3, "round_count": 9, "method": "semifl",
+        "settings_json": "{}", "model": model_to_proto(ModelSettings(name="small_cnn", classes=("a", "b"))),
+        "image": image_to_proto(FORM), "dense_bytes": 400_000,
+        "uplink": pb.Uplink(aim="auto", values="exact", top_k=1.0, rounding="nearest", error_feedback=True)}
+    return pb.DescribeStudyResponse(**{**values, **changes})
+
+
+def needs(**changes: Any) -> StudyNeeds:
+    found, _ = needs_of(described(), silo="a")
+    assert found is not None
+    return replace(found, **changes)
+
+
+# Against a live port --------------------------------------------------------------------------------------------------
+
+
+class Describing:
+    """RoundService with one call, as a coordinator of choice answers it."""
+
+    def __init__(self, answer: Callable[[], pb.DescribeStudyResponse]) -> None:
+        self.answer = answer
+        self.asked: list[pb.DescribeStudyRequest] = []
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    async def DescribeStudy(self, request: pb.DescribeStudyRequest, context: Any) -> pb.DescribeStudyResponse:
+        self.asked.append(request)
+        return self.answer()
+
+
+def checked(tmp_path: Path, answer: Callable[[], pb.DescribeStudyResponse] | None, *,
+            now: Callable[[], float] = time.time, prepare: Callable[[Path], None] = lambda home: None) -> CheckReport:
+    """The report of a silo that has enrolled, with a coordinator behind mutual TLS; None for one that does not know
+    the call."""
+    from tests.silo.fake_coordinator import FakeCoordinator
+
+    async def work() -> CheckReport:
+        federation, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        prepare(tmp_path / "home")
+        coordinator: Any = FakeCoordinator()
+        if answer is not None:
+            coordinator.DescribeStudy = Describing(answer).DescribeStudy
+        async with hub(federation, coordinator, identity):
+            return await asyncio.to_thread(check, tmp_path / "home", now=now, use_http_proxy=False)
+    return asyncio.run(work())
+
+
+def answered(**changes: Any) -> Callable[[], pb.DescribeStudyResponse]:
+    def answer() -> pb.DescribeStudyResponse:
+        response = described(**changes)
+        response.coordinator_time.FromMicroseconds(round(time.time() * 1e6))
+        return response
+    return answer
+
+
+def test_all_is_well_when_the_coordinator_answers_and_the_site_permits_its_study(tmp_path: Path) -> None:
+    report = checked(tmp_path, answered(),
+                     prepare=lambda home: (home / "silo.toml").write_text('[data]\nsource = "digits"\n') and None)
+    found = by_name(report)
+    assert report.well, [finding for finding in report.findings if finding.state == "bad"]
+    assert {name: finding.state for name, finding in found.items()} == dict.fromkeys(
+        ("home", "identity", "certificate", "silo.toml", "proxy", "address", "TLS", "coordinator", "clock", "version",
+         "images", "study", "disk", "memory", "gpu", "permission", "hours", "budget"), "ok")
+    assert "1797 in digits" in found["images"].text
+    assert abs(found["clock"].facts["skew_seconds"]) < 5
+    assert "coordinator.lung.semisilo" in found["TLS"].text
+    assert report.forecast is not None
+    assert (report.forecast.down_bytes, report.forecast.up_bytes) == (400_000, 400_000)
+    record = [json.loads(line)["kind"] for line in (tmp_path / "home" / "disclosures.jsonl").read_text().splitlines()]
+    assert record == ["enrolment", "check"]
+    json.dumps(report.to_json())
+
+
+def test_a_clock_that_is_wrong_is_told_with_both_times(tmp_path: Path) -> None:
+    report = checked(tmp_path, answered(), now=lambda: time.time() + 400)
+    clock = by_name(report)["clock"]
+    assert (clock.state, report.well) == ("bad", False)
+    assert "400 s ahead of the coordinator's" in clock.text
+    assert "NTP" in clock.remedy
+
+
+def test_a_clock_that_is_a_little_wrong_is_a_note(tmp_path: Path) -> None:
+    clock = by_name(checked(tmp_path, answered(), now=lambda: time.time() - 100))["clock"]
+    assert (clock.state, "100 s behind" in clock.text) == ("warning", True)
+
+
+def test_a_certificate_that_has_ended_is_bad_and_the_remedy_an_invitation(tmp_path: Path) -> None:
+    report = checked(tmp_path, answered(), now=lambda: time.time() + 40 * 86400)
+    certificate = by_name(report)["certificate"]
+    assert (certificate.state, report.well) == ("bad", False)
+    assert certificate.remedy == "Ask the coordinator's operator to run: coordinator invite hospital-a"
+    assert certificate.facts["days_left"] < 0
+
+
+def test_an_older_coordinator_is_said_to_be_one_and_what_can_be_known_is_known(tmp_path: Path) -> None:
+    report = checked(tmp_path, None)
+    found = by_name(report)
+    assert found["TLS"].state == "ok"
+    assert found["coordinator"].state == "warning"
+    assert "older" in found["coordinator"].text
+    assert "study" not in found
+    assert report.forecast is None
+    assert report.well
+
+
+def test_nothing_that_answers_is_bad_with_what_to_look_at(tmp_path: Path) -> None:
+    async def enrol() -> None:
+        await enrolled(tmp_path / "hub", tmp_path / "home")
+    asyncio.run(enrol())
+    report = check(tmp_path / "home", now=time.time, use_http_proxy=False)
+    address = by_name(report)["address"]
+    assert (address.state, report.well) == ("bad", False)
+    assert "refuses connections" in address.text
+    assert "coordinator serve" in address.remedy
+    assert "TLS" not in by_name(report)
+
+
+def test_a_coordinator_of_another_authority_is_told_from_one_that_does_not_answer(tmp_path: Path) -> None:
+    async def work() -> CheckReport:
+        _, identity = await enrolled(tmp_path / "hub", tmp_path / "home")
+        other = identity_kit.make_federation(tmp_path / "other")
+        from tests.silo.fake_coordinator import FakeCoordinator
+        async with hub(other, FakeCoordinator(), identity):
+            return await asyncio.to_thread(check, tmp_path / "home", now=time.time, use_http_proxy=False)
+    report = asyncio.run(work())
+    assert not report.well
+    assert by_name(report)["TLS"].state == "bad"
+    assert "not one of the authority of federation 'lung'" in by_name(report)["TLS"].text
+
+
+def test_a_home_without_identity_is_one_line_of_remedy_and_status_1(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(app, ["check", "--home", str(tmp_path / "none")], name="silo") == 1
+    said = capsys.readouterr().out
+    assert "BAD  identity" in said
+    assert "silo enroll LINE" in said
+    assert not (tmp_path / "none").exists()
+    assert run_cli(app, ["check", "--home", str(tmp_path / "none"), "--json"], name="silo") == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["well"] is False
+    assert facts["findings"][0]["what"] == "identity"
+
+
+def test_a_key_that_others_may_read_and_a_policy_with_a_slip_are_found(tmp_path: Path) -> None:
+    def spoil(home: Path) -> None:
+        (load_identity(home).folder / "key.pem").chmod(0o640)
+        (home / "silo.toml").write_text("[limits]\nbytes_per_dya = 5\n")
+    report = checked(tmp_path, answered(), prepare=spoil)
+    found = by_name(report)
+    assert (found["identity"].state, "chmod 600" in found["identity"].remedy) == ("warning", True)
+    assert found["silo.toml"].state == "bad"
+    assert "bytes_per_day" in found["silo.toml"].remedy
+    assert "budget" not in found
+
+
+# What the study asks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "state", "said"), [
+    (Policy(), "ok", "semifl and what it needs are permitted"),
+    (Policy(permit=Permit(methods=("fedavg",))), "bad", "does not permit the method 'semifl'"),
+    (Policy(permit=Permit(groups=("model",))), "bad", "tensor group"),
+    (Policy(permit=Permit(metrics=())), "bad", "metric"),
+])
+def test_what_the_site_permits_is_held_against_the_study(policy: Policy, state: str, said: str) -> None:
+    finding = next(found for found in look_at_study(policy, needs()) if found.what == "permission")
+    assert (finding.state, said in finding.text) == (state, True)
+
+
+def test_lossy_updates_that_are_not_permitted_are_found() -> None:
+    lossy = needs_of(described(uplink=pb.Uplink(aim="auto", values="int8", top_k=0.01, rounding="stochastic",
+                                                error_feedback=True)), silo="a")[0]
+    assert lossy is not None
+    (finding,) = look_at_study(Policy(permit=Permit(encodings=())), lossy)
+    assert (finding.state, "int8" in finding.text or "top-k" in finding.text) == ("bad", True)
+
+
+@pytest.mark.parametrize("changes", [
+    {"study": "../../etc"}, {"method": "a b"}, {"settings_json": "[]"}, {"settings_json": "{" * 100_000},
+    {"dense_bytes": -1}, {"dense_bytes": 2**60}, {"typical_update_bytes": -5},
+    {"model": pb.ModelSpec(name="\x1b[31m")}, {"model": pb.ModelSpec(name="x", classes=["a"] * 20_000)},
+    {"image": pb.ImageForm(size=8, channels=1, mean=[float("nan")], std=[1.0], resize="fit")},
+    {"own_rounds": [pb.RoundTraffic(round=1)] * 65}, {"own_rounds": [pb.RoundTraffic(round=1, wire_up_bytes=-1)]},
+    {"uplink": pb.Uplink(aim="auto", values="exact", top_k=float("nan"), rounding="nearest")},
+])
+def test_an_answer_that_cannot_be_is_a_finding_and_not_a_crash(changes: dict[str, Any]) -> None:
+    found, finding = needs_of(described(**changes), silo="a")
+    assert found is None
+    assert finding is not None
+    assert finding.state == "bad"
+    assert "\x1b" not in finding.text
+
+
+def test_no_study_is_no_trouble() -> None:
+    found, finding = needs_of(pb.DescribeStudyResponse(version="0.1.0"), silo="a")
+    assert found is None
+    assert finding is not None
+    assert finding.state == "ok"
+
+
+# Hours and budget -----------------------------------------------------------------------------------------------------
+
+
+def test_hours_and_budget_say_what_is_left_and_until_when(tmp_path: Path) -> None:
+    home = SiloHome(tmp_path)
+    noon = 1_795_521_600.0  # 2026-11-24 12:00 UTC
+    (tmp_path / "day.json").write_text('{"day": "2026-11-24", "sent_bytes": 300000, "received_bytes": 100000}')
+    expected = forecast(needs(), home, images=10)
+    nights = Hours(train=("20:00-06:00",), zone="UTC")
+    hours, budget = look_at_hours(home, Policy(hours=nights, limits=Limits(bytes_per_day=4_000_000)), needs(), expected,
+                                  noon)
+    assert hours.state == "warning"
+    assert "until 2026-11-24 20:00 UTC" in hours.text
+    assert budget.state == "ok"
+    assert "about 4 rounds more today, 5 a day" in budget.text  # 3.6 MB left, 0.8 MB a round
+    _, short = look_at_hours(home, Policy(hours=nights, limits=Limits(bytes_per_day=500_000)), needs(), expected, noon)
+    assert (short.state, "allows none" in short.text) == ("bad", True)
+    _, used = look_at_hours(home, Policy(hours=nights, limits=Limits(bytes_per_day=400_000)), needs(), None, noon)
+    assert (used.state, "2026-11-25 00:00 UTC" in used.text) == ("warning", True)
+
+
+# Forecast -------------------------------------------------------------------------------------------------------------
+
+
+def took(number: int, **changes: Any) -> TaskTook:
+    values: dict[str, Any] = {
+        "study": "first", "round": number, "phase": "train", "method": "semifl", "unix": NOW, "images": 100,
+        "train_seconds": 10.0 * number, "download_bytes": 1_000_000, "download_seconds": 0.5,
+        "upload_bytes": 1_000_000, "upload_seconds": 2.0, "sent_bytes": 1_100_000, "received_bytes": 1_200_000}
+    return TaskTook(**{**values, **changes})
+
+
+def test_without_any_round_the_forecast_is_a_whole_model_and_says_so(tmp_path: Path) -> None:
+    found = forecast(needs(), SiloHome(tmp_path), images=10)
+    assert (found.down_bytes, found.up_bytes, found.seconds) == (400_000, 400_000, None)
+    assert "at most" in found.bytes_from
+    assert "--measure" in line_of(found)
+    assert "at 100 Mbit/s it would be 0.1 s" in line_of(found)  # 800 kB * 8 / 100e6 = 0.064 s
+    typical = forecast(needs(typical_update_bytes=70_000), SiloHome(tmp_path), images=10)
+    assert (typical.up_bytes, "other silos" in typical.bytes_from) == (70_000, True)
+    sparse = needs(task=replace(needs().task, uplink=Uplink(aim="auto", values="int8", top_k=0.1)))
+    assert forecast(sparse, SiloHome(tmp_path), images=10).up_bytes == 30_000  # 10 000 elements of 1 + 2 bytes
+
+
+def test_own_rounds_go_before_estimates_and_the_median_before_an_outlier(tmp_path: Path) -> None:
+    rounds = tuple(OwnRound(number=number, payload_down=900, payload_up=90, wire_down=wire, wire_up=wire // 10,
+                            training_seconds=4.0) for number, wire in enumerate((1000, 1000, 50_000), 1))
+    found = forecast(needs(own_rounds=rounds, typical_update_bytes=7), SiloHome(tmp_path), images=10)
+    assert (found.down_bytes, found.up_bytes) == (1000, 100)
+    assert "last 3 rounds" in found.bytes_from
+    assert found.train_seconds == 4.0
+
+
+def test_the_silo_s_own_notes_give_training_and_line(tmp_path: Path) -> None:
+    home = SiloHome(tmp_path)
+    for number in (1, 2, 3):
+        note_task(home.rounds, took(number))
+    note_task(home.rounds, took(9, study="other", train_seconds=999.0))
+    found = forecast(needs(), home, images=50)  # half the images of those rounds
+    assert (found.down_bytes, found.up_bytes) == (1_200_000, 1_100_000)
+    assert found.train_seconds == 10.0  # the median is round 2's: 20 s for 100 images
+    # 1.2 MB at 2 MB/s and 1.1 MB at 0.5 MB/s
+    assert found.transfer_seconds == pytest.approx(0.6 + 2.2)
+    assert found.seconds == pytest.approx(12.8)
+    assert forecast(needs(), home, images=50, measured_seconds=3.0).train_seconds == 3.0
+
+
+def test_notes_of_tasks_are_kept_short_and_a_damaged_file_means_none(tmp_path: Path) -> None:
+    for number in range(1, 50):
+        note_task(tmp_path / "rounds.json", took(number))
+    assert [task.round for task in read_tasks(tmp_path / "rounds.json")] == list(range(20, 50))
+    (tmp_path / "rounds.json").write_text("{")
+    assert read_tasks(tmp_path / "rounds.json") == ()
+
+
+# This machine ---------------------------------------------------------------------------------------------------------
+
+
+def test_disk_memory_and_gpu_say_what_they_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look_at_disk(SiloHome(tmp_path), dense_bytes=0).state == "ok"
+    full = look_at_disk(SiloHome(tmp_path), dense_bytes=2**50)
+    assert (full.state, "Free some space" in full.remedy) == ("bad", True)
+    assert look_at_memory(image_bytes=2**50, dense_bytes=0).state == "bad"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    driver = tmp_path / "gpus" / "0000:01:00.0"
+    assert look_at_gpu(driver=tmp_path / "gpus").facts == {"gpus": []}
+    driver.mkdir(parents=True)
+    (driver / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 1\n")
+    assert look_at_gpu(driver=tmp_path / "gpus").facts == {"gpus": ["NVIDIA H200"]}
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 143000 MiB'\n")
+    tool.chmod(0o755)
+    assert look_at_gpu(driver=tmp_path / "gpus").facts == {"gpus": ["NVIDIA H200, 143771 MiB, 143000 MiB"]}
+    tool.write_text("#!/bin/sh\necho 'Driver/library version mismatch' >&2; exit 9\n")
+    broken = look_at_gpu(driver=tmp_path / "gpus")
+    assert (broken.state, "version mismatch" in broken.text) == ("warning", True)
+
+
+def test_images_that_are_not_there_or_not_named_are_found(tmp_path: Path) -> None:
+    from silo.policy import DataPolicy
+
+    home = SiloHome(tmp_path)
+    none, counted = look_at_images(home, Policy())
+    assert (none.state, counted) == ("warning", (0, 0))
+    gone, _ = look_at_images(home, Policy(data=DataPolicy(source="/not/there.npz")))
+    assert gone.state == "bad"
+    digits, counted = look_at_images(home, Policy(data=DataPolicy(source="digits")))
+    assert (digits.state, sum(counted)) == ("ok", 1797)
+
+
+def test_check_loads_no_torch_and_no_grpc_before_it_connects(tmp_path: Path) -> None:
+    code = ("import sys; from common.cli_errors import run_cli; from silo.cli import app; "
+            f"run_cli(app, ['check', '--home', {str(tmp_path / 'none')!r}]); print('LOADED', *sorted(sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    loaded = set(done.stdout.partition("LOADED")[2].split())
+    assert "silo.check_site" in loaded
+    assert not loaded & {"torch", "grpc", "rich.console", "matplotlib"}

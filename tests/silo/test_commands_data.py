@@ -1,0 +1,74 @@
+"""`silo data`: looks at this site's images and leaves what it saw here; and `report` at a silo."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from common.cli_errors import run_cli
+from common.data.form import ImageForm
+from common.errors import BadData
+from silo.cli import app
+from silo.home import JoinChoice
+from silo.images import read_silo_images
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Labelled and unlabelled images; one file that is none."""
+    for name, value in (("scans/labelled/cat/a.png", 1), ("scans/labelled/dog/b.png", 2), ("scans/unlabelled/c.png", 3),
+                        ("held/cat/d.png", 4)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), value).save(tmp_path / name)
+    (tmp_path / "scans/unlabelled/bad.png").write_bytes(b"")
+    return tmp_path
+
+
+def run(*words: str) -> int:
+    return run_cli(app, ["data", *words], name="silo")
+
+
+def test_a_source_is_looked_at_as_a_silo_reads_it(site, capsys):
+    home = site / "home"
+    assert run(str(site / "scans"), "--home", str(home), "--json", "--classes", "cat, dog") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["labelled"], facts["unlabelled"], facts["classes"]) == (2, 1, {"cat": 1, "dog": 1})
+    assert [item["name"] for item in facts["skipped"]] == ["unlabelled/bad.png"]
+    sheet = home / "contact-sheet.png"
+    assert facts["sheet"] == str(sheet)
+    assert stat.S_IMODE(sheet.stat().st_mode) == 0o600, "it shows images of patients"
+
+
+def test_a_class_that_the_study_does_not_have_ends_with_status_1(site, capsys):
+    assert run(str(site / "scans"), "--home", str(site / "home"), "--classes", "cat,hound") == 1
+    assert "'dog' is not a class of the study" in capsys.readouterr().out
+
+
+def test_without_a_source_all_that_the_silo_knows_is_looked_at(site, capsys):
+    home = site / "home"
+    home.mkdir()
+    assert run("--home", str(home)) == 2
+    assert "No images were named" in capsys.readouterr().err
+    (home / "silo.toml").write_text(f'[data]\nsource = "{site}/scans"\ntest = "{site}/held"\n')
+    assert run("--home", str(home), "--json") == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["source"], second["source"]) == (f"{site}/scans", f"{site}/held")
+    assert sorted(path.name for path in home.glob("*.png")) == ["contact-sheet-2.png", "contact-sheet.png"]
+    (home / "silo.toml").unlink()
+    JoinChoice(source=f"{site}/held").save(home / "join.json")
+    assert run("--home", str(home)) == 0
+    assert "held: class folders, 1 image" in capsys.readouterr().out
+
+
+def test_report_at_a_silo_reads_all_its_sources_before_it_stops(site, caplog):
+    (site / "held/cat/worse.png").write_bytes(b"hello")
+    choice = JoinChoice(source=str(site / "scans"), test=str(site / "held"), on_error="report")
+    form = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    with pytest.raises(BadData, match="2 files cannot be used"):
+        read_silo_images(choice, form, classes=("cat", "dog"), scenario="labels-at-silo")
+    assert "unlabelled/bad.png" in caplog.text
+    assert "cat/worse.png" in caplog.text

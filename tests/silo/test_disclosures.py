@@ -1,0 +1,126 @@
+"""The record of what left: what is in it, what is told once, what an old or damaged file means, and how it is shown."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from common.cli_errors import run_cli
+from silo.cli import app
+from silo.disclosures import Broken, Disclosure, DisclosureLog, Line, announcement, last_line, message, read_lines
+
+OLD = ('{"time":"2026-01-31T12:00:00+00:00","kind":"update","study":"first","round":2,"phase":"train",'
+       '"method":"semifl","update_id":"u1","groups":["model"],"bytes":1000,"digest":"ab","num_examples":7,"metrics":{"loss":0.5},"text":""}')
+"""A line of version 0.1.0's first days, without content."""
+
+
+def silo(*words: str) -> int:
+    return run_cli(app, words, name="silo")
+
+
+def update(number: int, study: str = "first") -> Disclosure:
+    return Disclosure(kind="update", study=study, round=number, phase="train", method="semifl", update_id=f"u{number}",
+                      groups=("model",), bytes=1000 * number, digest=f"{number:064x}", num_examples=7,
+                      metrics={"loss": 0.5, "pseudo_labels/0": 3.0, "pseudo_labels/1": 4.0})
+
+
+def test_a_message_is_recorded_with_its_size_and_digest_and_only_once(tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path / "d.jsonl")
+    for _ in range(2):
+        log.record(message("enrolment", b"hello", text="public key"))
+    DisclosureLog(tmp_path / "d.jsonl").record(message("enrolment", b"hello", text="public key"))
+    (line,) = read_lines(tmp_path / "d.jsonl")
+    assert isinstance(line, Line)
+    assert (line.kind, line.bytes, line.text) == ("enrolment", 5, "public key")
+    assert line.digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"  # SHA-256 of "hello"
+    assert abs((line.unix or 0) - time.time()) < 60
+
+
+def test_an_announcement_has_a_line_whenever_it_changes_also_back_again(tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path / "d.jsonl")
+    for count in (10, 10, 12, 12, 10):
+        log.record(announcement({"labelled_count": count}, size_bytes=80))
+    log = DisclosureLog(tmp_path / "d.jsonl")
+    log.record(announcement({"labelled_count": 10}, size_bytes=80))
+    lines = [line for line in read_lines(tmp_path / "d.jsonl") if isinstance(line, Line)]
+    assert [line.content["labelled_count"] for line in lines] == [10, 12, 10]
+
+
+def test_lines_of_an_earlier_version_are_read_and_damaged_ones_reported(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(f'{OLD}\nnonsense\n\n[1]\n{{"kind":"update","bytes":"many"}}\n{OLD[:40]}')
+    found = list(read_lines(path))
+    assert isinstance(found[0], Line)
+    assert (found[0].study, found[0].bytes, dict(found[0].content)) == ("first", 1000, {})
+    assert [(line.number, line.reason.split(":")[0]) for line in found if isinstance(line, Broken)] == [
+        (2, "not JSON"), (4, "not an entry of the record"), (5, "its bytes is not what it should be"), (6, "cut short")]
+    DisclosureLog(path).record(update(3))  # goes on behind the line that was cut short
+    assert [line.round for line in read_lines(path) if isinstance(line, Line)] == [2, 3]
+    newest = last_line(path)
+    assert newest is not None
+    assert newest.round == 3
+
+
+def test_the_command_chooses_adds_up_and_says_what_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = ("--home", str(tmp_path))
+    assert silo("disclosures", *home) == 0
+    assert capsys.readouterr().out == "The record holds nothing that was asked for.\n"
+    log = DisclosureLog(tmp_path / "disclosures.jsonl")
+    for entry in (update(1), update(2), update(3, study="second"), message("leaving", b"", text="that it leaves")):
+        log.record(entry)
+    assert silo("disclosures", *home) == 0
+    shown = capsys.readouterr().out
+    assert "first 2" in shown
+    assert "model; 7 examples, 3 numbers: loss, pseudo_labels/*" in shown
+    assert "3 updates: 6.0 kB" in shown
+    assert shown.index("first 1") < shown.index("second 3") < shown.index("leaving")
+    assert silo("disclosures", *home, "--study", "first", "--kind", "update", "--since", "1h", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [line["round"] for line in facts["lines"]] == [1, 2]
+    assert facts["totals"] == {"update": {"lines": 2, "bytes": 3000}}
+    assert facts["broken"] == []
+    assert silo("disclosures", *home, "--since", "2099-01-01", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["lines"] == []
+
+
+@pytest.mark.parametrize("words", [("--since", "yesterday"), ("--kind", "updates"), ("--csv", "-", "--json")])
+def test_wrong_words_are_one_line_and_status_2(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert silo("disclosures", "--home", str(tmp_path), *words) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_a_broken_line_is_named_and_the_status_is_1_whatever_was_asked_for(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "disclosures.jsonl").write_text(f"{OLD}\nnonsense\n")
+    assert silo("disclosures", "--home", str(tmp_path), "--study", "none") == 1
+    said = capsys.readouterr()
+    assert "line 2 cannot be read: not JSON" in said.err
+
+
+def test_the_csv_is_a_table_in_which_no_cell_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = DisclosureLog(tmp_path / "disclosures.jsonl")
+    log.record(update(1))
+    log.record(message("refusal", b"x", study="=HYPERLINK(1)", round=4, text="+1\nline, with comma"))
+    target = tmp_path / "left.csv"
+    assert silo("disclosures", "--home", str(tmp_path), "--csv", str(target)) == 0
+    assert "2 lines" in capsys.readouterr().out
+    with target.open(newline="", encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    assert (first["kind"], first["bytes"], first["groups"], json.loads(first["metrics"])["loss"]) == (
+        "update", "1000", "model", 0.5)
+    assert (second["study"], second["text"]) == ("'=HYPERLINK(1)", "'+1 line, with comma")
+    assert silo("disclosures", "--home", str(tmp_path), "--csv", "-") == 0
+    assert capsys.readouterr().out == target.read_text()
+
+
+def test_what_cannot_be_recorded_raises(tmp_path: Path) -> None:
+    log = DisclosureLog(tmp_path / "d.jsonl")
+    (tmp_path / "d.jsonl").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        log.record(update(1))

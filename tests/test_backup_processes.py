@@ -1,0 +1,112 @@
+"""A federation at work is backed up, lost, restored elsewhere, and goes on: real processes over mutual TLS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import STUDY, FederationOfProcesses, federation
+
+SMALL = STUDY.replace("wide_network:wide", "small_cnn").replace("rounds = 3", "rounds = 5")
+DIES_IN_ROUND_3 = "silo.memory:SiloMemory.record_pending:3:before"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with federation(tmp_path_factory.mktemp("undisturbed"), study=SMALL) as processes:
+        _start(processes)
+        return processes.finish()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[FederationOfProcesses]:
+    with federation(tmp_path, study=SMALL) as made:
+        yield made
+
+
+def _start(processes: FederationOfProcesses, *, crash: str = "") -> None:
+    processes.serve()
+    for silo in processes.silos:
+        processes.enroll(silo)
+    for silo in processes.silos:
+        processes.join(silo, crash=crash if silo == "beta" else "")
+
+
+def _backup(processes: FederationOfProcesses) -> Path:
+    facts = json.loads(processes.coordinator("backup", str(processes.folder / "safe"), "--json"))
+    assert facts["left_out"] == ["studies/first/labelled.npz", "studies/first/test.npz"]
+    return Path(facts["archive"])
+
+
+def _lose_and_restore(processes: FederationOfProcesses, archive: Path) -> None:
+    """The machine of the hub is gone; a new folder is made from the archive and the images."""
+    processes.kill("coordinator")
+    lost, images = processes.hub, processes.folder / "images"
+    shutil.copytree(lost / "studies" / "first", images, ignore=lambda _, names: [
+        name for name in names if not name.endswith(".npz")])
+    shutil.rmtree(lost)
+    processes.hub = processes.folder / "another-machine"
+    processes._command("coordinator.cli", "restore", str(archive), "--folder", str(processes.hub))
+    for file in images.iterdir():
+        shutil.copy(file, processes.hub / "studies" / "first")
+
+
+def _wait_for_an_update_of_round(processes: FederationOfProcesses, number: int) -> None:
+    processes.wait_for(lambda: processes.query(
+        f"SELECT 1 FROM task WHERE round = {number} AND state = 'updated'") != [])
+
+
+def test_a_study_goes_on_elsewhere_with_the_bits_of_an_undisturbed_run(
+        processes: FederationOfProcesses, undisturbed: str) -> None:
+    """One silo has delivered for round 3, the other one not, and `serve` runs while the backup is taken."""
+    _start(processes, crash=DIES_IN_ROUND_3)
+    _wait_for_an_update_of_round(processes, 3)
+    processes.died("beta")
+    archive = _backup(processes)
+    _lose_and_restore(processes, archive)
+    assert processes.query("SELECT silo, state FROM task WHERE round = 3 ORDER BY silo") == [
+        ("alpha", "updated"), ("beta", "open")]
+    assert len(list((processes.hub / "spool").glob("?" * 64))) == 1
+    processes.serve()
+    processes.join("beta")
+    assert processes.finish() == undisturbed
+
+
+def test_backups_without_pause_disturb_nothing_and_every_one_can_be_restored(
+        processes: FederationOfProcesses, undisturbed: str) -> None:
+    _start(processes)
+    archives = []
+    while processes.running["coordinator"].poll() is None:
+        archives.append(_backup(processes))
+    assert processes.finish() == undisturbed
+    stages = set()
+    for number, archive in enumerate(archives):
+        folder = processes.folder / f"restored-{number}"
+        facts = json.loads(processes._command("coordinator.cli", "restore", str(archive), "--folder", str(folder),
+                                              "--json"))
+        stages |= {(study["state"], study["round"]) for study in facts["studies"]}
+    assert len(stages) >= 3, stages
+
+
+def test_silos_that_are_ahead_of_an_older_backup_go_on_without_their_memory(
+        processes: FederationOfProcesses, undisturbed: str) -> None:
+    """SemiFL's silos keep momentum: that of rounds which never happened must not enter the ones that now do."""
+    _start(processes, crash="silo.memory:SiloMemory.record_pending:5:before")
+    _wait_for_an_update_of_round(processes, 1)
+    archive = _backup(processes)
+    _wait_for_an_update_of_round(processes, 5)
+    processes.died("beta")
+    _lose_and_restore(processes, archive)
+    (before,), = processes.query("SELECT max(number) FROM round")
+    assert int(str(before)) <= 3, "the backup is not older than what silos remember"
+    processes.serve()
+    processes.join("beta")
+    digest = processes.finish()
+    assert processes.query("SELECT count(*) FROM round WHERE state = 'completed'") == [(6,)]
+    assert all("it is dropped and training starts without it" in processes.log(silo) for silo in processes.silos)
+    assert digest != undisturbed, "the control: had the memory not been needed, this test would show nothing"

@@ -1,0 +1,201 @@
+"""`deploy/install.sh` from beginning to end in a folder that stands for the root of a machine: no user, no systemd."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "deploy" / "install.sh"
+PACKAGES = ("coordinator", "silo", "common", "semisilo")
+Installer = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel of this version, and one of a later version."""
+    built = []
+    for version in (__version__, "9.9.9"):
+        source = tmp_path_factory.mktemp("source") / "semisilo"
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
+        code = source / "common" / "__init__.py"
+        code.write_text(code.read_text().replace(__version__, version))
+        target = tmp_path_factory.mktemp("wheel")
+        build = subprocess.run([sys.executable, "-P", "-c", "import sys; from setuptools import build_meta;"
+                                " build_meta.build_wheel(sys.argv[1])", str(target)], cwd=source, capture_output=True,
+                               text=True, timeout=240)
+        assert build.returncode == 0, build.stderr
+        built.append(next(target.glob("*.whl")))
+    return built[0], built[1]
+
+
+@pytest.fixture(scope="module")
+def installed_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What semisilo depends on, for environments that fetch nothing; without this checkout."""
+    folder = tmp_path_factory.mktemp("dependencies")
+    for place in (path for path in sys.path if path.endswith("-packages")):
+        for entry in Path(place).iterdir():
+            ours = entry.name.startswith(("semisilo", "__editable__", "pip")) or entry.name in PACKAGES
+            if not ours and not (folder / entry.name).is_symlink():
+                (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.fixture
+def install(tmp_path: Path, installed_here: Path) -> Installer:
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith(("PYTHON", "PIP_", "VIRTUAL", "SEMISILO"))}
+
+    def run(*words: str | Path, root: Path | None = tmp_path / "root") -> subprocess.CompletedProcess[str]:
+        where = [] if root is None else ["--root", str(root)]
+        return subprocess.run(["sh", str(SCRIPT), *map(str, words), *where, "--python", sys.executable],
+                              capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL,
+                              env={**environment, "PYTHONPATH": str(installed_here)})
+
+    return run
+
+
+OFFLINE = ("--pip-option", "--no-deps", "--pip-option", "--no-index")
+
+
+def _version(root: Path, places: Path, program: str = "coordinator") -> str:
+    done = subprocess.run([root / "opt" / "semisilo" / "bin" / program, "--version"], capture_output=True, text=True,
+                          timeout=60, env={**os.environ, "PYTHONPATH": str(places)})
+    return done.stdout.strip()
+
+
+def _tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if "semisilo.d/2" not in str(path)}
+
+
+@pytest.mark.slow
+def test_a_hub_is_installed_upgraded_rolled_back_and_removed(
+        install: Installer, wheels: tuple[Path, Path], installed_here: Path, tmp_path: Path) -> None:
+    root, state = tmp_path / "root", tmp_path / "root" / "var" / "lib" / "semisilo"
+    done = install("hub", "--from", wheels[0], *OFFLINE)
+    assert done.returncode == 0, done.stderr
+    assert f"done: semisilo {__version__}" in done.stdout
+    assert "coordinator init lung-federation" in done.stdout
+    units = root / "etc" / "systemd" / "system"
+    assert {path.name for path in units.iterdir()} == {
+        "semisilo-coordinator.service", "semisilo-backup.service", "semisilo-backup.timer"}
+    assert (root / "usr" / "local" / "share" / "doc" / "semisilo" / "operations.md").exists()
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert _version(root, installed_here) == f"semisilo {__version__}"
+
+    made = subprocess.run([root / "opt" / "semisilo" / "bin" / "coordinator", "init", "lung", "--folder",
+                           state / "federation"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(installed_here)})
+    assert made.returncode == 0, made.stderr
+    key = (state / "federation" / "authority" / "ca.key").read_bytes()
+
+    again = install("hub", "--from", wheels[0], *OFFLINE)
+    assert again.returncode == 0, again.stderr
+    assert f"before: semisilo {__version__}" in again.stdout
+    assert "coordinator init" not in again.stdout
+
+    upgraded = install("hub", "upgrade", "--from", wheels[1], *OFFLINE)
+    assert upgraded.returncode == 0, upgraded.stderr
+    assert _version(root, installed_here) == "semisilo 9.9.9"
+    (archive,) = (root / "var" / "backups" / "semisilo").iterdir()
+    assert archive.name.startswith("lung-")
+    assert len(list((root / "opt" / "semisilo.d").iterdir())) == 2  # the one in use and the one before
+
+    back = install("hub", "rollback")
+    assert back.returncode == 0, back.stderr
+    assert _version(root, installed_here) == f"semisilo {__version__}"
+
+    gone = install("hub", "uninstall")
+    assert gone.returncode == 0, gone.stderr
+    assert list(units.iterdir()) == []
+    assert not (root / "opt" / "semisilo").is_symlink()
+    assert not (root / "opt" / "semisilo.d").exists()
+    assert (state / "federation" / "authority" / "ca.key").read_bytes() == key
+    assert install("hub", "uninstall", "--purge").returncode == 0
+    assert not state.exists()
+    assert archive.exists()
+
+
+@pytest.mark.slow
+def test_both_roles_on_one_machine_share_the_program(
+        install: Installer, wheels: tuple[Path, Path], installed_here: Path, tmp_path: Path) -> None:
+    for role in ("hub", "silo"):
+        done = install(role, "--from", wheels[0], *OFFLINE)
+        assert done.returncode == 0, done.stderr
+    done = install("hub", "uninstall")
+    assert "the program stays" in done.stdout
+    assert _version(tmp_path / "root", installed_here, "silo") == f"semisilo {__version__}"
+    assert [path.name for path in (tmp_path / "root" / "etc" / "systemd" / "system").iterdir()] == [
+        "semisilo-silo.service"]
+
+
+@pytest.mark.slow
+def test_an_installation_that_fails_changes_nothing(
+        install: Installer, wheels: tuple[Path, Path], installed_here: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    assert install("silo", "--from", wheels[0], *OFFLINE).returncode == 0
+    before, releases = _tree(root), sorted((root / "opt" / "semisilo.d").iterdir())
+    broken = tmp_path / "semisilo-1.0-py3-none-any.whl"
+    broken.write_bytes(b"not a wheel")
+    failed = install("silo", "upgrade", "--from", broken, *OFFLINE)
+    assert failed.returncode != 0
+    assert _tree(root) == before
+    assert sorted((root / "opt" / "semisilo.d").iterdir()) == releases
+    assert _version(root, installed_here, "silo") == f"semisilo {__version__}"
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(install: Installer, tmp_path: Path) -> None:
+    done = install("hub", "--dry-run", "--from", "semisilo==0.1.0", "--extras", "dicom,tiff", "--index", "INDEX",
+                   "--torch-index", "OTHER")
+    assert done.returncode == 0, done.stderr
+    commands = [line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]
+    installs = [command for command in commands if " pip install " in command]
+    assert [re.sub(r".* pip install ", "", command) for command in installs] == [
+        "--disable-pip-version-check --no-input --index-url INDEX --index-url OTHER torch>=2.6 torchvision>=0.21",
+        "--disable-pip-version-check --no-input --index-url INDEX semisilo[dicom,tiff]==0.1.0"]
+    assert any(command.startswith("mv -T") for command in commands)
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_without_root_it_says_how_to_go_on() -> None:
+    # The script is read from standard input: the folder of the checkout may be closed to others.
+    done = subprocess.run(["sh", "-s", "hub"], input=SCRIPT.read_text(), capture_output=True, text=True, timeout=20,
+                          user=65534, cwd="/")
+    assert done.returncode == 1
+    assert "needs root" in done.stderr
+    assert "sudo sh" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "reason"), [
+    ((), "hub or silo"), (("hub", "silo"), "one word too many"), (("hub", "--form", "x"), "'--form' is not known"),
+    (("hub", "--from"), "needs a value"), (("silo", "--purge"), "goes with uninstall"),
+    (("hub", "upgrade"), "nothing to upgrade"), (("hub", "rollback"), "nothing installed"),
+    (("hub", "--from", "/no/such.whl"), "no such file")])
+def test_wrong_words_are_refused_in_one_line(install: Installer, words: tuple[str, ...], reason: str,
+                                             tmp_path: Path) -> None:
+    done = install(*words) if words != ("hub", "--from") else subprocess.run(
+        ["sh", str(SCRIPT), *words], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "root" / "opt" / "semisilo").exists()
+
+
+def test_help_names_every_option_that_is_taken() -> None:
+    shown = subprocess.run(["sh", str(SCRIPT), "--help"], capture_output=True, text=True, timeout=20).stdout
+    taken = set(re.findall(r"^        (?:-h\|)?(--[a-z-]+)\)", SCRIPT.read_text(), re.MULTILINE))
+    assert len(taken) >= 10
+    assert taken == set(re.findall(r"--[a-z-]+", shown)) - {"--no-deps"}

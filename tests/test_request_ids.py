@@ -1,0 +1,153 @@
+"""One RPC, one id: a search for it finds the lines of both sides, and nobody can write into the other's log with it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from common.errors import PayloadNotServed, TaskClosed
+from common.exchange import PayloadRef
+from common.log_context import REQUEST_ID_KEY
+from common.logs import CALLS, FORMAT_VARIABLE, set_up_logging
+from common.store import PayloadStore
+from common.wire import round_service_pb2 as pb
+from silo.link import Link, LinkSettings
+from silo.retry import Backoff
+from tests.coordinator.federation_in_memory import content_of, id_of
+from tests.coordinator.hub_over_tls import SILOS, Hub, begin, hello, hub
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    monkeypatch.setenv(FORMAT_VARIABLE, "json")
+    root, calls = logging.getLogger(), logging.getLogger(CALLS)
+    before, level, calls_level = list(root.handlers), root.level, calls.level
+    stream = io.StringIO()
+    set_up_logging(stream=stream, log_format="json", verbose=True)
+    yield stream
+    root.handlers[:] = before
+    root.setLevel(level)
+    calls.setLevel(calls_level)
+    logging.captureWarnings(False)
+
+
+def lines(log: io.StringIO, **fields: Any) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in log.getvalue().splitlines()]
+    return [line for line in found if fields.items() <= line.items()]
+
+
+def link_of(made: Hub, silo: str) -> Link:
+    def channel() -> grpc.aio.Channel:
+        made.connect(made.credentials[silo])
+        return made.channels[-1]
+    return Link(channel, silo=silo, settings=LinkSettings(backoff=Backoff(first_seconds=0.01)))
+
+
+def test_each_call_of_a_silo_is_one_id_in_the_lines_of_both_sides(tmp_path: Path, log: io.StringIO) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, link = made.tasks["alpha"], link_of(made, "alpha")
+            answer = await link.await_task(hello)
+            assert answer.task.task_id == task.task_id
+            payload = task.payloads[0]
+            await link.download(task.task_id, payload, PayloadStore(tmp_path / "cache"))
+            content = content_of(task)
+            path = tmp_path / "update"
+            path.write_bytes(content)
+            assert (await link.upload(begin(task, content), path)).accepted
+            await link.close()
+    asyncio.run(scenario())
+    for rpc in ("AwaitTask", "DownloadPayload", "BeginUpdate", "SubmitUpdate"):
+        ours = lines(log, logger=CALLS, rpc=rpc, message=f"{rpc}: the coordinator has answered")
+        assert len(ours) == 1, rpc
+        request = ours[0]["request_id"]
+        theirs = lines(log, logger=CALLS, message=f"{rpc}: answered", request_id=request)
+        assert len(theirs) == 1, rpc
+        assert theirs[0]["silo"] == ours[0]["silo"] == "alpha"
+        assert 0 <= theirs[0]["seconds"] <= ours[0]["seconds"] + 1
+    submitted = lines(log, message="SubmitUpdate: answered")[0]
+    assert (submitted["study"], submitted["round"], submitted["task_id"]) == ("s", 1, f"s/1/0-train/{SILOS[0]}")
+    identities = {line["request_id"] for line in lines(log, logger=CALLS)}
+    assert len(identities) >= 4
+
+
+def test_an_error_has_the_id_and_the_code_at_both_ends(tmp_path: Path, log: io.StringIO) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            link = link_of(made, "alpha")
+            with pytest.raises(TaskClosed):
+                await link.declare(pb.BeginUpdateRequest(task_id="none/1/0-train/alpha", update_id="ab" * 8,
+                                                         abstention=pb.Abstention(reason="x")))
+            wrong = PayloadRef(hashlib.sha256(b"other").hexdigest(), 10, ("model",))
+            with pytest.raises(PayloadNotServed):
+                await link.download(made.tasks["alpha"].task_id, wrong, PayloadStore(tmp_path / "cache"))
+            await link.close()
+    asyncio.run(scenario())
+    for rpc, code in (("BeginUpdate", "TASK_CLOSED"), ("DownloadPayload", "PAYLOAD_NOT_SERVED")):
+        theirs, = lines(log, message=f"{rpc}: refused")
+        assert theirs["error_code"] == code
+        ours, = lines(log, message=f"{rpc}: failed: {code}")
+        assert ours["request_id"] == theirs["request_id"]
+        assert lines(log, logger="semisilo.silo", level="debug", request_id=ours["request_id"])
+
+
+def test_a_stranger_cannot_write_lines_with_its_id(tmp_path: Path, log: io.StringIO) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            for sent in ("x" * 300, "spaces and more", 'a","level":"critical'):
+                await made.silos["alpha"].ReportProgress(
+                    pb.ReportProgressRequest(task_id=made.tasks["alpha"].task_id), timeout=20,
+                    metadata=((REQUEST_ID_KEY, sent),))
+            kept = "my-own-id-0001"
+            await made.silos["alpha"].ReportProgress(
+                pb.ReportProgressRequest(task_id=made.tasks["alpha"].task_id), timeout=20,
+                metadata=((REQUEST_ID_KEY, kept),))
+            assert lines(log, message="ReportProgress: answered", request_id=kept)
+    asyncio.run(scenario())
+    assert "xxxxxxxx" not in log.getvalue()
+    assert "spaces and more" not in log.getvalue()
+    assert "critical" not in log.getvalue()
+    assert len({line["request_id"] for line in lines(log, message="ReportProgress: answered")}) == 4
+
+
+def test_an_error_that_is_the_hubs_own_business_is_found_by_the_id_that_the_silo_is_told(
+        tmp_path: Path, log: io.StringIO) -> None:
+    async def scenario() -> str:
+        async with hub(tmp_path) as made:
+            task = made.tasks["alpha"]
+            path = made.coordinator.payloads.path(task.payloads[0].digest)
+            path.unlink()
+            call = made.silos["alpha"].DownloadPayload(
+                pb.DownloadPayloadRequest(task_id=task.task_id, digest=bytes.fromhex(task.payloads[0].digest)),
+                timeout=20, metadata=((REQUEST_ID_KEY, "0123456789abcdef"),))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call:
+                    pass
+            return str(caught.value.details())
+    assert "request 0123456789abcdef" in asyncio.run(scenario())
+    found = lines(log, level="error", request_id="0123456789abcdef")
+    assert len(found) == 1
+    assert "is missing" in found[0]["message"]
+
+
+def test_updates_with_equal_ids_of_requests_are_still_apart(tmp_path: Path, log: io.StringIO) -> None:
+    """The id is for reading logs: nothing is decided by it."""
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            for silo in SILOS:
+                task = made.tasks[silo]
+                answer = await made.silos[silo].BeginUpdate(begin(task, content_of(task)), timeout=20,
+                                                            metadata=((REQUEST_ID_KEY, "00000000"),))
+                assert answer.state == pb.BeginUpdateResponse.STATE_SEND
+            assert {made.coordinator.ledger.declared_update(id_of(made.tasks[silo], content_of(made.tasks[silo])))
+                    is not None for silo in SILOS} == {True}
+    asyncio.run(scenario())
