@@ -284,7 +284,8 @@ def test_a_long_step_has_a_bar() -> None:
     import io
 
     stream = io.StringIO()
-    with progress_bar(Console(file=stream, force_terminal=True, width=100, _environ={"TERM": "xterm-256color"})) as tell:
+    console = Console(file=stream, force_terminal=True, width=100, _environ={"TERM": "xterm-256color"})
+    with progress_bar(console) as tell:
         tell(0.5, "measuring the loss")
     assert "measuring the loss" in stream.getvalue()
     assert "50%" in stream.getvalue()
