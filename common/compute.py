@@ -22,6 +22,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -43,10 +44,11 @@ from common.compute_process import (
 )
 from common.errors import ComputeFailed, SemisiloError, by_code
 
-__all__ = ["Compute", "ComputeAborted", "InlineCompute", "OnProgress", "ProcessCompute"]
+__all__ = ["Compute", "ComputeAborted", "ComputeCrashed", "InlineCompute", "OnProgress", "ProcessCompute"]
 
 _LOGGER = logging.getLogger("semisilo.compute")
 _CLOSE_SECONDS = 5.0
+_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}|Out of memory", re.ASCII)
 
 
 class Compute(Protocol):
@@ -69,6 +71,16 @@ class Compute(Protocol):
 
 class ComputeAborted(ComputeFailed):
     """The call was ended on this side's own wish."""
+
+
+class ComputeCrashed(ComputeFailed):
+    """An error that nobody foresaw: its text is a library's and may hold anything, also names and contents of files."""
+
+    @property
+    def kind(self) -> str:
+        """The class of the error, such as "ValueError", which says nothing of what was read."""
+        name = self.text.partition(":")[0]
+        return name if _NAME.fullmatch(name) else "an error"
 
 
 class ProcessCompute:
@@ -405,4 +417,5 @@ def _rebuilt(error: dict[str, str], operation: str) -> SemisiloError:
     """The exception that the description `error` stands for; its details go to the log."""
     if error.get("details"):
         _LOGGER.error("'%s' failed in the compute process:\n%s", operation, error["details"])
+        return ComputeCrashed(error["text"], remedy=error["remedy"])
     return by_code(error["code"])(error["text"], remedy=error["remedy"])

@@ -179,8 +179,8 @@ def serve(folder: Folder = Path(),
           verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
           log_format: LogFormatOption = "text",
           page: Annotated[str | None, typer.Option("--page", metavar="HOST:PORT", envvar="SEMISILO_PAGE",
-                                                   help="Where the operator page listens, instead of [page] listen of "
-                                                        "federation.toml; '' for no page. For containers.")] = None,
+                                                   help="Where the operator page listens, instead of \\[page] listen "
+                                                        "of federation.toml; '' for no page. For containers.")] = None,
           ) -> None:
     """Serve silos and run the queued studies, one after another.
 

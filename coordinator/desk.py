@@ -27,27 +27,25 @@ from common.errors import (
     UpdateConflict,
     WrongBase,
 )
-from common.exchange import FROM_TASK, GroupLayout, PayloadRef, TaskSpec
+from common.exchange import PayloadRef, TaskSpec
 from common.log_context import bind
 from common.logs import printable
-from common.manifest import GroupManifest, check_base, check_manifest, is_meant
 from common.methods import check_metrics, find_method
-from common.methods.spec import MAX_COUNT
 from common.store import PartialFile, PayloadStore
+from coordinator.announcement import Announcement, check_announcement
 from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.costs import Cost, add_costs
 from coordinator.encodings import DownloadEncodings, add_encoded, held_groups
 from coordinator.ledger import Ledger
 from coordinator.roster import LedgerRoster
-from coordinator.rows import DeclaredUpdate, PhaseRow, TaskRow
-from coordinator.states import StudyState, TaskState
+from coordinator.rows import DeclaredUpdate, TaskRow
+from coordinator.states import ENDED_STUDY, TaskState
 from coordinator.study_description import StudyDescription, describe_study
 
 __all__ = ["Announcement", "BeginAnswer", "Desk", "Hello", "Standby"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
-_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 _LONGEST_AWAY_SECONDS = 31 * 86400.0
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
@@ -78,18 +76,6 @@ class Standby:
     round: int
     rounds: int
     text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Announcement:
-    """An update before its bytes: what BeginUpdate declares."""
-
-    digest: str
-    size_bytes: int
-    groups: tuple[GroupManifest, ...]
-    example_count: int
-    metrics: Mapping[str, float]
-    training_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +219,8 @@ class Desk:
         if self._why_over(task):
             return self._late(task)
         if known is None:
-            self._check_announcement(task, announcement)
+            check_announcement(announcement, task=task,
+                               phase=self._ledger.phase(task.study, task.round, task.phase))
             replaced = self._ledger.declare_update(DeclaredUpdate(
                 update_id=update_id, task_id=task_id, digest=announcement.digest, size_bytes=announcement.size_bytes,
                 groups={group.name: group.encoded_bytes for group in announcement.groups},
@@ -254,7 +241,7 @@ class Desk:
             return BeginAnswer("have")
         if self._why_over(task):
             return self._late(task)
-        self._check_metrics(task, metrics, update=False)
+        check_metrics(find_method(task.spec["method"]), metrics, update=False, phase=task.spec["phase"])
         self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
         self._note_held(task)
         self._bulletin.notify()
@@ -357,7 +344,7 @@ class Desk:
         if task.state is not TaskState.OPEN:
             return f"the task is over: {task.reason or task.state}"
         state = self._ledger.study_state(task.study)
-        return f"the study {task.study} is {state}" if state in _ENDED else ""
+        return f"the study {task.study} is {state}" if state in ENDED_STUDY else ""
 
     def _open_task_of(self, silo: str, task_id: str) -> TaskRow:
         task = self._task_of(silo, task_id)
@@ -395,43 +382,6 @@ class Desk:
             self._late_task[task.silo] = task.task_id
             self._ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state)
         return BeginAnswer("refused", reason=self._why_over(task))
-
-    def _check_announcement(self, task: TaskRow, announcement: Announcement) -> None:
-        spec = find_method(task.spec["method"])
-        phase: PhaseRow = self._ledger.phase(task.study, task.round, task.phase)
-        expects = {name: from_dict(GroupLayout, layout) for name, layout in phase.expects.items()}
-        limit = max_update_bytes(expects)
-        if not 0 < announcement.size_bytes <= limit:
-            raise BadPayload(f"The update is declared with {announcement.size_bytes} bytes; at most {limit} can be.")
-        check_manifest(announcement.groups, allowed=spec.up,
-                       layouts={name: layout.tensors for name, layout in expects.items()}, max_bytes=limit)
-        if {group.name for group in announcement.groups} != expects.keys():
-            raise BadPayload(f"The update must hold the groups {', '.join(sorted(expects))}.")
-        for group in announcement.groups:
-            layout = expects[group.name]
-            if not is_meant(group.meaning, layout.meaning):
-                raise BadPayload(f"Group '{group.name}' must mean {layout.meaning}.")
-            check_base(group, _sent(task, group.name) if layout.base == FROM_TASK else layout.base)
-        if sum(group.encoded_bytes for group in announcement.groups) > announcement.size_bytes:
-            raise BadPayload("The update is declared with fewer bytes than its groups have.")
-        if not (0 <= announcement.example_count <= MAX_COUNT and 0 <= announcement.training_seconds < math.inf):
-            raise BadPayload(f"example_count must be between 0 and {MAX_COUNT}, training time at least 0 and finite.")
-        self._check_metrics(task, announcement.metrics, update=True)
-
-    def _check_metrics(self, task: TaskRow, metrics: Mapping[str, float], *, update: bool) -> None:
-        check_metrics(find_method(task.spec["method"]), metrics, update=update, phase=task.spec["phase"])
-
-
-def _sent(task: TaskRow, group: str) -> str:
-    """Digest of the tensors of a group that a task brings; empty, which is no update's base, when it brings none."""
-    return next((payload["tensors"] for payload in task.spec["payloads"] if payload["groups"] == [group]), "")
-
-
-def max_update_bytes(expects: Mapping[str, GroupLayout]) -> int:
-    """Largest size that an update of this layout can have: dense 8-byte elements, block headers and a manifest."""
-    elements = sum(spec.num_elements for layout in expects.values() for spec in layout.tensors)
-    tensors = sum(len(layout.tensors) for layout in expects.values())
-    return 8 * elements + 64 * (elements // 2**20 + tensors + 1) + 2048 * (tensors + 1) + 65536
 
 
 def _check_update_id(update_id: str) -> None:

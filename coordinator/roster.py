@@ -14,6 +14,9 @@ from coordinator.membership import Invitation, SiloStatus
 
 __all__ = ["LedgerRoster", "SiloRow"]
 
+_NOTES_AT_ONCE, _NOTE_SECONDS = 20, 300.0
+"""So many events about a silo's being away in a row, then one in this time."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiloRow:
@@ -47,6 +50,8 @@ class LedgerRoster:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._away_notes: dict[str, tuple[float, float]] = {}
+        """Silo -> (notes about its being away that are held against it, when that was)."""
 
     def add_invitation(self, *, silo: str, token_hash: bytes, expires_unix: float) -> None:
         """Records an invitation; an open one of the same silo no longer works."""
@@ -167,10 +172,22 @@ class LedgerRoster:
                 return
             db.execute("UPDATE silo SET away_reason = ?, away_until_unix = ? WHERE name = ?",
                        (reason, until_unix, silo))
-            if reason and (reason != known["away_reason"] or until_unix > known["away_until_unix"] + 60):
+            moved = reason != known["away_reason"] or until_unix > known["away_until_unix"] + 60
+            if not moved or not self._may_note(silo):
+                return
+            if reason:
                 self._ledger.event("silo_away", silo=silo, reason=reason, until_unix=until_unix)
-            elif not reason:
+            else:
                 self._ledger.event("silo_back", silo=silo)
+
+    def _may_note(self, silo: str) -> bool:
+        """Whether a silo's coming or going is worth an event: events stay for ever, and a silo may call at any rate."""
+        count, then = self._away_notes.get(silo, (0.0, 0.0))
+        count = max(0.0, count - (time.monotonic() - then) / _NOTE_SECONDS)
+        if count > _NOTES_AT_ONCE - 1:
+            return False
+        self._away_notes[silo] = count + 1, time.monotonic()
+        return True
 
     def open_invitations(self, now_unix: float) -> int:
         """How many invitations can still be used."""

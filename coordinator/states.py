@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["ROUND_TRANSITIONS", "STUDY_TRANSITIONS", "TASK_TRANSITIONS", "RoundState", "StudyState", "TaskState",
-           "check_transition"]
+__all__ = ["ENDED_ROUND", "ENDED_STUDY", "ROUND_TRANSITIONS", "STUDY_TRANSITIONS", "TASK_TRANSITIONS", "RoundState",
+           "StudyState", "TaskState", "check_transition"]
 
 
 class StudyState(StrEnum):
@@ -68,6 +68,10 @@ class TaskState(StrEnum):
 _ACTIVE_ROUND = (RoundState.PREPARING, RoundState.COLLECTING, RoundState.AGGREGATING, RoundState.EVALUATING)
 _BEGUN_STUDY = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING)
 _ACTIVE_STUDY = (StudyState.QUEUED, StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING, StudyState.PAUSED)
+ENDED_ROUND = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
+"""No silo works for the round any more; the next one may open."""
+ENDED_STUDY = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
+"""The study runs again only when the operator queues it again."""
 
 ROUND_TRANSITIONS: frozenset[tuple[RoundState, RoundState]] = frozenset({
     (RoundState.PREPARING, RoundState.COLLECTING),

@@ -23,6 +23,7 @@ __all__ = ["OwnRound", "StudyDescription", "describe_study"]
 
 _ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 _OWN_ROUNDS = 8
+_ROUNDS_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +85,13 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
 
 
 def _own_rounds(ledger: Ledger, study: str, silo: str) -> tuple[OwnRound, ...]:
-    """The last rounds in which payloads went to the silo or came from it."""
+    """The last rounds in which payloads went to the silo or came from it, of the last ones in which it was asked: that
+    a silo was asked is found by an index, while a study has a million costs."""
     numbers = [int(row["round"]) for row in ledger.query(
-        "SELECT DISTINCT round FROM cost WHERE study = ? AND silo = ? AND kind = 'payload' AND round > 0"
-        " ORDER BY round DESC LIMIT ?", study, silo, _OWN_ROUNDS)]
+        "SELECT round FROM (SELECT DISTINCT round FROM task WHERE study = ?1 AND silo = ?2 AND round > 0"
+        " ORDER BY round DESC LIMIT ?3) AS asked WHERE EXISTS (SELECT 1 FROM cost WHERE study = ?1 AND"
+        " cost.round = asked.round AND kind = 'payload' AND silo = ?2) ORDER BY round DESC LIMIT ?4",
+        study, silo, _ROUNDS_LOOKED_AT, _OWN_ROUNDS)]
     found = []
     for number in reversed(numbers):
         sums: dict[tuple[Kind, Direction], int] = {

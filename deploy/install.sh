@@ -6,6 +6,7 @@
 # /var/lib/semisilo, is never touched except by `uninstall --purge`.
 
 set -eu
+umask 022   # the service's user must be able to read the program, and nobody but root to write it
 
 usage() {
     cat <<'HELP'

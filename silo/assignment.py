@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from common.compute import Compute, ComputeAborted
+from common.compute import Compute, ComputeAborted, ComputeCrashed
 from common.config import from_dict, to_dict
 from common.convert import check_metrics, reference_to_proto, task_from_proto
 from common.describe import describe_bytes, describe_seconds
@@ -279,12 +279,22 @@ class TaskRunner:
                                          num_examples=pending.num_examples, metrics=pending.metrics))
         watch.stage(pb.ReportProgressRequest.STAGE_UPLOADING)
 
+        reached = 0
+
         def handed_over(count: int) -> None:
+            nonlocal reached
+            if count < reached:  # the coordinator wants again what it had: that must fit as well
+                self._budget.check(payload.size_bytes - count, "sending this update again", self._clock())
+            reached = count
             watch.tell(count / payload.size_bytes,
                        f"{describe_bytes(count)} of {describe_bytes(payload.size_bytes)}")
 
         started = time.monotonic()
-        verdict = await self._link.upload(request, path, on_bytes=handed_over)
+        try:
+            verdict = await self._link.upload(request, path, on_bytes=handed_over)
+        except DailyBudget:
+            await asyncio.to_thread(self._memory.refused, task.task_id)
+            raise
         self._display.done()
         self._took |= {"upload_bytes": payload.size_bytes, "upload_seconds": time.monotonic() - started}
         if not verdict.accepted:
@@ -348,5 +358,7 @@ def _public_text(error: SemisiloError) -> str:
     """What the coordinator may know: names of files on this machine (which may hold names of patients) stay here."""
     if isinstance(error, (BadData, StorageDamaged)):
         return "The silo's images or files cannot be used as they are; its operator sees which and why."
+    if isinstance(error, ComputeCrashed):
+        return f"The work ended with an error that nobody foresaw ({error.kind}); the silo's log has the details."
     line = error.line() if isinstance(error, NotPermitted) else error.text
     return printable(_PATH.sub("[path]", line) if isinstance(error, ComputeFailed) else line, limit=500)

@@ -58,10 +58,11 @@ def install(tmp_path: Path, installed_here: Path) -> Installer:
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith(("PYTHON", "PIP_", "VIRTUAL", "SEMISILO"))}
 
-    def run(*words: str | Path, root: Path | None = tmp_path / "root") -> subprocess.CompletedProcess[str]:
+    def run(*words: str | Path, root: Path | None = tmp_path / "root",
+            umask: int = -1) -> subprocess.CompletedProcess[str]:
         where = [] if root is None else ["--root", str(root)]
         return subprocess.run(["sh", str(SCRIPT), *map(str, words), *where, "--python", sys.executable],
-                              capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, umask=umask,
                               env={**environment, "PYTHONPATH": str(installed_here)})
 
     return run
@@ -131,9 +132,12 @@ def test_a_hub_is_installed_upgraded_rolled_back_and_removed(
 @pytest.mark.slow
 def test_both_roles_on_one_machine_share_the_program(
         install: Installer, wheels: tuple[Path, Path], installed_here: Path, tmp_path: Path) -> None:
-    for role in ("hub", "silo"):
-        done = install(role, "--from", wheels[0], *OFFLINE)
+    for role, umask in (("hub", 0o077), ("silo", 0o000)):
+        done = install(role, "--from", wheels[0], *OFFLINE, umask=umask)
         assert done.returncode == 0, done.stderr
+        release = (tmp_path / "root" / "opt" / "semisilo").resolve()
+        for path in (release, release / "bin", release / "bin" / "silo"):  # whatever root's umask is
+            assert path.stat().st_mode & 0o777 == 0o755, path
     done = install("hub", "uninstall")
     assert "the program stays" in done.stdout
     assert _version(tmp_path / "root", installed_here, "silo") == f"semisilo {__version__}"

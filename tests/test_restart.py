@@ -26,7 +26,7 @@ SILO = {
     "while_it_trains": "common.sgd:step:2:after",
     "before_its_answer_is_durable": "silo.memory:SiloMemory.record_pending:2:before",
     "after_its_answer_is_durable": "silo.memory:SiloMemory.record_pending:2:after",
-    "half_way_through_its_upload": "silo.link:Link._write:4:after",
+    "half_way_through_its_upload": "silo.transfers:Transfers._write:4:after",
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
+import warnings
 from typing import Any
 
 from common.errors import BadData
@@ -27,8 +29,10 @@ def needed(module: str, *, extra: str, what: str) -> Any:
 
 
 def silence(*loggers: str) -> None:
-    """Lets libraries log nothing, however much we log: they quote what stands in files, names of patients too."""
+    """Lets libraries log and warn of nothing, however much we log: they quote what stands in files, names of patients
+    too. Logger and package of a library have one name."""
     for name in loggers:
+        warnings.filterwarnings("ignore", module=rf"{re.escape(name)}(\.|\Z)")
         logger = logging.getLogger(name)
         logger.handlers = [logging.NullHandler()]
         logger.propagate = False

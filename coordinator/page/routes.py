@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -45,7 +45,7 @@ def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] =
         *(Route(f"/api/actions/{name}", routes.action(name), methods=["POST"]) for name in _ACTIONS),
         Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
     ], exception_handlers={HTTPException: _http_failure, SemisiloError: _catalogue_failure, TooLarge: _too_large,
-                           Exception: _unexpected})
+                           ClientDisconnect: _gone, Exception: _unexpected})
     app.router.redirect_slashes = False
     return Guard(app, listen_host=listen_host, hosts=hosts)
 
@@ -63,6 +63,11 @@ async def _catalogue_failure(request: Request, error: Exception) -> Response:
 
 async def _too_large(request: Request, error: Exception) -> Response:
     return failure(*TOO_LARGE)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody hears it: the caller has hung up within its request, which is no news for the log either."""
+    return failure(400, "BAD_REQUEST", "The request broke off.")
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
@@ -205,6 +210,8 @@ async def _body(request: Request, fields: Mapping[str, Any]) -> dict[str, Any] |
             return failure(400, "WRONG_FIELD", f"The field '{name}' must be a {_KINDS[needed]}.")
         if isinstance(value, str) and len(value) > 1000:
             return failure(400, "WRONG_FIELD", f"The field '{name}' is too long.")
+        if isinstance(value, str) and not value.isprintable():
+            return failure(400, "WRONG_FIELD", f"The field '{name}' holds what is no text.")
         if needed is float:
             try:
                 value = float(value)

@@ -10,6 +10,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -105,11 +106,21 @@ class _Connection(H11Protocol):
         if len(self.connections) > _MOST_CONNECTIONS:
             transport.abort()
         else:
-            self.loop.call_later(_IDLE_SECONDS, self._leave_if_silent)
+            self._before: tuple[object, ...] = (None, 0)
+            self.loop.call_later(_IDLE_SECONDS, self._leave_if_stuck)
 
-    def _leave_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def _leave_if_stuck(self) -> None:
+        """Gives up a place whose holder asks for nothing, does not end its request, or does not take the answer."""
+        if self.transport.is_closing():
+            return
+        cycle, waiting = self.cycle, self.transport.get_write_buffer_size()
+        owes = cycle is None or cycle.response_complete or self.conn.their_state is h11.SEND_BODY or waiting > 0
+        now = (cycle, waiting) if owes else ()
+        if owes and now == self._before:
+            self.transport.abort()
+            return
+        self._before = now
+        self.loop.call_later(_IDLE_SECONDS, self._leave_if_stuck)
 
 
 class _Server(uvicorn.Server):

@@ -79,6 +79,20 @@ def test_a_silo_that_is_away_is_not_asked_and_the_round_goes_on_without_it(tmp_p
     running(tmp_path, work, quorum=1, round_timeout="1h", round_limit="2h")
 
 
+def test_a_silo_that_comes_and_goes_all_the_time_does_not_fill_the_audit_trail(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = Coordinator(tmp_path)
+        coordinator.enroll("beta")
+        for _ in range(50):
+            await coordinator.desk.await_task("beta", away(3600), timeout_seconds=0)
+            await coordinator.desk.await_task("beta", HELLO, timeout_seconds=0)
+        await coordinator.desk.await_task("beta", away(3600), timeout_seconds=0)
+        assert coordinator.roster.silos()[0].away_reason == "outside working hours"  # known all the same
+        assert len(events(coordinator, "silo_away")) + len(events(coordinator, "silo_back")) == 20
+        coordinator.close()
+    asyncio.run(work())
+
+
 def test_no_round_opens_below_the_quorum_and_everyone_hears_why(tmp_path: Path) -> None:
     async def work(coordinator: Coordinator) -> None:
         await coordinator.desk.await_task("beta", away(3600), timeout_seconds=0)

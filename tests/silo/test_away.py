@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from common.compute import OnProgress
+from common.errors import SemisiloError, Unreachable
 from common.wire import round_service_pb2 as pb
+from silo.agent import Agent
 from silo.disclosures import Line, read_lines
 from silo.hours import Hours
 from silo.memory import SiloMemory
@@ -173,6 +175,44 @@ def test_an_update_that_does_not_fit_is_refused_before_a_byte_of_it_leaves(tmp_p
         # What the training has left in memory went with it.
         assert SiloMemory(bench.home.memory, outgoing=bench.home.outgoing).pending_for("first/1/train/a") is None
     run(work())
+
+
+def test_a_coordinator_that_wants_an_update_again_and_again_gets_no_more_than_the_budget(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        carried = 0
+
+        def forgets(rpc: str, message: Any) -> SemisiloError | None:
+            nonlocal carried
+            if rpc != "SubmitUpdate chunk":
+                return None
+            carried += len(message.chunk.data)
+            update_id = coordinator.uploads[-1][0]
+            if len(coordinator.spool[update_id]) < coordinator.begins[0].update.payload.size_bytes:
+                return None
+            coordinator.spool[update_id] = bytearray()
+            return Unreachable("It has forgotten it all.")
+
+        coordinator.fault = forgets
+        coordinator.chunk_bytes = 16_384
+        policy = Policy(limits=Limits(bytes_per_day=150_000), hours=Hours(zone="UTC"))
+        async with serving(coordinator) as port, agent_at(port, tmp_path, policy=policy, clock=Clock(NOON)) as bench:
+            agent = asyncio.ensure_future(bench.agent.run())
+            counting = asyncio.ensure_future(kept_counted(bench.agent))
+            await until(lambda: coordinator.outcomes()[-1:] == ["refusal"])
+            agent.cancel()
+            counting.cancel()
+        assert coordinator.begins[-1].refusal.code == "DAILY_BUDGET"
+        assert "sending this update again" in coordinator.begins[-1].refusal.text
+        assert 40_000 <= carried <= 150_000
+    run(work())
+
+
+async def kept_counted(agent: Agent) -> None:
+    """As `silo join` does beside the agent, but more often."""
+    while True:
+        agent.count()
+        await asyncio.sleep(0.01)
 
 
 def test_what_was_carried_is_counted_over_a_restart(tmp_path: Path) -> None:

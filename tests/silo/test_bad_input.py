@@ -318,16 +318,18 @@ def test_folders_of_patients_that_are_taken_for_classes_are_refused_without_thei
     assert f"folder '{PATIENT}' is not a class of the study" in output.getvalue()
 
 
+@pytest.mark.parametrize("path", [True, False], ids=["path", "name"])
 @pytest.mark.parametrize("place", ["reading", "training"])
 def test_an_error_that_nobody_foresaw_keeps_the_names_of_files_to_itself(
-        place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        place: str, path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = ten_pictures(tmp_path / "ward 7 of MUSTERMANN"), io.StringIO()
 
     def fails(*_: Any, **__: Any) -> Any:
-        raise ValueError(f"'{source}/{PATIENT}.png' is odd")
+        raise ValueError(f"'{source}/{PATIENT}.png' is odd" if path else f"could not convert '{PATIENT}' to int: odd")
 
     monkeypatch.setattr(work_module, "read_silo_images" if place == "reading" else "load_trainer", fails)
     coordinator = what_is_sent(tmp_path, source, output)
     assert coordinator.outcomes() == ["refusal"]
     assert_says_nothing_of_the_patient(everything(coordinator), source)
-    assert "is odd" in output.getvalue()
+    assert "odd" in output.getvalue()
+    assert ("(ValueError)" in coordinator.begins[0].refusal.text) == (place == "training")

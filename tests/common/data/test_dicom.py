@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -298,6 +299,31 @@ def test_nothing_of_a_patient_is_said_or_logged(tmp_path, caplog, capfd):
     assert "cannot be read" in text
     for piece in ("Unspeak", "Patient", "4711", "abc"):
         assert piece not in text
+
+
+def test_a_warning_of_the_library_quotes_no_tag_in_the_log(tmp_path, caplog):
+    path = made(tmp_path / "x.dcm", STORED)
+    content = path.read_bytes()
+    name = NAME.encode() + b" " * (len(NAME) % 2)
+    # The same bytes as the character set of the file's texts, which the library complains of with a warning.
+    odd = b"\x08\x00\x05\x00CS" + len(name).to_bytes(2, "little") + name
+    first = content.index(b"\x08\x00\x16\x00UI")
+    path.write_bytes(content[:first] + odd + content[first:])
+    with warnings.catch_warnings(record=True) as control:
+        warnings.simplefilter("always")
+        str(pydicom.dcmread(path).PatientName)
+    assert NAME in " ".join(str(each.message) for each in control), "the control: it does complain"
+    caplog.clear()
+    logging.captureWarnings(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            opened = open_dicom(path)
+            str(opened.data.get("PatientName"))
+            opened.frame(0, Reading())
+    finally:
+        logging.captureWarnings(False)
+    assert caplog.text == ""
 
 
 def test_the_librarys_own_log_goes_nowhere(caplog, capfd):

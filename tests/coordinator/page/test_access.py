@@ -75,6 +75,15 @@ def test_pause_extend_resume_and_stop_do_what_they_say(filled: Filled) -> None:
     asking(filled, work)
 
 
+@pytest.mark.parametrize("study", ["\\ud800", "a\\u0000b", "first\\n"])
+def test_text_that_is_none_is_refused_in_one_line(filled: Filled, study: str) -> None:
+    async def work(page: Page) -> None:
+        answer = await page.client.post("/api/actions/pause", content=f'{{"study":"{study}"}}', headers={
+            "authorization": f"Bearer {TOKEN}", "content-type": "application/json"})
+        assert (answer.status_code, code(answer)) == (400, "WRONG_FIELD")
+    asking(filled, work)
+
+
 def test_a_silo_is_invited_and_revoked(filled: Filled) -> None:
     from coordinator.authority import create_authority
     create_authority(filled.federation.authority, filled.federation.name, now=1.0)

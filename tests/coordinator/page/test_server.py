@@ -97,6 +97,46 @@ def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, mo
     served(filled, work)
 
 
+@pytest.mark.parametrize("begun", [
+    b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost:"])
+def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_log(
+        filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, begun: bytes) -> None:
+    monkeypatch.setattr("coordinator.page.server._MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("coordinator.page.server._IDLE_SECONDS", 0.5)
+
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        port = int(server.address.rpartition(":")[2])
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in slow:
+            writer.write(begun)
+        for _ in range(8):  # a byte now and then, so that no connection is silent
+            await asyncio.sleep(0.25)
+            for _, writer in slow:
+                writer.write(b" ")
+        assert (await client.get("/health")).status_code == 200
+        for _, writer in slow:
+            writer.close()
+    served(filled, work)
+    assert [record for record in caplog.records if "semisilo" in record.name] == []
+
+
+def test_a_stream_that_is_read_outlives_the_time_in_which_others_lose_their_place(
+        filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.page.server._IDLE_SECONDS", 0.3)
+
+    async def work(server: PageServer, client: httpx.AsyncClient) -> None:
+        async with client.stream("GET", "/api/stream") as answer, asyncio.timeout(10):
+            lines = answer.aiter_lines()
+            assert await anext(lines) == "event: state"
+            await asyncio.sleep(1.2)
+            filled.ledger.event("something", study="first")
+            while '"revision":2' not in await anext(lines):
+                pass
+    served(filled, work)
+
+
 def test_rubbish_on_the_wire_does_no_harm(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
         port = int(server.address.rpartition(":")[2])

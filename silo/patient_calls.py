@@ -1,0 +1,221 @@
+"""Calls to the coordinator that do not give up: one connection, deadlines, repetition, and the cause of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from common.errors import (
+    BadPayload,
+    CertificateExpired,
+    CertificateRevoked,
+    LayoutMismatch,
+    NotPermitted,
+    PayloadNotServed,
+    SemisiloError,
+    TaskClosed,
+    UnknownSilo,
+    Unreachable,
+    UpdateConflict,
+    UsageError,
+    WrongAuthority,
+    WrongBase,
+)
+from common.log_context import REQUEST_ID_KEY, bound, new_request_id
+from common.logs import log_call, printable
+from common.meter import MessageMeter
+from common.status import from_rpc_error
+from common.wire import round_service_pb2_grpc as pb_grpc
+from silo.retry import Backoff, waits
+
+__all__ = ["LinkSettings", "PatientCalls", "TryAgain", "is_answer", "is_fatal"]
+
+T = TypeVar("T")
+_LOG = logging.getLogger("semisilo.silo")
+
+_FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
+_ANSWERS = (BadPayload, LayoutMismatch, NotPermitted, PayloadNotServed, TaskClosed, UpdateConflict, UsageError,
+            WrongBase)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSettings:
+    """Patience of the silo's end."""
+
+    call_seconds: float = 30.0
+    """Deadline of a unary call, on top of the time that a long poll may wait."""
+    stall_seconds: float = 60.0
+    """A transfer in which no byte has moved for so long is cut and gone on with."""
+    answer_seconds: float = 300.0
+    """Longest wait for a place to upload, and for the answer to a complete upload: the coordinator checks it and writes
+    it to disk first."""
+    backoff: Backoff = field(default_factory=Backoff)
+    """Pauses between attempts."""
+    diagnose_after: int = 3
+    """Failures in a row after which the silo looks for the cause itself."""
+    diagnose_every_seconds: float = 60.0
+    """And how often it looks again."""
+
+
+class TryAgain(SemisiloError):
+    """An answer of the coordinator's that may differ next time."""
+
+    retry = True
+
+
+def is_fatal(error: SemisiloError) -> bool:
+    """Whether no repetition can help: a person has to act."""
+    return isinstance(error, _FATAL)
+
+
+def is_answer(error: SemisiloError) -> bool:
+    """Whether the coordinator has said so on purpose: the same request would get the same answer."""
+    return isinstance(error, _ANSWERS)
+
+
+class PatientCalls:
+    """The connection, the calls on it and their repetition; every message is counted, every call has an id."""
+
+    def __init__(self, open_channel: Callable[[], grpc.aio.Channel], *, silo: str, settings: LinkSettings,
+                 on_trouble: Callable[[SemisiloError, int], None], on_contact: Callable[[], None],
+                 diagnose: Callable[[], SemisiloError | None], messages: MessageMeter) -> None:
+        """See `silo.link.Link`, which hands on what it is given."""
+        self._open_channel = open_channel
+        self._silo = silo
+        self._settings = settings
+        self._on_trouble = on_trouble
+        self._on_contact = on_contact
+        self._diagnose = diagnose
+        self._messages = messages
+        self._diagnosed = float("-inf")
+        self._starts = 0
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    @property
+    def settings(self) -> LinkSettings:
+        """How long to wait for what."""
+        return self._settings
+
+    # The connection ---------------------------------------------------------------------------------------------------
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The connection; opened when it is first asked for."""
+        if self._channel is None:
+            self._channel = self._open_channel()
+        return self._channel
+
+    async def reopen(self) -> None:
+        """Closes the connection, which ends a running call; the next call makes a new one."""
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    @property
+    def _calls(self) -> Any:
+        if self._stub is None:
+            self._stub = pb_grpc.RoundServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+    # One call ---------------------------------------------------------------------------------------------------------
+
+    async def ask(self, rpc: str, message: Any, *, wait_seconds: float = 0.0) -> Any:
+        """One unary call, once. Raises: grpc.aio.AioRpcError.
+
+        Args:
+            wait_seconds: how long the coordinator may wait before it answers, by what the message says.
+        """
+        with self.request(rpc) as metadata:
+            self.said(rpc, message.ByteSize())
+            answer = await getattr(self._calls, rpc)(message, timeout=wait_seconds + self._settings.call_seconds,
+                                                     metadata=metadata)
+            self.heard(rpc, answer.ByteSize())
+            return answer
+
+    @contextmanager
+    def request(self, rpc: str) -> Iterator[tuple[tuple[str, str]]]:
+        """Around one RPC: gives it an id, which both sides write into their logs, and writes our line."""
+        request, began, ended = new_request_id(), time.monotonic(), "the coordinator has answered"
+        with bound(silo=self._silo, request_id=request, rpc=rpc):
+            try:
+                yield ((REQUEST_ID_KEY, request),)
+            except grpc.aio.AioRpcError as error:
+                ended = f"failed: {from_rpc_error(error).code}"
+                _LOG.debug("request %s: %s: %s", request, rpc, printable(str(error.details())))
+                raise
+            except BaseException:
+                ended = "given up"
+                raise
+            finally:
+                log_call(rpc, f"{rpc}: {ended}", seconds=time.monotonic() - began)
+
+    def said(self, rpc: str, message_bytes: int, *, calls: int = 1) -> None:
+        """Counts a message to the coordinator; `calls` is 0 for all but the first of a stream."""
+        self._messages.add(message_bytes, rpc=rpc, silo=self._silo, direction="up", calls=calls)
+
+    def heard(self, rpc: str, message_bytes: int) -> None:
+        """Counts a message of the coordinator's: there is contact."""
+        self._messages.add(message_bytes, rpc=rpc, silo=self._silo, direction="down")
+        self._on_contact()
+
+    # Patience ---------------------------------------------------------------------------------------------------------
+
+    async def persist(self, attempt: Callable[[], Awaitable[T]], *, moved: Callable[[], int] = lambda: 0) -> T:
+        """Repeats `attempt` until it succeeds or there is no use; `moved` tells how far it has come.
+
+        Raises: what the coordinator has answered on purpose, and what no repetition can mend.
+        """
+        pauses, failures, before = self._pauses(), 0, moved()
+        while True:
+            try:
+                result = await attempt()
+            except grpc.aio.AioRpcError as error:
+                problem: SemisiloError = from_rpc_error(error)
+            except TimeoutError:
+                problem = Unreachable(f"Nothing has moved on the connection for {self._settings.stall_seconds:.0f} s.",
+                                      remedy="It is tried again.")
+            except SemisiloError as error:
+                problem = error
+            else:
+                return result
+            if is_fatal(problem) or is_answer(problem):
+                raise problem
+            if moved() > before:
+                pauses, failures, before = self._pauses(), 0, moved()
+            failures += 1
+            self._on_trouble(await self._cause(problem, failures), failures)
+            await asyncio.sleep(next(pauses))
+
+    def _pauses(self) -> Iterator[float]:
+        self._starts += 1
+        return waits(self._settings.backoff, silo=self._silo, seed=self._starts)
+
+    async def _cause(self, problem: SemisiloError, failures: int) -> SemisiloError:
+        """What to tell the person: the failure itself, or what looking for its cause has found.
+
+        Raises: the cause, when no repetition can mend it.
+        """
+        due = time.monotonic() - self._diagnosed >= self._settings.diagnose_every_seconds
+        if failures < self._settings.diagnose_after or isinstance(problem, TryAgain) or \
+                not (due or failures == self._settings.diagnose_after):
+            return problem
+        self._diagnosed = time.monotonic()
+        try:
+            async with asyncio.timeout(self._settings.call_seconds):
+                found = await asyncio.to_thread(self._diagnose)
+        except (TimeoutError, OSError):
+            return problem
+        if found is None:
+            return problem
+        if is_fatal(found):
+            raise found
+        return found

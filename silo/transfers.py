@@ -1,0 +1,154 @@
+"""The bytes of payloads and updates on their way: one stream from where the last one ended, cut when nothing moves.
+
+A stream that is cut raises; that it is made again, and from which byte, is for `silo.link` to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from common.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD, Piece, pack_piece, receive_into, stream_pieces, unpack_piece
+from common.errors import BadPayload
+from common.status import CHECK_SECONDS_KEY
+from common.store import PartialFile
+from common.wire import round_service_pb2 as pb
+from silo.ending import Ending
+from silo.patient_calls import PatientCalls
+
+__all__ = ["SMALLEST_MEASURED_BYTES", "Transfers"]
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["RoundService"].full_name
+SMALLEST_MEASURED_BYTES = 256 * 1024
+"""An upload of less than this says more about round trips than about the line."""
+
+
+class Transfers:
+    """DownloadPayload and SubmitUpdate, each once. Messages with chunks pass gRPC as bytes."""
+
+    def __init__(self, calls: PatientCalls) -> None:
+        self._calls = calls
+        self._upload_rate = 0.0
+
+    @property
+    def upload_rate(self) -> float:
+        """See `silo.link.Link.upload_rate`."""
+        return self._upload_rate
+
+    async def receive(self, task_id: str, digest: str, partial: PartialFile, size_bytes: int, *,
+                      arrived: Callable[[], None]) -> None:
+        """Adds to a partial file what it lacks of a payload.
+
+        Args:
+            arrived: called when bytes have been added.
+        Raises: grpc.aio.AioRpcError as gRPC made it; BadPayload for bytes that are damaged; TimeoutError when nothing
+            has moved for `stall_seconds`.
+        """
+        async with asyncio.timeout(self._calls.settings.stall_seconds) as patience, contextlib.aclosing(
+                self._pieces(task_id, digest, partial.committed_bytes, arrived, patience)) as pieces:
+            await receive_into(partial, pieces, size_bytes)
+
+    async def send(self, update_id: str, path: Path, *, offset: int, on_bytes: Callable[[int], None]) -> None:
+        """Sends a file from a byte on and waits until the coordinator has checked it and written it to disk.
+
+        Args:
+            on_bytes: told how many bytes of the file have been handed over.
+        Raises: grpc.aio.AioRpcError with what the coordinator objects; TimeoutError when nothing has moved.
+        """
+        with self._calls.request("SubmitUpdate") as metadata:
+            await self._send_as(metadata, update_id, path, offset, on_bytes)
+
+    async def _pieces(self, task_id: str, digest: str, offset: int, arrived: Callable[[], None],
+                      patience: asyncio.Timeout) -> AsyncGenerator[Piece, None]:
+        request = pb.DownloadPayloadRequest(task_id=task_id, digest=bytes.fromhex(digest), offset=offset)
+        with self._calls.request("DownloadPayload") as metadata:
+            call: Any = self._calls.channel.unary_stream(
+                f"/{_SERVICE}/DownloadPayload",
+                request_serializer=pb.DownloadPayloadRequest.SerializeToString)(request, metadata=metadata)
+            self._calls.said("DownloadPayload", request.ByteSize())
+            try:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    self._put_off(patience)
+                    self._calls.heard("DownloadPayload", len(message))
+                    yield unpack_piece(DOWNLOAD_FIELD, message) or _parsed(message)
+                    arrived()
+            finally:
+                call.cancel()
+
+    async def _send_as(self, metadata: tuple[tuple[str, str]], update_id: str, path: Path, offset: int,
+                       on_bytes: Callable[[int], None]) -> None:
+        settings = self._calls.settings
+        call: Any = self._calls.channel.stream_unary(
+            f"/{_SERVICE}/SubmitUpdate", response_deserializer=pb.SubmitUpdateResponse.FromString)(metadata=metadata)
+        ending = Ending(call)
+        end, answer_seconds = offset, settings.answer_seconds
+        try:
+            async with asyncio.timeout(answer_seconds):
+                await self._write(call, _first_message(update_id), calls=1)
+                await call.initial_metadata()  # the coordinator has a place for it now, or none and says why
+            start = time.monotonic()
+            async with asyncio.timeout(settings.stall_seconds) as patience:
+                async with contextlib.aclosing(stream_pieces(path, offset=offset)) as pieces:
+                    async for piece in pieces:
+                        await self._write(call, pack_piece(SUBMIT_FIELD, piece))
+                        self._put_off(patience)
+                        on_bytes(end := piece.end)
+                await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError, grpc.aio.InternalError):
+            # The coordinator has answered before the end, or the line is gone; the end of the call says which and why.
+            answer_seconds = settings.call_seconds
+        except BaseException:
+            call.cancel()
+            raise
+        try:
+            async with asyncio.timeout(answer_seconds):
+                try:
+                    answer = await call
+                except grpc.aio.AioRpcError as error:
+                    raise ending.of(error) from None
+                self._calls.heard("SubmitUpdate", answer.ByteSize())
+                if end - offset >= SMALLEST_MEASURED_BYTES:
+                    seconds = time.monotonic() - start
+                    self._upload_rate = (end - offset) / max(1e-6, seconds - await _check_seconds(call, seconds))
+        finally:
+            call.cancel()
+
+    async def _write(self, call: Any, message: bytes, *, calls: int = 0) -> None:
+        await call.write(message)
+        self._calls.said("SubmitUpdate", len(message), calls=calls)
+
+    def _put_off(self, patience: asyncio.Timeout) -> None:
+        """Bytes have moved: the time in which the next must begins anew."""
+        patience.reschedule(asyncio.get_running_loop().time() + self._calls.settings.stall_seconds)
+
+
+def _first_message(update_id: str) -> bytes:
+    """The message of an upload that names the update."""
+    serialized: bytes = pb.SubmitUpdateRequest(update_id=update_id).SerializeToString()
+    return serialized
+
+
+def _parsed(message: bytes) -> Piece:
+    """The chunk of a DownloadPayloadResponse that is laid out in another way than ours."""
+    try:
+        chunk = pb.DownloadPayloadResponse.FromString(message).chunk
+    except DecodeError:
+        raise BadPayload("A message of the stream cannot be read.") from None
+    return Piece(chunk.offset, chunk.crc32, chunk.data)
+
+
+async def _check_seconds(call: Any, limit: float) -> float:
+    """How much of `limit` seconds the coordinator says to have spent on checking an upload; 0 when it does not."""
+    said = next((value for key, value in await call.trailing_metadata() or () if key == CHECK_SECONDS_KEY), "0")
+    try:
+        return min(max(0.0, float(said)), limit)
+    except (TypeError, ValueError):
+        return 0.0
