@@ -43,7 +43,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         labelled: labelled images apart from `data`; None where `data` holds them as well, or for what silo.toml or the
             last time says when `data` is None too.
         test: labelled images to measure this silo's own model on, likewise.
-        on_error: at a file that cannot be read; None for what silo.toml or the last time says.
+        on_error: at a file that cannot be read; None for what silo.toml says.
         exit_when_finished: end when there is no study any more after this silo has taken part in one.
         metrics: host:port to serve numbers for Prometheus at; None for what silo.toml says.
     Returns: exit status: 0 at the end of the study and after SIGTERM, 130 after SIGINT.

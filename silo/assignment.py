@@ -283,7 +283,7 @@ class TaskRunner:
 
         def handed_over(count: int) -> None:
             nonlocal reached
-            if count < reached:  # the coordinator wants again what it had: that must fit as well
+            if count <= reached:  # wanted again, though handed over before: that must fit as well, give or take a piece
                 self._budget.check(payload.size_bytes - count, "sending this update again", self._clock())
             reached = count
             watch.tell(count / payload.size_bytes,

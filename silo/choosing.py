@@ -29,7 +29,7 @@ def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelle
             policy.source, policy.labelled, policy.test))
         choice = JoinChoice(source=source, labelled=its_labelled, test=its_test, on_error=policy.on_error)
     elif last is not None:
-        choice = last
+        choice = replace(last, on_error=policy.on_error)  # what a command said of broken files holds for once
     else:
         raise UsageError("No images were named.", remedy="Say where they are: silo join --data /scans")
     if labelled:

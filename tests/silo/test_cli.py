@@ -199,8 +199,9 @@ def test_the_command_goes_before_the_policy_and_the_policy_before_the_last_time(
     with pytest.raises(UsageError, match="No images"):
         choose_data(home, DataPolicy(), data=None, on_error=None)
     JoinChoice(source="/last", on_error="skip").save(home.choice)
-    assert choose_data(home, DataPolicy(), data=None, on_error=None) == JoinChoice(source="/last", on_error="skip")
-    assert choose_data(home, DataPolicy(), data=None, on_error="stop").on_error == "stop"
+    assert choose_data(home, DataPolicy(), data=None, on_error=None) == JoinChoice(source="/last", on_error="stop")
+    assert choose_data(home, DataPolicy(on_error="report"), data=None, on_error=None).on_error == "report"
+    assert choose_data(home, DataPolicy(on_error="report"), data=None, on_error="skip").on_error == "skip"
     policy = DataPolicy(source="./scans", on_error="stop")
     assert choose_data(home, policy, data=None, on_error=None).source == str(home.folder / "scans")
     assert choose_data(home, policy, data="./new", on_error="skip") == JoinChoice(source=str(tmp_path / "new"),
@@ -215,8 +216,9 @@ def test_who_names_the_images_says_which_are_labelled_and_the_command_may_add(
     last = JoinChoice(source="/last", labelled="/known", test="/test", on_error="skip")
     last.save(home.choice)
     assert JoinChoice.load(home.choice) == last
-    assert choose_data(home, DataPolicy(), data=None, on_error=None) == last
-    assert choose_data(home, DataPolicy(), data=None, labelled="./other", on_error=None) == replace(
+    skipping = DataPolicy(on_error="skip")
+    assert choose_data(home, skipping, data=None, on_error=None) == last
+    assert choose_data(home, skipping, data=None, labelled="./other", on_error=None) == replace(
         last, labelled=str(tmp_path / "other"))
     policy = DataPolicy(source="./scans", labelled="./known", test="digits#test")
     of_the_file = JoinChoice(source=str(home.folder / "scans"), labelled=str(home.folder / "known"), test="digits#test")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -71,13 +72,15 @@ def test_a_stream_says_at_once_how_things_stand_and_then_what_changes(filled: Fi
 
 
 def test_an_open_stream_does_not_keep_the_page_from_ending(filled: Filled) -> None:
+    kept: list[object] = []
+
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
-        client.stream("GET", "/api/stream")
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.address.rpartition(":")[2]))
         writer.write(b"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert b"200" in await reader.readline()
-        writer.close()
+        kept.extend([reader, writer, time.monotonic()])  # open until the page has ended
     served(filled, work)
+    assert time.monotonic() - kept[2] < 1.5, "it waited for the stream until its patience was over"  # type: ignore[operator]
 
 
 def test_no_more_connections_are_taken_than_there_is_room_for(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
