@@ -80,7 +80,7 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
         typical_update_bytes=_typical_update(ledger, row.name),
-        typical_round_seconds=_typical_round(ledger, row.name),
+        typical_round_seconds=_typical_round(ledger, row.name, last=0 if last is None else last.number),
         round_timeout_seconds=config.participation.timeout_seconds)
 
 
@@ -118,8 +118,8 @@ def _typical_update(ledger: Ledger, study: str) -> int:
     return round(statistics.median(sizes)) if sizes else 0
 
 
-def _typical_round(ledger: Ledger, study: str) -> float | None:
-    lengths = [entry.closed_unix - entry.opened_unix for entry in ledger.rounds(study)[-_OWN_ROUNDS:]
+def _typical_round(ledger: Ledger, study: str, *, last: int) -> float | None:
+    lengths = [entry.closed_unix - entry.opened_unix for entry in ledger.rounds(study, first=last - _OWN_ROUNDS + 1)
                if entry.number > 0 and entry.state is RoundState.COMPLETED and entry.closed_unix is not None]
     return statistics.median(lengths) if lengths else None
 
