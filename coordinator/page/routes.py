@@ -175,13 +175,15 @@ class _Routes:
         if self._service.token is None:
             return failure(403, "READ_ONLY", "This page shows and does not act.",
                            "Use the page of coordinator serve, or the commands.")
+        # The right one is always heard: behind a proxy all come from one address, and a stranger's wrong tokens must not
+        # keep the operator out. A token of 256 random bits is not guessed, however often one may try.
+        if is_token(given, self._service.token()):
+            return None
         caller = request.client.host if request.client is not None else ""
         wait = self._service.gate.wait_seconds(caller)
         if wait > 0:
             return failure(429, "TOO_MANY_TOKENS", "Too many wrong tokens came from this address.",
                            f"Try again in {wait:.0f} s.", retry_seconds=wait)
-        if is_token(given, self._service.token()):
-            return None
         if given:
             self._service.gate.wrong(caller)
         return failure(401, "WRONG_TOKEN", "This is not the operator's token." if given else

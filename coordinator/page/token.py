@@ -55,7 +55,7 @@ class TokenGate:
         """Address -> (wrong tokens that are held against it, when that was)."""
 
     def wait_seconds(self, caller: str) -> float:
-        """How long the caller must wait before a token of his is looked at; 0 when he need not."""
+        """How long the caller must wait before a wrong token of his is answered as one; 0 when he need not."""
         return max(0.0, (self._held(caller) - _BURST + 1) * _REFILL_SECONDS)
 
     def wrong(self, caller: str) -> None:
