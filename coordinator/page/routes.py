@@ -175,8 +175,8 @@ class _Routes:
         if self._service.token is None:
             return failure(403, "READ_ONLY", "This page shows and does not act.",
                            "Use the page of coordinator serve, or the commands.")
-        # The right one is always heard: behind a proxy all come from one address, and a stranger's wrong tokens must not
-        # keep the operator out. A token of 256 random bits is not guessed, however often one may try.
+        # The right one is always heard: behind a proxy all come from one address, and a stranger must not be able to
+        # keep the operator out. 256 random bits are not guessed, however often one may try.
         if is_token(given, self._service.token()):
             return None
         caller = request.client.host if request.client is not None else ""
