@@ -88,6 +88,7 @@ docs: setup  ## write the modules of docs/architecture.md and the reference of d
 site: setup docs  ## build the documentation as a site that works offline: build/site/index.html
 	@echo "==> mkdocs build" >&2
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "$(CURDIR)/build/site/index.html"
 
 protos: setup  ## write common/wire/ anew from protos/
 	$(BIN)/python protos/generate.py

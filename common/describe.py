@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["describe_bytes", "describe_seconds", "describe_share"]
+__all__ = ["counted", "describe_bytes", "describe_seconds", "describe_share"]
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """1 task, 2 tasks, 0 classes: `many` where an s is not enough."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def describe_bytes(count: float) -> str:

@@ -54,14 +54,18 @@ def without_secrets(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """`2026-01-31 12:00:00 warning: text`, in local time; the level is named from warning on."""
 
+    def __init__(self, *, stamped: bool = True) -> None:
+        super().__init__()
+        self._stamped = stamped
+
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(record.created)) if self._stamped else ""
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         text = printable(without_secrets(record.getMessage()), limit=4000)
         if record.exc_info:
             # A traceback is for us, not for an attacker: its lines stay apart, its secrets go.
             text += "\n" + without_secrets(self.formatException(record.exc_info))
-        return f"{stamp} {level}{text}"
+        return f"{stamp}{level}{text}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -104,10 +108,12 @@ class _StandardError(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def set_up_logging(*, verbose: bool = False, stream: TextIO | None = None, log_format: LogFormat | None = None) -> None:
+def set_up_logging(*, verbose: bool = False, quiet: bool = False, stream: TextIO | None = None,
+                   log_format: LogFormat | None = None) -> None:
     """Sends this process's log to standard error, or to `stream`; with `verbose` also what only a developer wants.
 
     Args:
+        quiet: warnings and errors alone, for a command that shows by itself what it does.
         log_format: None for what `$SEMISILO_LOG_FORMAT` says, "text" without it.
 
     May be called again; the last call counts.
@@ -121,7 +127,7 @@ def set_up_logging(*, verbose: bool = False, stream: TextIO | None = None, log_f
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(logging.DEBUG if verbose else logging.INFO)
+    root.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
     logging.getLogger(CALLS).setLevel(
         logging.DEBUG if verbose else logging.INFO if log_format == "json" else logging.WARNING)
     logging.captureWarnings(log_format == "json")  # else Python writes them between the lines
@@ -144,7 +150,9 @@ def set_up_child_logging() -> None:
     if os.environ.get(FORMAT_VARIABLE) == "json":
         set_up_logging(log_format="json")
     else:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        set_up_logging(log_format="text")
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(LineFormatter(stamped=False))  # the parent reads these lines, and stamps its own
 
 
 def writes_json() -> bool:

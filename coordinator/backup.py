@@ -39,9 +39,9 @@ _ATTEMPTS = 5
 _OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
 _ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 _OF_A_STUDY = ("study.toml", "model.safetensors")
-_MADE_AGAIN = ("states", "report", "export-round-")
+_MADE_AGAIN = ("states", "report", "export-round-", "contact-sheet")
 """Beginnings of names. Of the states those go along that the ledger names; reports and exports are written anew from
-ledger and states."""
+ledger and states, contact sheets from images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

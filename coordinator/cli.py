@@ -24,16 +24,16 @@ from coordinator.options import Folder, JsonOption, LogFormatOption, SiloName, S
 __all__ = ["main"]
 
 app = typer.Typer(
-    name="coordinator", no_args_is_help=True, add_completion=True, rich_markup_mode="rich",
+    name="coordinator", no_args_is_help=True, add_completion=True, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Trains one image model across silos that keep their images.\n\n"
-         "A first federation:\n\n"
-         "    coordinator init lung --address hub.example:8443\n\n"
-         "    cd lung && nano studies/first/study.toml\n\n"
-         "    coordinator serve\n\n"
-         "    coordinator invite hospital-a        (in another shell; send the line to the hospital)\n\n"
-         "    coordinator status\n\n"
-         "    coordinator report first\n\n"
+         "\b\nA first federation:\n"
+         "  coordinator init lung --address hub.example:8443\n"
+         "  cd lung && nano studies/first/study.toml\n"
+         "  coordinator serve\n"
+         "  coordinator invite hospital-a     in another shell; send the line to the hospital\n"
+         "  coordinator status\n"
+         "  coordinator report first\n\n"
          "Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM, but 0 of serve.")
 
 ScenarioOption = Annotated[Literal["labels-at-coordinator", "labels-at-silo"], typer.Option(
@@ -62,7 +62,8 @@ def _common(version: Annotated[bool, typer.Option("--version", callback=_version
 
 
 @app.command()
-def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower-case letters, digits, hyphens.")],
+def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the federation: lower-case letters, "
+                                                            "digits, hyphens.")],
          address: Annotated[str, typer.Option(help="host:port that silos will connect to; the next port is used for "
                                                    "enrollment.")] = "localhost:8443",
          folder: Annotated[Path | None, typer.Option("--folder", "-C", help="Where to make it; ./NAME by default.")]
@@ -106,7 +107,8 @@ def init(name: Annotated[str, typer.Argument(help="Name of the federation: lower
 
 
 @app.command()
-def invite(silo: Annotated[str, typer.Argument(help="Name of the silo: lower-case letters, digits, hyphens.")],
+def invite(silo: Annotated[str, typer.Argument(metavar="SILO", help="Name of the silo: lower-case letters, digits, "
+                                                              "hyphens.")],
            folder: Folder = Path(),
            life: Annotated[str, typer.Option(help='How long the line can be used, for example "2h"; the setting '
                                                   "invitation_life by default.")] = "",
@@ -146,7 +148,7 @@ def revoke(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False)
 
 
 @app.command()
-def new(study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = Path(),
+def new(study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")], folder: Folder = Path(),
         scenario: ScenarioOption = "labels-at-coordinator", as_json: JsonOption = False) -> None:
     """Make a study file to edit. Example: coordinator new second --scenario labels-at-silo"""
     from coordinator.federation import open_federation
@@ -179,7 +181,7 @@ def serve(folder: Folder = Path(),
           verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
           log_format: LogFormatOption = "text",
           page: Annotated[str | None, typer.Option("--page", metavar="HOST:PORT", envvar="SEMISILO_PAGE",
-                                                   help="Where the operator page listens, instead of \\[page] listen "
+                                                   help="Where the operator page listens, instead of [page] listen "
                                                         "of federation.toml; '' for no page. For containers.")] = None,
           ) -> None:
     """Serve silos and run the queued studies, one after another.
@@ -238,7 +240,7 @@ def report(study: StudyName = "",
                                                          "studies/STUDY/report by default.")] = None,
            as_json: JsonOption = False) -> None:
     """Write a self-contained HTML page and PNG plots: accuracy by round and by bytes, and what everything cost."""
-    from coordinator.federation import open_federation
+    from coordinator.federation import folder_option, open_federation
     from coordinator.ledger import Ledger
     from coordinator.report import write_report
 
@@ -248,7 +250,8 @@ def report(study: StudyName = "",
     if not name:
         known = ledger.studies()
         if not known:
-            raise UsageError("There is no study to report on.", remedy="Run one first: coordinator serve.")
+            raise UsageError("There is no study to report on.",
+                             remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
         name = known[-1].name
     page = write_report(federation, ledger, name, out or federation.studies / ledger.study(name).name / "report")
     tell(as_json, {"study": name, "page": str(page)}, f"Report: {page}")

@@ -57,7 +57,7 @@ def backup(destination: Annotated[Path, typer.Argument(metavar="DEST", help="Fol
         typer.echo(f"  removed: {path}")
 
 
-def restore(archive: Annotated[Path, typer.Argument(help="What `coordinator backup` has written.")],
+def restore(archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="What `coordinator backup` has written.")],
             folder: Annotated[Path, typer.Option("--folder", "-C", help="The new federation folder; must be empty or "
                                                                        "not there.")],
             as_json: JsonOption = False) -> None:

@@ -27,7 +27,8 @@ def data(
         "--study", help="Look as this study does: its classes, its form of images.")] = "",
     sheet: Annotated[Path | None, typer.Option(
         "--sheet", metavar="FILE", show_default=False,
-        help="Where to write the contact sheet, a PNG. Default: contact-sheet.png in the study's folder, else here.")]
+        help="Where to write the contact sheet, a PNG. Default: in the study's folder contact-sheet.png, for its other "
+                                             "sets such as contact-sheet-test.png; else contact-sheet.png here.")]
     = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,9 +53,12 @@ def data(
     with progress_bar() as progress:
         found = look(chosen, progress=progress)
     place = write_sheet(found, sheet or chosen.sheet)
+    stops = chosen.stops_at(found)
     if as_json:
-        typer.echo(json.dumps({**found.facts(), "sheet": str(place)}, indent=2, ensure_ascii=False))
+        facts = {**found.facts(), "sheet": str(place), "study_stops": stops}
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        typer.echo("\n".join([*lines(found), f"  sheet       {place}"]))
-    if found.misfits or not found.num_images:
+        typer.echo("\n".join([*lines(found, on_error=chosen.on_error),
+                              f"  sheet       {place}"]))
+    if found.misfits or not found.num_images or stops:
         raise typer.Exit(1)

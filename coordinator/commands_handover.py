@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from coordinator.options import Folder, JsonOption
+from coordinator.options import Folder, JsonOption, StudyName
 
 __all__ = ["add_to"]
 
@@ -17,7 +17,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(export)
 
 
-def export(study: Annotated[str, typer.Argument(help="Name of the study; the last one by default.")] = "",
+def export(study: StudyName = "",
            folder: Folder = Path(),
            out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
                                                     help="Folder to write; export-round-N in the study's by default. An"
@@ -46,29 +46,30 @@ def export(study: Annotated[str, typer.Argument(help="Name of the study; the las
 
     `semisilo predict` runs the result on a folder of images.
 
+    \b
     Examples:
-
-        coordinator export first
-
-        coordinator export first --round best --test /scans/other-hospital --calibrate
-
-        coordinator export first --out hand-over --format safetensors --hide-silos
+      coordinator export first
+      coordinator export first --round best --test /scans/other-hospital --calibrate
+      coordinator export first --out hand-over --format safetensors --hide-silos
     """
     import json
 
     from common.cli_errors import clean_exit_on_termination
     from common.errors import UsageError
-    from coordinator.federation import open_federation
+    from common.logs import set_up_logging
+    from coordinator.federation import folder_option, open_federation
     from coordinator.handover.display import export_bar, show_export
     from coordinator.handover.export import ExportChoice, export_study
     from coordinator.ledger import Ledger
 
+    set_up_logging(quiet=True)
     federation = open_federation(folder)
     ledger = Ledger(federation.ledger)
     try:
         known = ledger.studies()
         if not study and not known:
-            raise UsageError("There is no study to export.", remedy="Run one first: coordinator serve.")
+            raise UsageError("There is no study to export.",
+                             remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
         name = ledger.study(study or known[-1].name).name
         choice = ExportChoice(round=round, test=test, calibrate=calibrate, silo_names=not hide_silos, device=device,
                               formats=tuple(part.strip() for part in formats.split(",") if part.strip()))

@@ -17,8 +17,8 @@ def add_to(app: typer.Typer) -> None:
     app.command()(models)
 
 
-def models(pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with *. The full name of one "
-                                                  "network shows its parts.")] = "",
+def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part of a name, or a pattern with *. The "
+                                                  "full name of one network shows its parts.")] = "",
            classes: Annotated[int, typer.Option(min=2, help="Number of classes, where the parts are shown.")] = 2,
            size: Annotated[int, typer.Option(min=1, max=4096, help="Side of the images in pixels, likewise.")] = 224,
            channels: Annotated[int, typer.Option(min=1, max=3, help="1 for grey images, 3 for colour, likewise.")] = 3,

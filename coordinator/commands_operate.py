@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +25,8 @@ def add_to(app: typer.Typer) -> None:
 def pause(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:
     """Pause a study: silos get no new task until it is resumed; answers are still taken.
 
-    What the coordinator computes at the moment is finished first. The
-    deadline of the round stands still. A pause survives restarts.
+    What the coordinator computes at the moment is finished first. The deadline of the round stands still. A pause
+    survives restarts.
 
     Example: coordinator pause
     """
@@ -53,19 +54,31 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
 
     Examples: coordinator stop; coordinator stop first --yes
     """
+    from common.errors import UsageError
     from coordinator import operate
 
     ledger = _ledger(folder)
     row = operate.running_study(ledger, study)
     if not yes:
-        typer.confirm(f"Stop study {row.name} ({row.state})? The open round is given up.", abort=True, err=True)
+        if not sys.stdin.isatty():
+            raise UsageError("coordinator stop asks before it ends a study, and nobody can answer here.",
+                             remedy="Add --yes.")
+        try:
+            sure = typer.confirm(f"Stop study {row.name} ({row.state})? The open round is given up.", err=True)
+        except typer.Abort:  # Ctrl-C or Ctrl-D
+            typer.echo("\nNot stopped.", err=True)
+            raise
+        if not sure:
+            typer.echo("Not stopped.", err=True)
+            raise typer.Exit(1)
     row = operate.stop(ledger, row.name, origin="command")
     _tell(as_json, {"study": row.name, "state": str(row.state)},
           f"Study {row.name} is stopped. The model of its last committed round: "
           f"{folder.resolve() / 'studies' / row.name / 'model.safetensors'} (coordinator serve writes it)")
 
 
-def extend(duration: Annotated[str, typer.Argument(help='How much longer silos have, for example "30m" or "2h".')],
+def extend(duration: Annotated[str, typer.Argument(metavar="DURATION", help='How much longer silos have, for example '
+                                                                            '"30m" or "2h".')],
            study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:
     """Move the deadline of the open phase on, and the round's limit where it would come before.
 
@@ -94,15 +107,14 @@ def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this s
          as_json: JsonOption = False) -> None:
     """Say where the operator page is; with STUDY, show a study on a page that only reads, until Ctrl-C.
 
-    `coordinator serve` shows its page at http://127.0.0.1:8080 (table
-    \\[page] of federation.toml). A finished study can be shown without it,
-    also from the folder of a simulation. Examples:
+    `coordinator serve` shows its page at http://127.0.0.1:8080 (table [page] of federation.toml). A finished study can
+    be shown without it, also from the folder of a simulation.
 
-        coordinator page
-
-        coordinator page --token
-
-        coordinator page first --folder runs/study
+    \b
+    Examples:
+      coordinator page
+      coordinator page --token
+      coordinator page first --folder runs/study
     """
     from coordinator.page.command import print_token, say_where, show
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import Folder, JsonOption
+from coordinator.options import Folder, JsonOption, StudyName
 
 __all__ = ["add_to"]
 
@@ -17,7 +17,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(track)
 
 
-def track(study: Annotated[str, typer.Argument(help="Name of the study; the last one by default.")] = "",
+def track(study: StudyName = "",
           folder: Folder = Path(),
           tensorboard: Annotated[Path | None, typer.Option(
               "--tensorboard", metavar="DIR", show_default=False,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.contact_sheet import contact_sheet
-from common.data.form import Reading
+from common.data.form import OnError, Reading
 from common.data.pixels import Geometry
 from common.data.preview import Preview, look_at
 from common.data.readers import survey
@@ -19,6 +20,7 @@ from coordinator.study import DataSettings, load_study
 __all__ = ["Chosen", "choose", "look", "write_sheet"]
 
 _SHEET = "contact-sheet.png"
+"""Of the labelled set, and of images without a study."""
 _SETS = ("labelled", "validation", "test")
 _UNKNOWN_FORM = Geometry(size=96, channels=3, resize="fit")
 """Without a study: for the sheet alone."""
@@ -34,6 +36,12 @@ class Chosen:
     classes: tuple[str, ...] = ()
     """To compare with; empty for none."""
     sheet: Path = Path(_SHEET)
+    on_error: OnError | None = None
+    """What the study does at a file that cannot be used; None where no study reads this source."""
+
+    def stops_at(self, found: Preview) -> bool:
+        """Whether the study fails because of what was found."""
+        return found.broken > 0 and self.on_error in ("stop", "report")
 
 
 def choose(source: str, *, folder: Path, study: str) -> Chosen:
@@ -60,7 +68,13 @@ def choose(source: str, *, folder: Path, study: str) -> Chosen:
     found = located(getattr(data, named), place) if named in _SETS else named
     return Chosen(source=found, classes=_classes(data, place, named),
                   form=Geometry(size=image.size, channels=image.channels, resize=image.resize), reading=image.reading,
-                  sheet=place / _SHEET)
+                  sheet=place / _sheet_name(named), on_error=data.on_error if named in _SETS else None)
+
+
+def _sheet_name(named: str) -> str:
+    """Of every source of a study one of its own, so that looking at one does not replace the sheet of another."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", named if named in _SETS else Path(named).name).strip("-")
+    return _SHEET if named == "labelled" else f"contact-sheet-{words or 'images'}.png"
 
 
 def located(source: str, folder: Path) -> str:

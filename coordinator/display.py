@@ -141,7 +141,7 @@ class Display:
         line = Text.assemble(("study ", "dim"), (study.name, "bold"), ("   method ", "dim"),
                              str(study.config.get("method", {}).get("name", "?")), "   ", (str(study.state), style))
         if study.reason:
-            line.append(f": {printable(study.reason, limit=300)}", "red")
+            line.append(f": {printable(study.reason, limit=800)}", "red")
         return line
 
     def _round_lines(self, study: StudyRow) -> Iterator[RenderableType]:

@@ -27,6 +27,7 @@ from coordinator.endings import Endings
 from coordinator.ledger import Ledger
 from coordinator.leftovers import Leftovers
 from coordinator.operators_word import OperatorsWord
+from coordinator.refusals import pause_when_refused
 from coordinator.roster import LedgerRoster
 from coordinator.rows import PhaseRow, RoundRow, StudyRow
 from coordinator.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
@@ -121,12 +122,14 @@ class Engine:
         if not await self._wait_for_silos(study):
             return
         for number in range(1, config.study.rounds + 1):
-            if await self._operator.has_stopped(name):
-                return
             last = self._ledger.last_round(name)
             assert last is not None
             if number < last.number or (number == last.number and last.state in ENDED_ROUND):
                 continue
+            if number > last.number:
+                pause_when_refused(self._ledger, name)
+            if await self._operator.has_stopped(name):
+                return
             await self._round(study, number)
         while not await self._operator.has_stopped(name):
             await self._endings.write_model(name)

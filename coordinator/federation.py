@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from common.methods import Scenario
 from coordinator.tracking.settings import TrackingSettings
 
 __all__ = ["AddressSettings", "Federation", "FederationConfig", "FederationSettings", "LimitSettings",
-           "PageSettings", "create_federation", "open_federation", "study_template", "with_page_at"]
+           "PageSettings", "create_federation", "folder_option", "open_federation", "study_template", "with_page_at"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
@@ -233,6 +234,13 @@ def open_federation(folder: Path) -> Federation:
         example = {"federation": 'name = "lung"', "address": 'public = "hub.example:8443"'}[missing[0]]
         raise BadConfiguration(f"{path}: table [{missing[0]}] is missing.", remedy=f"Add [{missing[0]}] {example}.")
     return Federation(folder.resolve(), FederationConfig(**parts))
+
+
+def folder_option(folder: Path | str) -> str:
+    """` --folder X`, for a command that is proposed to a person; empty where that command would find the folder itself:
+    in the current one, or in $SEMISILO_FEDERATION."""
+    own = Path(os.environ.get("SEMISILO_FEDERATION") or ".")
+    return "" if Path(folder).resolve() == own.resolve() else f" --folder {shlex.quote(str(folder))}"
 
 
 def with_page_at(federation: Federation, listen: str) -> Federation:

@@ -1,7 +1,7 @@
 """What an operator may do while a federation runs: pause, resume, stop, extend, invite, revoke.
 
 Commands and the page call the same functions. They write the ledger; `coordinator serve` notices within a second. Every
-action is in the audit trail with its origin: "command" or "page".
+action is in the audit trail with its origin: "command" or "page"; "coordinator" is a study that has paused by itself.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class OperatorsWord:
             board = self._bulletin
             before = (board.reason, board.text, board.activity)
             _LOG.info("study %s is paused; go on with: coordinator resume", name)
+            # Every silo reads this text, so what one of them has given as its reason is not in it.
             board.set(reason=StandbyReason.PAUSED, text="paused", activity="")
             while self._ledger.study_state(name) is StudyState.PAUSED:
                 await board.wait(1.0)

@@ -34,7 +34,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")
 LogFormatOption = Annotated[Literal["text", "json"], typer.Option(
     "--log-format", envvar="SEMISILO_LOG_FORMAT",
     help="json: one JSON object per line on standard error, and no live view.")]
-StudyName = Annotated[str, typer.Argument(help="Name of the study; the last one by default.", autocompletion=_studies)]
+StudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=_studies,
+                                          help="Name of the study; the last one by default.")]
 RunningStudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=_studies,
                                                  help="Name of the study; the running one by default.")]
 StudyFileName = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.", autocompletion=_study_files)]

@@ -25,6 +25,7 @@ from coordinator.summary import AuditSummary, RoundSummary, StudySummary, Traffi
 __all__ = ["render_page"]
 
 _DASH = "–"
+_NO_UPDATES = "no update of any silo was accepted"
 _ANSWERS = ((TaskState.UPDATED, "accepted"), (TaskState.ABSTAINED, "abstained"), (TaskState.REFUSED, "refused"),
             (TaskState.EXPIRED, "late"))
 
@@ -75,9 +76,11 @@ def _headline(study: StudySummary) -> str:
     without_labels = (study.row.frozen or {}).get("num_labelled") == 0
     alone = [] if without_labels else [
         ("Labels alone", _accuracy(study.labelled_only), "same network, no silos"),
-        ("Gain", _DASH if study.gain is None else f"{100 * study.gain:+.1f}", "points against labels alone")]
+        ("Gain", _DASH if study.gain is None else f"{100 * study.gain:+.1f}",
+         "points against labels alone" if study.updates or not study.completed_rounds else _NO_UPDATES)]
     tiles = [
-        ("Federated accuracy", _accuracy(study.accuracy), _accuracy_note(study)), *alone,
+        ("Federated accuracy" if study.updates or not study.completed_rounds else "Accuracy, without silos",
+         _accuracy(study.accuracy), _accuracy_note(study)), *alone,
         _bytes_tile(traffic),
         ("Silos", str(len(study.silos)), "asked at least once"),
         ("Duration", _DASH if study.seconds is None else describe_seconds(study.seconds),
@@ -314,7 +317,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, caption: st
            totals: Sequence[Sequence[str]] = ()) -> str:
     """A table whose first `words` columns are text and whose others are numbers; the first cell names its row."""
     def cell(place: int, text: str) -> str:
-        style = ' class="number"' if place >= words else ""
+        # A word alone is a name, and stays in one piece: browsers would break it at its hyphens.
+        style = ' class="number"' if place >= words else ' class="name"' if place == 0 and " " not in text else ""
         return (f'<th scope="row"{style}>{escape(text)}</th>' if place == 0 else f"<td{style}>{escape(text)}</td>")
 
     def lines(content: Sequence[Sequence[str]]) -> str:
@@ -363,9 +367,9 @@ _STATE_COLOURS = {StudyState.COMPLETED: "good", StudyState.RUNNING: "accent", St
                   StudyState.STOPPED: "bad", StudyState.PAUSED: "faint"}
 _STYLE = """
 :root { --paper: #f6f7f9; --card: #ffffff; --text: #1f2933; --faint: #5b6770; --line: #dfe4e8; --accent: #0067a3;
-  --good: #00694e; --bad: #a8320c; }
+  --good: #00694e; --bad: #a8320c; --shade: #1f293366; }
 @media (prefers-color-scheme: dark) { :root { --paper: #10151a; --card: #171d24; --text: #e6eaee; --faint: #9aa7b3;
-  --line: #303a45; --accent: #56b4e9; --good: #2fcf9d; --bad: #f0954e; } }
+  --line: #303a45; --accent: #56b4e9; --good: #2fcf9d; --bad: #f0954e; --shade: #000000b3; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--text); line-height: 1.5;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -389,13 +393,18 @@ header p { margin: 0; color: var(--faint); }
 figure { margin: 0; padding: .8rem; }
 figcaption { font-weight: 600; margin: 0 0 .5rem .2rem; }
 img { width: 100%; height: auto; display: block; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; scrollbar-width: thin; background:
+  linear-gradient(to right, var(--card) 40%, transparent) left / 2rem 100% no-repeat local,
+  linear-gradient(to left, var(--card) 40%, transparent) right / 2rem 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / .8rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) right / .8rem 100% no-repeat scroll, var(--card); }
 .scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid var(--line); font-weight: 400;
+th, td { text-align: left; padding: .35rem .5rem; border-bottom: 1px solid var(--line); font-weight: 400;
   vertical-align: top; }
 .number { text-align: right; white-space: nowrap; }
+.name { white-space: nowrap; }
 thead .number { white-space: normal; }
 thead th { color: var(--faint); font-weight: 600; vertical-align: bottom; font-size: .82rem; line-height: 1.25; }
 tbody tr:last-child > * { border-bottom: 0; }

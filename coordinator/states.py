@@ -20,7 +20,8 @@ class StudyState(StrEnum):
     RUNNING = "running"
     """Rounds are under way."""
     PAUSED = "paused"
-    """The operator has paused it; the open round stays open, and answers are still taken."""
+    """The operator has paused it, or the coordinator itself where nobody trains (`coordinator.refusals`); an open round
+    stays open, and answers are still taken."""
     COMPLETED = "completed"
     """All rounds are done."""
     FAILED = "failed"

@@ -13,7 +13,7 @@ from rich.text import Text
 from common.describe import describe_bytes, describe_seconds, describe_share
 from common.logs import printable
 from coordinator.costs import costs_of
-from coordinator.federation import Federation
+from coordinator.federation import Federation, folder_option
 from coordinator.ledger import Ledger
 from coordinator.live import PRESENT_SECONDS, LiveSilo, LiveStatus
 from coordinator.roster import LedgerRoster, SiloRow
@@ -270,16 +270,22 @@ def render(console: Console, facts: StatusFacts) -> None:
         console.print(Text.assemble(("operator page at ", "dim"), facts.live.page), soft_wrap=True)
     console.print()
     console.print(_study_table(facts) if facts.studies
-                  else Text("No studies yet. Make one: coordinator new NAME", "dim"))
+                  else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
+                  soft_wrap=not facts.studies)
     for study in facts.studies:
         if study.reason:
-            console.print(Text(f"{study.name}: {printable(study.reason)}", "red"), soft_wrap=True)
+            paused = "paused: " if study.state == StudyState.PAUSED else ""
+            console.print(Text(f"{study.name}: {paused}{printable(study.reason, limit=800)}", "red"), soft_wrap=True)
+        if study.state == StudyState.FAILED:
+            console.print(Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"),
+                          soft_wrap=True)
     if facts.current_round is not None:
         console.print()
         console.print(_round_text(facts.current_round, facts.unix), soft_wrap=True)
     console.print()
     console.print(_silo_table(facts) if facts.silos
-                  else Text("No silo has enrolled yet. Invite one: coordinator invite NAME", "dim"))
+                  else Text("No silo has enrolled yet. Invite one: coordinator invite NAME"
+                            f"{folder_option(facts.folder)}", "dim"), soft_wrap=not facts.silos)
     for silo in facts.silos:
         if silo.away_until_unix is not None:
             console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
@@ -301,9 +307,9 @@ def render(console: Console, facts: StatusFacts) -> None:
 def _serve_line(facts: StatusFacts) -> Text:
     live = facts.live
     if live is None:
-        return Text("serve is not running. Start it: coordinator serve", "yellow")
+        return Text(f"serve is not running. Start it: coordinator serve{folder_option(facts.folder)}", "yellow")
     present = sum(silo.state == "connected" or silo.name in live.connected for silo in facts.silos)
-    line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {present} silo(s) connected")
+    line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {_count(present, 'silo')} connected")
     doing = live.activity or live.text
     if doing:
         progress = f" {100 * live.fraction:.0f} %" if live.activity and live.fraction > 0 else ""
@@ -371,6 +377,10 @@ def _cost_table(cost: CostFacts) -> Table:
         table.add_row(name, describe_bytes(down), describe_bytes(up), describe_bytes(down + up))
     table.add_row("wire, % of dense", "", "", describe_share(cost.share_of_dense))
     return table
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _utc(unix: float) -> str:

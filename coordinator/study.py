@@ -77,10 +77,10 @@ class ImageSettings:
         for name in ("mean", "std"):
             value = getattr(self, name)
             if isinstance(value, str) and value not in MEASURED_ON:
-                raise ValueError(f'{name} = "{value}": give {self.channels} number(s) in a list, "labelled" or'
+                raise ValueError(f'{name} = "{value}": give {_numbers(self.channels)} in a list, "labelled" or'
                                  ' "validation".')
             if not isinstance(value, str) and len(value) != self.channels:
-                raise ValueError(f"{name} needs {self.channels} number(s), one per channel.")
+                raise ValueError(f"{name} needs {_numbers(self.channels)}, one per channel.")
             if not isinstance(value, str) and not all(map(math.isfinite, value)):
                 raise ValueError(f"{name} = {list(value)}: must be finite.")
         if not isinstance(self.std, str) and min(self.std) <= 0:
@@ -239,7 +239,13 @@ class FrozenStudy:
     left_random: tuple[str, ...] = ()
     """Parameters that the file did not give."""
     skipped: tuple[str, ...] = ()
-    """Files of the coordinator that could not be read, with the reason."""
+    """Files of the coordinator that were left out, with the reason."""
+    num_broken: int | None = None
+    """How many of them should have been images; None in a study that an earlier version began."""
+
+
+def _numbers(count: int) -> str:
+    return f"{count} number{'s' * (count != 1)}"
 
 
 def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:

@@ -70,7 +70,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     if data.on_error == "report":
         refuse_broken(str(folder), broken)
     if len(classes) < 2:
-        raise BadData(f"[data] the study has {len(classes)} class(es): {', '.join(classes) or 'none'}.",
+        raise BadData(f"[data] the study has {'1 class: ' + classes[0] if classes else 'no class'}.",
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
     form = frozen.image if frozen is not None else _form(config, images)
     start, num_parameters = _network(config, replace(config.model, classes=classes), form, folder, progress)
@@ -78,12 +78,13 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
         num_test=_count(images.test), num_parameters=num_parameters, dense_bytes=4 * num_parameters,
-        skipped=tuple(skipped), num_frozen=start.num_frozen, frozen_digest="" if group is None else group.digest,
+        skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
+        frozen_digest="" if group is None else group.digest,
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random)
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
-    elif now != frozen:
+    elif replace(now, num_broken=frozen.num_broken) != frozen:
         _check_same_network(config, now, frozen)
         _LOG.warning("the coordinator's images have changed since the study started (labelled %d -> %d, validation"
                      " %d -> %d, test %d -> %d): its bits will differ from an undisturbed run", frozen.num_labelled,

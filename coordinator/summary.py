@@ -108,6 +108,8 @@ class RoundSummary:
     seconds: float | None
     """From opening to commit; None while it lasts."""
     reason: str
+    updates: int = 0
+    """Updates that were accepted, in all phases."""
 
     def count(self, state: TaskState) -> int:
         """How many silos gave this answer."""
@@ -146,9 +148,15 @@ class StudySummary:
         return done[-1] if done else None
 
     @property
+    def updates(self) -> int:
+        """Updates of silos that the committed rounds have taken in."""
+        return sum(entry.updates for entry in self.rounds if entry.state is RoundState.COMPLETED)
+
+    @property
     def gain(self) -> float | None:
-        """Federated minus labelled-only accuracy."""
-        if self.accuracy is None or self.labelled_only is None:
+        """Federated minus labelled-only accuracy; None also where no update was accepted, for then no silo has part in
+        it."""
+        if self.accuracy is None or self.labelled_only is None or not self.updates:
             return None
         return self.accuracy - self.labelled_only
 
@@ -284,7 +292,7 @@ def _summarise_round(row: RoundRow, answers: list[dict[str, Any]], traffic: Traf
                         outcomes=outcomes, reasons=reasons, label_ratio=ratios, silo_metrics=metrics, traffic=traffic,
                         opened_unix=row.opened_unix,
                         seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
-                        reason=row.reason)
+                        reason=row.reason, updates=sum(answer["state"] is TaskState.UPDATED for answer in answers))
 
 
 def _answers(ledger: Ledger, study: str) -> dict[int, list[dict[str, Any]]]:

@@ -165,6 +165,7 @@ def simulate(
 
     from rich.console import Console
 
+    from common.logs import set_up_logging
     from coordinator.tracking.settings import TrackingSettings, check_installed
     from semisilo.processes import interrupt_on_termination
     from semisilo.simulation.display import ConsoleWatcher, show_result
@@ -172,7 +173,7 @@ def simulate(
     from semisilo.simulation.settings import name_of
     from semisilo.simulation.simulate import run
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    set_up_logging(quiet=True)
     # Told as this command's own error; its remedy there is for a coordinator.
     logging.getLogger("semisilo.coordinator").addFilter(lambda record: not record.msg.startswith("study %s failed"))
     console = Console(highlight=False, stderr=json_ == _STANDARD_OUTPUT)

@@ -49,10 +49,12 @@ def export(
     """
     import json
 
+    from common.logs import set_up_logging
     from coordinator.handover.display import export_bar, show_export
     from semisilo.processes import interrupt_on_termination
     from semisilo.simulation.output import export_run
 
+    set_up_logging(quiet=True)
     with interrupt_on_termination(), export_bar() as progress:
         found = export_run(run, out=out, round=round, test=test, calibrate=calibrate, device=device,
                            formats=tuple(part.strip() for part in formats.split(",") if part.strip()),

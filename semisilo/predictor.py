@@ -131,8 +131,9 @@ class Predictions:
             for name, label, p_K in zip(self.files[:_SHOWN], self.predicted[:_SHOWN].tolist(),
                                         self.probabilities[:_SHOWN], strict=True))
         more = f"<p>and {len(self) - _SHOWN} more</p>" if len(self) > _SHOWN else ""
-        lost = f"<p>{len(self.skipped)} file(s) could not be read</p>" if self.skipped else ""
-        return f"<p>{len(self)} images{share}</p><table><tr>{head}</tr>{rows}</table>{more}{lost}"
+        lost = len(self.skipped)
+        left_out = f"<p>{lost} file{'s' * (lost != 1)} could not be read</p>" if lost else ""
+        return f"<p>{len(self)} images{share}</p><table><tr>{head}</tr>{rows}</table>{more}{left_out}"
 
 
 def data_frame(rows: list[dict[str, Any]]) -> Any:

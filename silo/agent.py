@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from common import __version__
 from common.compute import Compute
-from common.describe import describe_bytes
+from common.describe import counted, describe_bytes
 from common.errors import DailyBudget, OutsideHours, SemisiloError, Unreachable
 from common.log_context import bound
 from common.logs import printable
@@ -39,6 +39,7 @@ __all__ = ["Agent", "Renewal"]
 
 _LOG = logging.getLogger("semisilo.silo")
 _POLL_SECONDS = 25.0
+_FIRST_POLL_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
 _MAX_HELD_DIGESTS = 256
 _QUICK_SECONDS = 1.0
@@ -67,7 +68,7 @@ class Agent:
 
     def __init__(self, *, home: SiloHome, silo: str, address: str, policy: Policy, choice: JoinChoice, link: Link,
                  compute: Compute, display: Display, traffic: Traffic, renew: Callable[[], Awaitable[None]],
-                 exit_when_finished: bool = False,
+                 exit_when_finished: bool = False, federation: str = "",
                  poll_seconds: float = _POLL_SECONDS, clock: Callable[[], float] = time.time,
                  on_task: Callable[[Outcome], None] = lambda outcome: None) -> None:
         """
@@ -75,6 +76,7 @@ class Agent:
             home: folders of this silo; the caller holds its lock.
             silo: this silo's name, from its certificate.
             address: of the coordinator, to show.
+            federation: its name, likewise.
             choice: which images.
             link: the connection; its `on_trouble` and `on_contact` should be `trouble` and `contact` of this object.
             compute: runs `silo.work.Operations`.
@@ -88,6 +90,9 @@ class Agent:
         self._home = home
         self._silo = silo
         self._address = address
+        self._where = f"{federation} at {address}" if federation else address
+        self._heard = False
+        self._first_line = ""
         self._policy = policy
         self._choice = choice
         self._link = link
@@ -137,7 +142,11 @@ class Agent:
                 await self._renew()
                 asked = time.monotonic()
                 answer = await self._link.await_task(self._hello)
+                first, self._heard = not self._heard, True
                 if answer.WhichOneof("answer") == "task":
+                    self._first_line = ""
+                    if first:
+                        self._display.event(f"connected to {self._where}")
                     away = self._away()
                     if away is not None and not self._said_away:
                         continue  # given in the moment in which that began: the next call says so
@@ -146,7 +155,7 @@ class Agent:
                     else:  # it may be given again at once, and end in the same way
                         await asyncio.sleep(next(pauses))
                     continue
-                if self._standby(answer.standby):
+                if self._standby(answer.standby, first=first):
                     return printable(answer.standby.text)
                 await self._no_spin(time.monotonic() - asked)
         except SemisiloError as error:
@@ -158,7 +167,8 @@ class Agent:
                 self._save(state="stopped", pid=0)
 
     async def _survey(self) -> None:
-        self._save(state="reading the images", pid=os.getpid(), last_error="")
+        self._save(state="reading the images", pid=os.getpid(), last_error="", refusals=0, refusal_code="",
+                   last_refusal="")
         self._display.state(f"reading the images of {self._choice.source}")
         choice = self._choice
         found = await self._compute.call("survey", {"source": choice.source, "labelled": choice.labelled,
@@ -170,8 +180,8 @@ class Agent:
         in_steps = f" that come in {found['steps']} steps" if found.get("steps") else ""
         tested = f"; {found['test']} for testing" if found.get("test") else ""
         where = " and ".join(each for each in (choice.source, choice.labelled) if each)
-        self._display.event(f"silo {self._silo}: {self._runner.num_images} images in {where} ({self._labelled} with a "
-                            f"label, {self._unlabelled} without{in_steps}{tested})")
+        self._display.event(f"silo {self._silo}: {counted(self._runner.num_images, 'image')} in {where} "
+                            f"({self._labelled} with a label, {self._unlabelled} without{in_steps}{tested})")
         self._save(labelled_count=self._labelled, unlabelled_count=self._unlabelled)
 
     def _hello(self) -> pb.AwaitTaskRequest:
@@ -187,7 +197,9 @@ class Agent:
             request.away.until_time.FromMicroseconds(round(away.until_unix * 1e6))
         # The next call comes when the hours begin or end, so that what it says is true for as long as it waits.
         change = away.until_unix if away is not None else closes_at(self._policy.hours, now) or now
-        request.poll_timeout.FromMicroseconds(round(min(self._poll_seconds, max(0.2, change - now)) * 1e6))
+        # The first one is short: its answer shows the person that there is a connection, and what is waited for.
+        longest = self._poll_seconds if self._heard else min(self._poll_seconds, _FIRST_POLL_SECONDS)
+        request.poll_timeout.FromMicroseconds(round(min(longest, max(0.2, change - now)) * 1e6))
         request.silo_time.FromMicroseconds(round(now * 1e6))
         self._announce(request)
         return request
@@ -248,11 +260,21 @@ class Agent:
         self._display.event(f"{name}: {outcome.text}; on the wire {about}{describe_bytes(carried.sent_bytes)} out, "
                             f"{about}{describe_bytes(carried.received_bytes)} in")
         answered = self._status.now.tasks_answered + int(outcome.answered)
-        self._save(last_outcome=outcome.text, tasks_answered=answered)
+        self._save(last_outcome=outcome.text, tasks_answered=answered, **self._refusal(outcome))
         return outcome.answered
 
-    def _standby(self, standby: pb.Standby) -> bool:
-        """Shows why there is no task; returns whether that was all."""
+    def _refusal(self, outcome: Outcome) -> dict[str, object]:
+        """What the status says of refusals after a task. Hours and budget are no trouble: others show them."""
+        error = outcome.error
+        if error is not None and not isinstance(error, (DailyBudget, OutsideHours)):
+            return {"refusals": self._status.now.refusals + 1, "refusal_code": error.code,
+                    "last_refusal": printable(error.line(), limit=1000)}
+        done = outcome.kind in ("updated", "abstained")
+        return {"refusals": 0, "refusal_code": "", "last_refusal": ""} if done else {}
+
+    def _standby(self, standby: pb.Standby, *, first: bool = False) -> bool:
+        """Shows why there is no task, with the connection when it is the `first` answer; returns whether that was
+        all."""
         text = printable(standby.text)
         study = printable(standby.study, limit=128)
         line = _REASONS.get(standby.reason, "waiting for the coordinator")
@@ -263,7 +285,7 @@ class Agent:
         if text:
             line = f"{line} ({text})"
         if standby.reason != pb.Standby.REASON_NO_STUDY:
-            self._display.state(line)
+            self._display.state(self._greeting(line, first=first))
             self._save(state=line, study=study or self._status.now.study, round=standby.round,
                        rounds=standby.round_count)
             return False
@@ -271,9 +293,19 @@ class Agent:
         if was_part:
             self._display.event(f"study {self._status.now.study} is over" + (f": {text}" if text else ""))
         if not (was_part and self._exit_when_finished):
-            self._display.state(line)
+            self._display.state(self._greeting(line, first=first))
         self._save(state=line, study="")
         return was_part and self._exit_when_finished
+
+    def _greeting(self, line: str, *, first: bool) -> str:
+        """The line, and as long as it is the first one, what it is connected to."""
+        if first:
+            self._first_line = line
+        if line != self._first_line:
+            self._first_line = ""
+            return line
+        what = line.removeprefix("connected: ").removeprefix("connected, but ")
+        return f"connected to {self._where}; {what}"
 
     async def _no_spin(self, waited_seconds: float) -> None:
         self._quick_answers = self._quick_answers + 1 if waited_seconds < _QUICK_SECONDS else 0
@@ -297,7 +329,8 @@ class Agent:
         self._contact_unix = self._clock()
         if self._in_trouble:
             self._in_trouble = False
-            self._display.event(f"connected to {self._address} again")
+            if self._heard:  # else the first answer says so, at once
+                self._display.event(f"connected to {self._address} again")
             self._save(last_error="")
         elif self._contact_unix - self._written >= _STATUS_SECONDS:
             self._save()

@@ -105,7 +105,8 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
                 on_trouble=lambda error, failures: agent.trouble(error, failures),
                 on_contact=lambda: agent.contact(), diagnose=cause)
     renewal = Renewal(renew, due=lambda: present.about.renew_unix, link=link, display=display)
-    agent = Agent(home=home, silo=identity.silo, address=identity.address, policy=policy, choice=choice, link=link,
+    agent = Agent(home=home, silo=identity.silo, address=identity.address, federation=identity.federation,
+                  policy=policy, choice=choice, link=link,
                   compute=compute, display=display, traffic=traffic, renew=renewal,
                   exit_when_finished=exit_when_finished, poll_seconds=poll_seconds, on_task=on_task)
     counting = asyncio.ensure_future(_count(agent))

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from common.compute import Compute, ComputeAborted, ComputeCrashed
 from common.config import from_dict, to_dict
 from common.convert import check_metrics, reference_to_proto, task_from_proto
-from common.describe import describe_bytes, describe_seconds
+from common.describe import counted, describe_bytes, describe_seconds
 from common.errors import (
     BadData,
     ComputeFailed,
@@ -45,6 +45,7 @@ from silo.home import JoinChoice
 from silo.hours import closes_at, opens_at, time_text
 from silo.link import Link, Verdict, is_fatal
 from silo.memory import PendingUpdate, SiloMemory, update_id_of
+from silo.own_images import OwnImages
 from silo.policy import Policy, check_task, check_update
 from silo.rounds import TaskTook
 from silo.stores import collect_tensors
@@ -73,6 +74,8 @@ class Outcome:
     """What the task took, when it was done; without the bytes on the wire."""
     kind: OutcomeKind = "dropped"
     """For counting."""
+    error: SemisiloError | None = None
+    """Why this silo has refused it."""
 
 
 class TaskRunner:
@@ -100,6 +103,7 @@ class TaskRunner:
         self._display = display
         self._budget = budget
         self._clock = clock
+        self._own_images = OwnImages(choice)
         self._took: dict[str, Any] = {}
         self._last_upload_bytes = dict(last_upload_bytes or {})
         self.num_images = 0
@@ -161,13 +165,29 @@ class TaskRunner:
     async def _work(self, task: TaskSpec, spec: MethodSpec, watch: Watch) -> Outcome:
         pending = await asyncio.to_thread(self._memory.pending_for, task.task_id)
         if pending is None:
+            broken = await asyncio.to_thread(self._own_images.standing, task.study)
+            if broken is not None:  # before anything is fetched: it would be in vain
+                raise broken
             payloads = await self._fetch(task, watch)
-            pending = await self._train(task, spec, payloads, watch)
+            state = await asyncio.to_thread(self._own_images.before_reading, task.study)
+            try:
+                pending = await self._train(task, spec, payloads, watch)
+            except BadData as error:
+                await self._warn_of_images(task, error, state)
+                raise
+            self._own_images.were_read(task.study)
         else:
             self._display.event(f"{watch.name}: the answer was ready before; it is sent again")
         if pending.payload is None:
             return await self._send_abstention(task, spec, pending)
         return await self._send_update(task, spec, pending, pending.payload, watch)
+
+    async def _warn_of_images(self, task: TaskSpec, error: BadData, state: str) -> None:
+        if await asyncio.to_thread(self._own_images.cannot_be_used, task.study, error, state):
+            _LOG.warning(
+                "the images of this site cannot be used: %s No task of study %s is fetched, and every one is refused, "
+                "until they have changed. `silo data` looks at every file: mend the file, or set on_error = \"skip\" "
+                "in [data] of silo.toml; then restart `silo join`.", printable(error.text, limit=500), task.study)
 
     # Fetch and train --------------------------------------------------------------------------------------------------
 
@@ -215,7 +235,7 @@ class TaskRunner:
 
     async def _train(self, task: TaskSpec, spec: MethodSpec, payloads: dict[str, Path], watch: Watch) -> PendingUpdate:
         """Trains in the compute process and makes the answer durable."""
-        self._display.event(f"{watch.name}: training ({task.method}, {self.num_images} images)")
+        self._display.event(f"{watch.name}: training ({task.method}, {counted(self.num_images, 'image')})")
         watch.stage(pb.ReportProgressRequest.STAGE_TRAINING)
         memory = await asyncio.to_thread(self._memory.committed, task.study)
         committed, pending = await asyncio.to_thread(self._memory.residuals, task.study, round=task.round)
@@ -239,7 +259,8 @@ class TaskRunner:
         self._display.done()
         self._took["train_seconds"] = float(result.get("seconds") or time.monotonic() - started)
         if result.get("skipped"):
-            self._display.event(f"{watch.name}: {result['skipped']} files could not be read and were left out")
+            self._display.event(f"{watch.name}: {counted(result['skipped'], 'file')} could not be "
+                                "read: left out")
         payload = from_dict(PayloadRef, result["payload"]) if result.get("payload") else None
         metrics = check_metrics(result.get("metrics") or {})
         check_update(self._policy, spec, groups=payload.groups if payload else (), metrics=metrics,
@@ -330,8 +351,8 @@ class TaskRunner:
             if is_fatal(objection):
                 raise
             return Outcome(f"refused here ({error.line()}), and the coordinator did not take the refusal: "
-                           f"{objection.line()}", answered=False, kind="refused")
-        return _outcome(verdict, f"refused: {error.line()}", kind="refused")
+                           f"{objection.line()}", answered=False, kind="refused", error=error)
+        return replace(_outcome(verdict, f"refused: {error.line()}", kind="refused"), error=error)
 
     async def _disclose(self, disclosure: Disclosure) -> None:
         await asyncio.to_thread(self._disclosures.record, disclosure)

@@ -71,6 +71,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         now: this machine's clock, Unix seconds.
         measure: times a few training steps of the study's network as well, in a process of its own.
     """
+    from silo.check_agent import look_at_tasks
     from silo.check_link import look_at_link
     from silo.check_site import look_at_disk, look_at_gpu, look_at_home, look_at_images, look_at_memory, look_at_policy
     from silo.check_study import look_at_hours, look_at_study, needs_of
@@ -87,6 +88,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
     if policy is not None:
         found, counted = look_at_images(home, policy)
         findings.append(found)
+    findings += look_at_tasks(home)
     needs, found_needs = needs_of(description, silo=identity.silo if identity else "")
     findings += [found_needs] if found_needs is not None else []
     size = needs.task.image.size if needs is not None and needs.begun else 0

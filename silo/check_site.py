@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 from common.config import to_dict
-from common.describe import describe_bytes
+from common.describe import counted, describe_bytes
 from common.errors import SemisiloError, UsageError
 from silo.check import Finding, bad
-from silo.home import SiloHome
+from silo.home import JoinChoice, SiloHome, home_option
 from silo.identity_store import Identity, has_identity, load_identity
 from silo.policy import Policy, load_policy
 
@@ -26,6 +27,10 @@ _MODELS_IN_MEMORY = 8
 """Weights, gradients, momentum, the received ones and what is made of them; without the activations of a batch."""
 _SPARE_BYTES = 2**30
 _GPU_SECONDS = 3.0
+_HEADERS = 400
+_HEADER_CPU_SECONDS, _HEADER_SECONDS = 0.25, 2.0
+"""`silo check` opens no more files than that, and none after so long."""
+_NAMED_FILES = 5
 
 
 def look_at_home(folder: Path, now: float) -> tuple[list[Finding], Identity | None]:
@@ -33,7 +38,8 @@ def look_at_home(folder: Path, now: float) -> tuple[list[Finding], Identity | No
     if not folder.is_dir() or not has_identity(folder):
         return [bad("identity", UsageError(
             f"{folder} holds no identity of a silo.",
-            remedy="Enrol first: silo enroll LINE, with the line from the coordinator's operator."))], None
+            remedy=f"Enrol first: silo enroll LINE{home_option(folder)}, with the line from the coordinator's "
+                   "operator."))], None
     findings = []
     if not os.access(folder, os.W_OK | os.X_OK):
         findings.append(Finding(what="home", state="bad", text=f"{folder} cannot be written.",
@@ -95,9 +101,9 @@ def look_at_policy(home: SiloHome) -> tuple[Policy | None, Finding]:
         return None, bad("silo.toml", error)
     if not home.policy.exists():
         return policy, Finding(what="silo.toml", state="ok", text=f"{home.policy}: not there, so the defaults hold")
-    return policy, Finding(what="silo.toml", state="ok", text=f"{home.policy} is valid: {len(policy.methods)} methods, "
-                                                              f"{len(policy.permit.groups)} tensor groups, "
-                                                              f"{len(policy.permit.metrics)} metrics permitted")
+    permitted = ", ".join((counted(len(policy.methods), "method"), counted(len(policy.permit.groups), "tensor group"),
+                           counted(len(policy.permit.metrics), "metric")))
+    return policy, Finding(what="silo.toml", state="ok", text=f"{home.policy} is valid: {permitted} permitted")
 
 
 def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, int]]:
@@ -108,7 +114,8 @@ def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, 
         choice = choose_data(home, policy.data, data=None, on_error=None)
     except UsageError:
         return Finding(what="images", state="warning", text="No images are named yet.",
-                       remedy="Name them in [data] source of silo.toml, or with: silo join --data FOLDER"), (0, 0)
+                       remedy="Name them in [data] source of silo.toml, or with: silo "
+                              f"join{home_option(home.folder)} --data FOLDER"), (0, 0)
     except SemisiloError as error:
         return bad("images", error), (0, 0)
     from silo.images import survey_silo_images
@@ -130,7 +137,53 @@ def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, 
     if not total:
         return Finding(what="images", state="bad", text=f"There are none in {where}.", facts=facts,
                        remedy="Put images there, or name another folder in [data] source of silo.toml."), (0, 0)
-    return Finding(what="images", state="ok", text=text, facts=facts), (found.labelled, found.unlabelled)
+    counts = (found.labelled, found.unlabelled)
+    try:
+        opened, broken = _headers(choice)
+    except SemisiloError as error:  # a package is missing
+        return bad("images", error), counts
+    facts |= {"headers_read": opened, "broken": list(broken)}
+    looks = f"silo data{home_option(home.folder)}"
+    if broken:
+        text += f"; {len(broken)} of {opened} that were opened cannot be read: {', '.join(broken[:_NAMED_FILES])}"
+        text += f" and {len(broken) - _NAMED_FILES} more" if len(broken) > _NAMED_FILES else ""
+        if choice.on_error == "skip":
+            return Finding(what="images", state="warning", text=f'{text}; on_error = "skip" leaves them out',
+                           remedy=f"`{looks}` looks at every file whole.", facts=facts), counts
+        return Finding(what="images", state="bad", text=text, facts=facts,
+                       remedy=f'Mend them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
+                              "every file whole."), counts
+    text += f"; the headers of {opened} can be read, `{looks}` looks at every file whole" if opened else \
+        f"; `{looks}` looks at every one"
+    return Finding(what="images", state="ok", text=text, facts=facts), counts
+
+
+def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
+    """How many files of folders and tables were opened, spread evenly, and the names of those that are broken.
+
+    Raises: BadData when a package is missing, or a source cannot be listed.
+    """
+    from common.data.decoding import header
+    from common.data.folder import ImageFile
+    from common.data.readers import kind_of, listing_of, parse_source
+
+    files: list[ImageFile] = []
+    broken: list[str] = []
+    for source in choice.sources:
+        path, split = parse_source(source)
+        if path is not None and kind_of(path) in ("folder", "table"):
+            listing = listing_of(path, split, source=source)
+            files += listing.images
+            broken += [item.name for item in listing.skipped if item.broken]
+    opened = len(broken)
+    began, cpu = time.monotonic(), time.process_time()
+    for file in files[::max(1, -(-len(files) // _HEADERS))]:
+        if time.process_time() - cpu > _HEADER_CPU_SECONDS or time.monotonic() - began > _HEADER_SECONDS:
+            break
+        opened += 1
+        if header(file) is None:
+            broken.append(file.name)
+    return opened, tuple(broken)
 
 
 def look_at_disk(home: SiloHome, *, dense_bytes: int) -> Finding:

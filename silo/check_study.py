@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.describe import describe_bytes, describe_seconds
+from common.describe import counted, describe_bytes, describe_seconds
 from common.errors import BadPayload, SemisiloError
 from common.exchange import PayloadRef, TaskSpec
 from common.logs import printable
@@ -205,5 +205,5 @@ def _budget(home: SiloHome, policy: Policy, expected: Forecast | None, now: floa
             return Finding(what="budget", state="bad", facts=facts, remedy="Raise [limits] bytes_per_day in silo.toml.",
                            text=f"A round takes about {describe_bytes(expected.bytes)}; {describe_bytes(limit)} a day "
                                 "allows none.")
-        text += f": about {left // expected.bytes} rounds more today, {limit // expected.bytes} a day"
+        text += f": about {counted(left // expected.bytes, 'round')} more today, {limit // expected.bytes} a day"
     return Finding(what="budget", state="ok", text=text, facts=facts)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.data.form import OnError
 from common.errors import UsageError
-from silo.home import JoinChoice, SiloHome, check_apart, resolve_source
+from silo.home import JoinChoice, SiloHome, check_apart, home_option, resolve_source
 from silo.policy import DataPolicy
 
 __all__ = ["OnError", "choose_data"]
@@ -31,7 +31,8 @@ def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelle
     elif last is not None:
         choice = replace(last, on_error=policy.on_error)  # what a command said of broken files holds for once
     else:
-        raise UsageError("No images were named.", remedy="Say where they are: silo join --data /scans")
+        raise UsageError("No images were named.",
+                         remedy=f"Say where they are: silo join{home_option(home.folder)} --data /scans")
     if labelled:
         choice = replace(choice, labelled=resolve_source(labelled, base=here))
     if test:

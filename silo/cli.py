@@ -78,7 +78,7 @@ def enroll(
     from common.durable import write_durably
     from common.identity import utc_text
     from silo.enrollment import enroll as enroll_at
-    from silo.home import SiloHome
+    from silo.home import SiloHome, home_option
     from silo.policy import policy_text
 
     folder = home_of(home)
@@ -100,8 +100,8 @@ def enroll(
                "`silo join` runs.")
     if written:
         typer.echo(f"What may leave this site is written in {policy}: read it.")
-    option = f" --home {home}" if home else ""
-    typer.echo(f"Next: silo join{option} --data FOLDER")
+    option = home_option(folder)
+    typer.echo(f"Next: silo check{option}, then: silo join{option} --data FOLDER")
 
 
 @app.command()
@@ -132,7 +132,7 @@ def join(
     log_format: LogFormatOption = "text",
     metrics: MetricsOption = None,
 ) -> None:
-    """Takes part in the studies of the federation until it is stopped.
+    """Takes part in the federation's studies until stopped.
 
     Waits for tasks, trains, sends updates, reconnects by itself. May be stopped (Ctrl-C) or killed at any time and
     started again: it goes on where it was. Only connections out are made, through the proxy of $https_proxy if set.

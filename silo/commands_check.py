@@ -27,12 +27,13 @@ def check(
                                                             "takes half a minute.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Shows what works, what does not and how to mend it, and what a round will take.
+    """Shows what works, what does not and how to mend it.
 
-    Looks at the identity and certificate, silo.toml, the way to the coordinator (name, proxy, TLS, a call), both clocks
-    and versions, the images by their names and headers, disk, memory, GPU, and at what the current study needs against
-    what this site permits. Joins nothing, and changes nothing but the record of disclosures, which gets a line before
-    the coordinator is asked. Works beside a running `silo join`, too.
+    Also what a round will take. Looks at the identity and certificate, silo.toml, the way to the coordinator (name,
+    proxy, TLS, a call), both clocks and versions, the images by their names and the headers of some hundred (`silo
+    data` looks at every file), what `silo join` last refused, disk, memory, GPU, and at what the current study needs
+    against what this site permits. Joins nothing, and changes nothing but the record of disclosures, which gets a line
+    before the coordinator is asked. Works beside a running `silo join`, too.
 
     \b
     Examples:
@@ -68,6 +69,7 @@ def _lines(found: CheckReport) -> list[str]:
     import shutil
     import textwrap
 
+    from common.describe import counted
     from common.logs import printable
     from silo.forecast import line_of
 
@@ -87,5 +89,5 @@ def _lines(found: CheckReport) -> list[str]:
     rows.append("")
     number = sum(finding.state == "bad" for finding in found.findings)
     running = "`silo join` is running here." if found.running else "`silo join` is not running here."
-    rows.append(f"{'All is well' if found.well else f'{number} thing(s) to mend first'}. {running}")
+    rows.append(f"{'All is well' if found.well else counted(number, 'thing') + ' to mend first'}. {running}")
     return rows

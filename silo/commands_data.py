@@ -34,9 +34,10 @@ def data(
              "images: only this user may read it.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Shows what this site's images are: kind, counts, classes, sizes, depths, and every file that cannot be used.
+    """Shows what this site's images are and which cannot be used.
 
-    Reads every image once. Nothing is sent anywhere; the contact sheet stays here.
+    Kind, counts, classes, sizes, depths, and every file that cannot be used. Reads every image once. Nothing
+    is sent anywhere; the contact sheet stays here.
 
     \b
     Examples:

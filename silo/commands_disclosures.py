@@ -32,10 +32,10 @@ def disclosures(
         "--csv", metavar="FILE", show_default=False, help="Write them to FILE as CSV; - for standard output.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Shows what has left this site: what, when, how many bytes, and their digest; newest last.
+    """Shows what has left this site, newest last.
 
-    The record is HOME/disclosures.jsonl. A line is on disk before anything of what it tells of is sent. Works without
-    the coordinator, and after `silo leave`.
+    What, when, how many bytes, and their digest. The record is HOME/disclosures.jsonl. A line
+    is on disk before anything of what it tells of is sent. Works without the coordinator, and after `silo leave`.
 
     \b
     Examples:
@@ -49,6 +49,7 @@ def disclosures(
     """
     import time
 
+    from common.describe import counted
     from common.errors import UsageError
     from common.logs import printable
     from silo.disclosure_table import as_csv, as_json, as_text, choose, since_unix
@@ -64,7 +65,7 @@ def disclosures(
     if csv_ is not None and str(csv_) != "-":
         csv_.write_text(as_csv(chosen), encoding="utf-8")
         if not json_:
-            typer.echo(f"{len(chosen.lines)} lines are in {csv_}.")
+            typer.echo(f"{counted(len(chosen.lines), 'line')} {'is' if len(chosen.lines) == 1 else 'are'} in {csv_}.")
     elif csv_ is not None:
         if json_:
             raise UsageError("--csv - and --json both want standard output.", remedy="Name a file for one of them.")

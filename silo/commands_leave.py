@@ -25,10 +25,11 @@ def leave(
                           "expired. Its operator should revoke the silo then.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Leaves the federation: tells the coordinator, then removes key, certificate, caches and memory here.
+    """Leaves the federation and removes its keys and caches here.
 
-    silo.toml and the record of disclosures stay. Tasks that are open are cancelled; what this silo has contributed
-    stays in the model. Stop `silo join` first. An invitation lets the silo back in.
+    Tells the coordinator, then removes key, certificate, caches and memory. silo.toml and the record of disclosures
+    stay. Tasks that are open are cancelled; what this silo has contributed stays in the model. Stop `silo join` first.
+    An invitation lets the silo back in.
 
     \b
     Examples:

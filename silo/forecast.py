@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.describe import describe_bytes, describe_seconds
+from common.describe import counted, describe_bytes, describe_seconds
 from silo.home import SiloHome
 from silo.rounds import TaskTook, read_tasks
 
@@ -18,6 +18,8 @@ __all__ = ["Forecast", "forecast", "line_of"]
 _RECENT = 5
 _SMALLEST_MEASURED_BYTES = 256 * 1024
 """A transfer of less says more about round trips than about the line."""
+_SHORTEST_SECONDS = 0.05
+"""What is less would be written as 0.0 s."""
 _VALUE_BYTES = {"bf16": 2.0, "int8": 1.0, "int4": 0.5}
 _INDEX_BYTES = 2.0
 """Of one of the largest elements, about: what its place costs."""
@@ -85,7 +87,7 @@ def _bytes(needs: StudyNeeds, tasks: list[TaskTook]) -> tuple[int, int, str]:
         up = statistics.median(entry.wire_up if wire else entry.payload_up for entry in own)
         what = "on the wire" if wire else "payloads"
         return (round(down), round(up),
-                f"{what}, median of this silo's last {len(own)} rounds, by the coordinator's count")
+                f"{what}, median of this silo's last {counted(len(own), 'round')}, by the coordinator's count")
     rounds: dict[int, list[TaskTook]] = {}
     for task in tasks:
         rounds.setdefault(task.round, []).append(task)
@@ -93,7 +95,7 @@ def _bytes(needs: StudyNeeds, tasks: list[TaskTook]) -> tuple[int, int, str]:
         recent = [rounds[number] for number in sorted(rounds)][-_RECENT:]
         return (round(statistics.median(sum(task.received_bytes for task in entry) for entry in recent)),
                 round(statistics.median(sum(task.sent_bytes for task in entry) for entry in recent)),
-                f"on the wire, median of this silo's last {len(recent)} rounds, by its own count")
+                f"on the wire, median of this silo's last {counted(len(recent), 'round')}, by its own count")
     dense = needs.dense_bytes
     if not dense:
         return 0, 0, "unknown until the study has begun"
@@ -118,10 +120,11 @@ def _training(needs: StudyNeeds, tasks: list[TaskTook], images: int,
         last = {task.round for task in trained[-_RECENT:]}
         sums = [sum(task.train_seconds * (images / task.images if images and task.images else 1.0) for task in trained
                     if task.round == number) for number in sorted(last)]
-        return statistics.median(sums), f"median of this silo's last {len(sums)} trainings of the study"
+        return statistics.median(sums), f"median of this silo's last {counted(len(sums), 'training')} of the study"
     declared = [entry.training_seconds for entry in needs.own_rounds if entry.training_seconds is not None][-_RECENT:]
     if declared:
-        return statistics.median(declared), f"median of this silo's last {len(declared)} trainings, by the coordinator"
+        return (statistics.median(declared),
+                f"median of this silo's last {counted(len(declared), 'training')}, by the coordinator")
     return None, "this silo has not trained in the study yet; --measure times its network"
 
 
@@ -133,7 +136,10 @@ def _transfer(tasks: tuple[TaskTook, ...], down: int, up: int) -> tuple[float | 
                 if task.upload_bytes >= _SMALLEST_MEASURED_BYTES and task.upload_seconds > 0][-_RECENT:]
     if not rates_down and not rates_up:
         at = (down + up) * 8 / 100e6
-        return None, f"the line has not been measured yet; at 100 Mbit/s it would be {describe_seconds(at)}"
+        why = ("transfers so far were too small to measure the line" if any(
+            task.download_bytes or task.upload_bytes for task in tasks) else "the line has not been measured yet")
+        expected = describe_seconds(at) if at >= _SHORTEST_SECONDS else "less than 0.1 s"
+        return None, f"{why}; at 100 Mbit/s it would be {expected}"
     rate_down = statistics.median(rates_down or rates_up)
     rate_up = statistics.median(rates_up or rates_down)
     return (down / rate_down + up / rate_up, f"line measured in the last tasks: {describe_bytes(rate_down)}/s in, "

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from common.durable import write_durably
 from common.errors import BadConfiguration, BadData, SemisiloError
 
 __all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFile", "check_apart", "default_home",
-           "resolve_source"]
+           "home_option", "resolve_source"]
 
 
 class AlreadyRunning(SemisiloError):
@@ -141,6 +142,12 @@ def default_home() -> Path:
     return Path(os.environ.get("SEMISILO_HOME") or Path.home() / ".semisilo")
 
 
+def home_option(folder: Path) -> str:
+    """What a command needs to work in this folder, " --home DIR" as a shell reads it; empty for the default one."""
+    default = default_home().expanduser().absolute()
+    return "" if folder.absolute() == default else f" --home {shlex.quote(str(folder))}"
+
+
 # The remembered source ------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +249,13 @@ class AgentStatus:
     """Whether the two counts are estimates, for want of the kernel's."""
     last_error: str = ""
     """The last trouble that has not passed; empty when all is well."""
+    refusals: int = 0
+    """How many tasks in a row were refused, without those outside the hours and beyond the budget; since the start of
+    the agent."""
+    refusal_code: str = ""
+    """Of the last of them."""
+    last_refusal: str = ""
+    """Why, a line for the person here: it may name files."""
 
 
 class StatusFile:

@@ -32,6 +32,7 @@ from common.identity import (
     not_before_unix,
 )
 from common.tls import Credentials
+from silo.home import home_option
 
 __all__ = ["FederationFile", "Identity", "drop_pending_keys", "has_identity", "install_identity", "load_identity",
            "pending_key"]
@@ -93,7 +94,8 @@ def load_identity(home: Path) -> Identity:
     """
     if not has_identity(home):
         raise UsageError(f"{home} holds no identity of a silo.",
-                         remedy="Enrol first: silo enroll <the line from the coordinator's operator>")
+                         remedy="Enrol first: silo enroll <the line from the coordinator's operator>"
+                                + home_option(home))
     try:
         return _read(_current(home))
     except FileNotFoundError:

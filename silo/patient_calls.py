@@ -59,7 +59,7 @@ class LinkSettings:
     it to disk first."""
     backoff: Backoff = field(default_factory=Backoff)
     """Pauses between attempts."""
-    diagnose_after: int = 3
+    diagnose_after: int = 2
     """Failures in a row after which the silo looks for the cause itself."""
     diagnose_every_seconds: float = 60.0
     """And how often it looks again."""
@@ -96,6 +96,7 @@ class PatientCalls:
         self._diagnose = diagnose
         self._messages = messages
         self._diagnosed = float("-inf")
+        self._found: SemisiloError | None = None
         self._starts = 0
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
@@ -204,10 +205,13 @@ class PatientCalls:
 
         Raises: the cause, when no repetition can mend it.
         """
+        if failures == 1:
+            self._found = None
         due = time.monotonic() - self._diagnosed >= self._settings.diagnose_every_seconds
         if failures < self._settings.diagnose_after or isinstance(problem, TryAgain) or \
                 not (due or failures == self._settings.diagnose_after):
-            return problem
+            # One cause, one wording: what was found stands until it is looked for again.
+            return self._found if self._found is not None and isinstance(problem, Unreachable) else problem
         self._diagnosed = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.call_seconds):
@@ -218,4 +222,5 @@ class PatientCalls:
             return problem
         if is_fatal(found):
             raise found
+        self._found = found
         return found

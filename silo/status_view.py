@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.describe import describe_bytes, describe_seconds
+from common.describe import counted, describe_bytes, describe_seconds
 from common.errors import SemisiloError
 from common.identity import utc_text
 from common.logs import printable
 from silo.budget import read_day
 from silo.disclosures import last_line
-from silo.home import SiloHome, StatusFile
+from silo.home import SiloHome, StatusFile, home_option
 from silo.hours import Hours, closes_at, next_day_at, opens_at, time_text
 from silo.identity_store import load_identity
 from silo.policy import load_policy
@@ -85,15 +85,16 @@ def lines(found: dict[str, Any], *, now: float) -> list[str]:
         left = f"{days:.0f} days" if days >= 2 else f"{days * 24:.1f} hours"
         certificate = f"until {found['certificate_until']} ({left} left), renews from {found['renews_from']}"
     about = "about " if found["bytes_estimated"] else ""
+    start = f"silo join{home_option(Path(found['home']))}"
     rows = [
         ("silo", found["silo"]),
         ("federation", f"{found['federation']} at {found['address']}"),
         ("home", found["home"]),
         ("certificate", certificate),
-        ("agent", f"running: {found['state']}" if found["running"] else "not running (silo join)"),
+        ("agent", f"running: {found['state']}" if found["running"] else f"not running ({start})"),
         ("last contact", _ago(found["last_contact_unix"], now)),
         ("last task", f"{found['last_task']}: {found['last_outcome']}" if found["last_task"] else "none yet"),
-        ("answered", f"{found['tasks_answered']} tasks"),
+        ("answered", counted(found['tasks_answered'], 'task')),
         ("images", f"{found['labelled_count'] + found['unlabelled_count']} ({found['labelled_count']} with a label, "
                    f"{found['unlabelled_count']} without)"),
         ("on the wire", f"{about}{describe_bytes(found['sent_bytes'])} sent, "
@@ -110,6 +111,9 @@ def lines(found: dict[str, Any], *, now: float) -> list[str]:
         rows.append(("last to leave", f"{what}, {when} (silo disclosures)"))
     if found["policy_error"]:
         rows.append(("silo.toml", found["policy_error"]))
+    if found["refusals"]:
+        rows.append(("refused", f"the last {counted(found['refusals'], 'task')}: {found['refusal_code']}: "
+                                f"{found['last_refusal']} (silo check)"))
     if found["last_error"]:
         rows.append(("trouble", found["last_error"]))
     return [f"{name:<14}{value}" for name, value in rows]

@@ -126,6 +126,8 @@ def test_names_of_studies_and_silos_are_completed_from_the_ledger_and_nothing_is
         db.commit()
     assert completed("coordinator report s", cwd=hub) == ["second"]
     assert completed("coordinator queue f", cwd=hub) == ["first"]
+    for command in ("export", "track"):
+        assert completed(f"coordinator {command} s", cwd=hub) == ["second"]
     assert completed("coordinator revoke h", cwd=tmp_path, SEMISILO_FEDERATION=str(hub)) == ["hospital-a"]
     assert completed(f"coordinator report --folder {hub} s", cwd=tmp_path) == ["second"]
     empty = tmp_path / "empty"

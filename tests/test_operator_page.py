@@ -70,6 +70,7 @@ def until(condition: Callable[[], Any], *, seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_study_is_followed_paused_extended_resumed_and_stopped_from_the_page(
         running: FederationOfProcesses) -> None:
     browser = Browser(running)

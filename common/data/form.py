@@ -74,7 +74,7 @@ class ImageForm:
         if not 1 <= self.size <= 4096:
             raise ValueError(f"size = {self.size}: must be between 1 and 4096.")
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise ValueError(f"mean and std need {self.channels} value(s), one per channel.")
+            raise ValueError(f"mean and std need {self.channels} value{'s' * (self.channels != 1)}, one per channel.")
         if not all(0 < value < float("inf") for value in self.std):
             raise ValueError("std must be above 0 in every channel.")
 

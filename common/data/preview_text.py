@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from common.data.form import OnError
 from common.data.image_set import Skipped
 from common.data.preview import Preview
 from common.logs import printable
@@ -13,10 +14,17 @@ __all__ = ["lines", "progress_bar"]
 
 _CLASSES = 40
 _PROBLEMS = 20
+_CONSEQUENCE: dict[OnError | None, str] = {
+    None: "[data] on_error says whether a study stops there", "skip": "this study leaves them out",
+    "stop": "this study stops here", "report": "this study names them all and stops here"}
 
 
-def lines(preview: Preview) -> list[str]:
-    """The facts, a line each; problems last, where the eye ends."""
+def lines(preview: Preview, *, on_error: OnError | None = None) -> list[str]:
+    """The facts, a line each; problems last, where the eye ends.
+
+    Args:
+        on_error: what the study that reads this source does at a file that cannot be used; None when that is not known.
+    """
     found = [f"{printable(preview.source)}: {preview.kind}, {_images(preview)}"]
     if preview.labelled or preview.classes:
         found.append(f"  labelled    {preview.labelled:,}, without a label {preview.unlabelled:,}")
@@ -41,7 +49,7 @@ def lines(preview: Preview) -> list[str]:
         found.append("  depth       " + ", ".join(f"{bits} bits ({count:,})" for bits, count in preview.bits.items()))
     found += [f"  note        {printable(note)}" for note in preview.notes]
     found += [f"  no fit      {printable(misfit)}" for misfit in preview.misfits]
-    found += _problems(preview)
+    found += _problems(preview, on_error)
     return found
 
 
@@ -53,7 +61,7 @@ def _images(preview: Preview) -> str:
         preview.kind not in ("npz", "digits")) else count
 
 
-def _problems(preview: Preview) -> list[str]:
+def _problems(preview: Preview, on_error: OnError | None) -> list[str]:
     others = len(preview.skipped) - preview.broken
     found = []
     if others:
@@ -63,10 +71,12 @@ def _problems(preview: Preview) -> list[str]:
         found.append(f"    and {others - 5:,} more")
     if not preview.broken:
         return [*found, "  problems    none"]
-    found.append(f"  problems    {preview.broken:,} cannot be used; [data] on_error says whether a study stops there")
+    found.append(f"  problems    {preview.broken:,} cannot be used; {_CONSEQUENCE[on_error]}")
     found += _named([item for item in preview.skipped if item.broken][:_PROBLEMS])
     if preview.broken > _PROBLEMS:
         found.append(f"    and {preview.broken - _PROBLEMS:,} more; --json lists all")
+    if on_error in ("stop", "report"):
+        found.append('  remedy      mend or remove them, or set [data] on_error = "skip" to leave them out')
     return found
 
 

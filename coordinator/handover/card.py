@@ -25,7 +25,7 @@ from coordinator.handover.choosing import STUDY_TEST, ChosenModel
 from coordinator.handover.measures import Measures
 from coordinator.handover.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
 from coordinator.roster import SiloRow
-from coordinator.states import TaskState
+from coordinator.states import RoundState, TaskState
 from coordinator.summary import StudySummary, Traffic, traffic_of
 
 __all__ = ["CARD_FORMAT", "INTENDED_USE", "cost_facts", "limits_of", "measure_facts", "onnx_facts", "settings_shown",
@@ -130,6 +130,8 @@ def cost_facts(summary: StudySummary, *, up_to: int) -> dict[str, Any]:
             "wire_down": traffic.wire_down if network else None, "wire_up": traffic.wire_up if network else None,
             "wire_estimated": traffic.estimated, "dense_model": traffic.dense_bytes, "dense_total": dense,
             "downloads": traffic.downloads, "uploads": traffic.uploads,
+            "updates_accepted": sum(entry.updates for entry in summary.rounds
+                                    if entry.number <= up_to and entry.state is RoundState.COMPLETED),
             "payload_share_of_dense": traffic.payload / dense if dense else None,
             "wire_share_of_dense": traffic.wire / dense if dense and network else None}
 
@@ -167,6 +169,9 @@ def limits_of(facts: Mapping[str, Any]) -> list[str]:
             found.append("No temperature was fitted: probabilities are those of the network.")
         else:
             found.append("The temperature was fitted on the validation images, which may differ from those to come.")
+    if facts["cost"]["updates_accepted"] == 0 and facts["model"]["round"] > 0:
+        found.append("No update of any silo was accepted up to this round: no silo has part in this model, and what it"
+                     " is worth is the coordinator's own doing.")
     if facts["labelled_only"] is None:
         found.append("Training on the coordinator's labels alone was not measured, so the gain is not known.")
     if facts["onnx"] is None:

@@ -143,11 +143,24 @@ def _data(facts: Mapping[str, Any]) -> _Section:
                  *(str(sum(each[name] for each in silos["silos"])) for name in _ANSWERS)))
     many = _Table("Images at the silos, as announced", ("Silo", "Labelled", "Unlabelled", "Updates", "Abstentions",
                                                         "Refusals", "Late"), tuple(rows))
-    skipped = own["unreadable_files"]
-    note = [_Text(f"{skipped} file(s) of the coordinator could not be read and were left out.")] if skipped else []
+    note = [_Text(text) for text in _left_out(own["left_out_files"], own["unreadable_files"])]
     return _Section("Data", (_Text("Images at the coordinator:"), table, *note,
                              _Text("Images at the silos, as these have announced them, and how often they answered:"),
                              many))
+
+
+def _left_out(count: int, broken: int | None) -> list[str]:
+    """Of the coordinator's files, `broken` should have been images; None where that was not counted."""
+    def files(number: int) -> str:
+        return f"{number} file{'s' * (number != 1)} of the coordinator"
+
+    were = "was" if count == 1 else "were"
+    if not broken:
+        why = "" if broken is None else ": no images, or without a class"
+        return [f"{files(count)} {were} left out{why}."] if count else []
+    rest = count - broken
+    more = f"; {rest} more {'was' if rest == 1 else 'were'} left out: no images, or without a class" if rest else ""
+    return [f"{files(broken)} could not be read and {'was' if broken == 1 else 'were'} left out{more}."]
 
 
 def _worth(facts: Mapping[str, Any]) -> _Section:
@@ -160,7 +173,7 @@ def _worth(facts: Mapping[str, Any]) -> _Section:
             ("AUROC, macro", _DASH if test["auroc_macro"] is None else f"{test['auroc_macro']:.4f}", _DASH)]
     if alone is not None:
         rows.append(("Labels alone, no silos", _percent(alone["accuracy"]), _interval(alone["accuracy_interval"])))
-    if alone is not None and test["source"] == STUDY_TEST:
+    if alone is not None and test["source"] == STUDY_TEST and facts["cost"]["updates_accepted"]:
         rows.append(("Gain", f"{100 * (test['accuracy'] - alone['accuracy']):+.1f} points", _DASH))
     before = facts["recorded_accuracy"]
     check = ("" if before is None else " The ledger has the same accuracy for this round." if before == test["accuracy"]

@@ -306,7 +306,8 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         "format": CARD_FORMAT, "intended_use": list(INTENDED_USE),
         "model": study_facts(chosen, opened.facts, find_method(opened.facts.method)),
         "data": {"coordinator": {"labelled": frozen.num_labelled, "validation": frozen.num_validation,
-                                 "test": frozen.num_test, "unreadable_files": len(frozen.skipped)},
+                                 "test": frozen.num_test, "unreadable_files": frozen.num_broken,
+                                 "left_out_files": len(frozen.skipped)},
                  "silos": silo_facts(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)},
         "test": None if measures is None or images is None else
         measure_facts(measures, source=source, digest=_digest_of(images)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UsageError
-from coordinator.federation import Federation, PageSettings, open_federation
+from coordinator.federation import Federation, PageSettings, folder_option, open_federation
 from coordinator.ledger import Ledger
 from coordinator.live import read
 from coordinator.page.reader import PageSource
@@ -35,7 +35,8 @@ def say_where(folder: Path, *, as_json: bool) -> None:
     live = read(federation.live)
     if live is None:
         raise UsageError("coordinator serve is not running, so there is no page.",
-                         remedy="Start it: coordinator serve. Or show a study: coordinator page STUDY.")
+                         remedy=f"Start it: coordinator serve{folder_option(folder)}. Or show a study: coordinator"
+                                f" page STUDY{folder_option(folder)}.")
     if not live.page:
         why = "it is switched off" if not federation.config.page.listen else \
             f"coordinator serve could not listen on {federation.config.page.listen}"

@@ -184,6 +184,8 @@ class SiloOfStudy:
     wire_up: int
     last_reason: str
     """Why it last abstained, refused or was late."""
+    last_reason_round: int
+    """The round in which it did; 0: it never did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,6 +267,7 @@ class StudyDetail:
     accuracy: float | None
     labelled_only_accuracy: float | None
     gain: float | None
+    """None also where no update of any silo was accepted: then it is nobody's but the coordinator's."""
     seconds: float | None
     seconds_left: float | None
     num_parameters: int

@@ -43,6 +43,7 @@ from coordinator.page.facts import (
     TwoWays,
 )
 from coordinator.page.study_book import StudyBook, finite, silo_over_all_rounds
+from coordinator.refusals import has_updates
 from coordinator.roster import LedgerRoster, SiloRow
 from coordinator.rows import PhaseRow, RoundRow, StudyRow
 from coordinator.states import RoundState, StudyState, TaskState
@@ -162,7 +163,8 @@ class PageReader:
             source=_about(row, "source"), discloses=_about(row, "discloses"), settings=_settings(row), classes=classes,
             queued_unix=row.queued_unix, started_unix=row.started_unix, ended_unix=row.ended_unix, paused_unix=paused,
             rounds_planned=planned, rounds_completed=len(completed), accuracy=accuracy, labelled_only_accuracy=alone,
-            gain=None if accuracy is None or alone is None else accuracy - alone,
+            gain=None if accuracy is None or alone is None or not has_updates(self.ledger, name)
+            else accuracy - alone,
             seconds=None if row.started_unix is None else max(0.0, (row.ended_unix or now) - row.started_unix),
             seconds_left=left, num_parameters=int(frozen.get("num_parameters", 0)), dense_bytes=dense,
             detail_from=book.detail_from, open_round=self._open_round(row, rounds), rounds=lines,

@@ -53,6 +53,7 @@ class _Silo:
     updated: int = 0
     examples: int = 0
     last_reason: str = ""
+    last_reason_round: int = 0
     earlier: deque[dict[int, float]] = field(default_factory=lambda: deque(maxlen=EARLIER_ROUNDS))
     cells: dict[int, tuple[float | None, dict[int, float], DriftFacts | None]] = field(default_factory=dict)
     """Round -> (label ratio, shares per class, drift) of the rounds that are shown."""
@@ -64,7 +65,7 @@ class _Silo:
             self.updated += 1
             self.examples += answer.examples
         if answer.reason:
-            self.last_reason = answer.reason
+            self.last_reason, self.last_reason_round = answer.reason, number
         drift = drift_of(answer.pseudo_labels, self.earlier) if shown else None
         if answer.pseudo_labels:
             self.earlier.append(answer.pseudo_labels)
@@ -76,7 +77,7 @@ class _Silo:
 
     def copy(self) -> _Silo:
         """Another one that can be added to without changing this one."""
-        return _Silo(self.asked, self.updated, self.examples, self.last_reason,
+        return _Silo(self.asked, self.updated, self.examples, self.last_reason, self.last_reason_round,
                      deque(self.earlier, maxlen=EARLIER_ROUNDS), dict(self.cells))
 
 
@@ -240,4 +241,5 @@ def _silo_facts(name: str, silo: _Silo, total: int, costs: StudyCosts, num_class
         class_histogram={number: tuple(round(shares.get(label, 0.0), _DIGITS) for label in range(size))
                          for number, (_, shares, _) in silo.cells.items() if shares},
         drift={number: drift for number, (_, _, drift) in silo.cells.items() if drift is not None},
-        wire_down=ways["down"], wire_up=ways["up"], last_reason=silo.last_reason)
+        wire_down=ways["down"], wire_up=ways["up"], last_reason=silo.last_reason,
+        last_reason_round=silo.last_reason_round)

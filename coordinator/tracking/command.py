@@ -7,7 +7,7 @@ from typing import Any
 
 from common.config import from_dict
 from common.errors import UsageError
-from coordinator.federation import open_federation
+from coordinator.federation import folder_option, open_federation
 from coordinator.ledger import Ledger
 from coordinator.tracking.settings import TrackingSettings, check_installed, mlflow_target
 
@@ -36,7 +36,8 @@ def track_study(folder: Path, study: str, *, tensorboard: Path | None, mlflow: s
     try:
         if not study:
             if not (known := ledger.studies()):
-                raise UsageError("There is no study yet.", remedy="Run one first: coordinator serve.")
+                raise UsageError("There is no study yet.",
+                                 remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
             study = known[-1].name
         ledger.study(study)
         trackers: dict[str, dict[str, Any]] = {}

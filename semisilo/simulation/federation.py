@@ -18,6 +18,7 @@ from coordinator.bulletin import Bulletin, StandbyReason
 from coordinator.desk import Desk, Hello
 from coordinator.engine import Engine, EngineFolders
 from coordinator.ledger import Ledger
+from coordinator.refusals import refused_rounds
 from coordinator.states import RoundState, StudyState, TaskState
 from coordinator.stores import open_payloads, open_spool
 from semisilo.simulation.availability import AvailableRoster, drops_out
@@ -110,15 +111,16 @@ class SimulatedFederation:
         engine = asyncio.ensure_future(self._run_engine())
         working = asyncio.ensure_future(self._work(workplace))
         showing = asyncio.ensure_future(self._show())
+        pausing = asyncio.ensure_future(self._fail_when_paused())
         try:
-            await asyncio.wait({engine, working}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (working, engine):
+            await asyncio.wait({engine, working, pausing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, engine, pausing):
                 if task.done():
                     task.result()
         finally:
-            for task in (engine, working, showing):
+            for task in (engine, working, showing, pausing):
                 task.cancel()
-            await asyncio.gather(engine, working, showing, return_exceptions=True)
+            await asyncio.gather(engine, working, showing, pausing, return_exceptions=True)
             await self._compute.close()
         row = self._ledger.study(self._study)
         if row.state is not StudyState.COMPLETED:
@@ -137,6 +139,17 @@ class SimulatedFederation:
     async def _run_engine(self) -> None:
         while self._ledger.study(self._study).state not in _ENDED:
             await self._engine.run_next()
+
+    async def _fail_when_paused(self) -> None:
+        """A study pauses by itself where every silo refuses; here nobody would resume it.
+
+        Raises: SemisiloError with the reason; the study has failed then.
+        """
+        while self._ledger.study_state(self._study) is not StudyState.PAUSED:
+            await self._bulletin.wait(60.0)
+        reason = refused_rounds(self._ledger, self._study) or "the study was paused"
+        self._ledger.set_study_state(self._study, StudyState.FAILED, reason=f"{reason[:1].upper()}{reason[1:]}.")
+        raise SemisiloError(self._ledger.study(self._study).reason)
 
     # Silos ------------------------------------------------------------------------------------------------------------
 

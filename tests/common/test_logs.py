@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,6 +183,13 @@ def test_calls_have_lines_with_json_or_for_a_developer_only(stream: io.StringIO)
     assert not seen(log_format="text")
 
 
+def test_quiet_leaves_warnings_in_the_same_form(stream: io.StringIO) -> None:
+    set_up_logging(stream=stream, quiet=True, log_format="text")
+    logging.getLogger("semisilo").info("not shown")
+    logging.getLogger("semisilo").warning("the same image in two classes")
+    assert re.fullmatch(r"[-\d]{10} [:\d]{8} warning: the same image in two classes\n", stream.getvalue())
+
+
 def test_a_compute_process_writes_json_when_its_parent_does(stream: io.StringIO) -> None:
     code = ("import logging, sys\nfrom common.logs import set_up_child_logging\nset_up_child_logging()\n"
             "logging.getLogger('semisilo').warning('from the child')\nimport warnings\nwarnings.warn('careful')")
@@ -194,7 +202,7 @@ def test_a_compute_process_writes_json_when_its_parent_does(stream: io.StringIO)
             assert first["message"] == "from the child"
             assert "careful" in second["message"]
         else:
-            assert said.startswith("WARNING semisilo: from the child")
+            assert said.startswith("warning: from the child\n"), "its parent puts the time before it"
 
 
 # What lines are about -------------------------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ def _names(archive: Path) -> set[str]:
 
 def test_a_backup_holds_what_the_ledger_names_and_the_keys_and_nothing_else(
         federation: Federation, tmp_path: Path) -> None:
+    for name in ("contact-sheet.png", "contact-sheet-test.png"):  # drawn anew by `coordinator data`
+        (federation.studies / "first" / name).write_bytes(b"png")
     facts = back_up(federation, tmp_path / "safe", now=NOW)
     assert facts.archive == str(tmp_path / "safe" / NAME)
     states = {f"studies/first/states/{digest(str(number))}.safetensors" for number in (2, 3, 4)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+import typer
 
 from common import __version__
 from common.cli_errors import run_cli
@@ -122,7 +124,7 @@ def test_a_study_that_cannot_start_is_in_status_with_its_reason(command: Command
 
 @pytest.mark.parametrize(("words", "said"), [
     (("report",), ("no study",)), (("report", "nothing"), ("'nothing'",)), (("status", "--jason"), ("--jason",)),
-    (("invite",), ("'silo'", "--help")), (("invite", "Hospital A"), ("'Hospital A'",)),
+    (("invite",), ("'SILO'", "--help")), (("invite", "Hospital A"), ("'Hospital A'",)),
     (("invite", "a", "--life", "soon"), ("--life", "'soon'", '"2h"')),
     (("invite", "a", "--life", "0s"), ("ended",)),
     (("new", "../second"), ("'../second'",)), (("queue", "../first"), ("first",)), (("sever",), ("serve",))])
@@ -134,6 +136,19 @@ def test_wrong_words_are_one_line_and_exit_status_2(command: Command, words: tup
 def test_every_command_says_that_a_folder_is_no_federation(command: Command, tmp_path: Path) -> None:
     for words in (("status",), ("serve",), ("invite", "a"), ("revoke", "a"), ("new", "x"), ("queue", "x"), ("report",)):
         refused(command(*words, folder=tmp_path / "nowhere"), "not a federation folder", "coordinator init")
+
+
+@pytest.mark.parametrize("name", sorted(typer.main.get_command(app).commands))  # type: ignore[attr-defined]
+def test_help_flows_at_80_columns_and_names_what_it_wants_in_capitals(name: str, capsys: pytest.CaptureFixture[str],
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_cli(app, [name, "--help"], name="coordinator") == 0
+    usage, text = capsys.readouterr().out.split("\n", 1)
+    assert usage.partition("[OPTIONS]")[2] == usage.partition("[OPTIONS]")[2].upper()
+    for paragraph in text.partition("\nOptions:")[0].partition("\nArguments:")[0].split("\n\n"):
+        lines = [line for line in paragraph.splitlines() if line.strip() and not line.startswith("    ")]
+        for line, following in itertools.pairwise(lines):
+            assert len(line) + 1 + len(following.split()[0]) > 78, f"broken too early: {line}"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("serve", "--help")])

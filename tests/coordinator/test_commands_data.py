@@ -60,6 +60,24 @@ def test_its_test_images_are_compared_with_its_classes(lung, capsys):
     said = capsys.readouterr().out
     assert "no fit      'fox' is not a class of the study, whose classes are cat, dog." in said
     assert "class 'dog' has no image here" in said
+    assert f"sheet       {lung}/studies/first/contact-sheet-test.png" in said, "not that of the labelled images"
+
+
+@pytest.mark.parametrize(("on_error", "status"), [("stop", 1), ("report", 1), ("skip", 0)])
+def test_where_a_study_would_stop_at_a_broken_file_looking_says_so_and_fails(lung, capsys, on_error, status):
+    study = lung / "studies/first/study.toml"
+    study.write_text(STUDY.replace("[data]\n", f'[data]\non_error = "{on_error}"\n'))
+    words = ("--study", "first", "--folder", str(lung))
+    assert run(*words) == 0
+    assert "on_error" not in capsys.readouterr().out
+    (lung / "studies/first/data/labelled/cat/bad.png").write_bytes(b"")
+    assert run(*words) == status
+    said = capsys.readouterr().out
+    assert ("and stops here" in said or "this study stops here" in said) == (status == 1)
+    assert ('set [data] on_error = "skip"' in said) == (status == 1)
+    assert run(*words, "--json") == status
+    assert json.loads(capsys.readouterr().out)["study_stops"] == (status == 1)
+    assert run(str(lung / "studies/first/data/labelled"), *words) == 0, "the study does not read what is named so"
 
 
 def test_any_folder_can_be_looked_at_without_a_federation(lung, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sqlite3
@@ -52,15 +53,25 @@ def test_pause_and_resume_find_the_running_study_by_themselves(filled: Filled, c
 
 
 def test_stop_asks_before_it_acts(filled: Filled, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    for answer, state in (("n\n", StudyState.RUNNING), ("", StudyState.RUNNING), ("y\n", StudyState.STOPPED)):
-        read, written = os.pipe()
-        os.write(written, answer.encode())
-        os.close(written)
-        with os.fdopen(read) as typed:
-            monkeypatch.setattr(sys, "stdin", typed)
-            status, _, _ = command("stop")
-        assert (status == 0) == (state is StudyState.STOPPED)
+    for answer, wanted, state in (("n\n", 1, StudyState.RUNNING), ("", 130, StudyState.RUNNING),
+                                  ("y\n", 0, StudyState.STOPPED)):
+        typed = io.StringIO(answer)
+        monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys, "stdin", typed)
+        status, _, error = command("stop")
+        assert status == wanted
+        assert ("Not stopped." in error) == (state is StudyState.RUNNING)
         assert filled.ledger.study_state("first") is state
+
+
+def test_stop_says_what_to_add_where_nobody_can_answer(filled: Filled, command: Command,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull, encoding="utf-8") as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        status, out, error = command("stop")
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert "Add --yes." in error
+    assert filled.ledger.study_state("first") is StudyState.RUNNING
 
 
 def test_stop_with_yes_asks_nothing_and_says_where_the_model_will_be(filled: Filled, command: Command) -> None:

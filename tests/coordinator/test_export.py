@@ -263,6 +263,18 @@ def test_the_card_names_where_the_model_comes_from(simulated: SimulationResult, 
         each.answers.get("updated", 0) for each in simulated.rounds)
 
 
+def test_a_card_of_a_study_in_which_no_silo_trained_says_so_and_claims_no_gain(
+        hand_over: Exported, tmp_path: Path) -> None:
+    tables = study("semifl", rounds=1, study={"labelled_only_baseline": True, "baseline_epochs": 1},
+                   settings={"confidence_threshold": 1.0})  # every silo abstains
+    found = exported(run(tables, out=tmp_path / "run", device="cpu"), tmp_path / "out", formats=("safetensors",))
+    text, usual = (each.folder.joinpath("model_card.md").read_text() for each in (found, hand_over))
+    assert found.card["cost"]["updates_accepted"] == 0 < hand_over.card["cost"]["updates_accepted"]
+    assert any("No update of any silo was accepted" in limit for limit in found.card["limits"])
+    assert not any("No update of any silo" in limit for limit in hand_over.card["limits"])
+    assert ("| Gain" in text, "| Gain" in usual) == (False, True)
+
+
 def test_the_card_does_not_tell_where_files_lie_on_the_coordinators_disk() -> None:
     shown = settings_shown({"data": {"test": "/home/mueller/scans/test.npz#test", "labelled": "data/labelled.npz"},
                             "model": {"weights": "C:\\Users\\mueller\\w.pth"}, "study": {"seed": 1}})
@@ -322,6 +334,21 @@ def test_a_study_without_test_images_has_a_card_that_says_so(tmp_path: Path) -> 
     measured = exported(result, tmp_path / "measured", test=str(tmp_path / "train.npz"), formats=("safetensors",))
     assert measured.card["test"]["images"] == 60
     assert measured.card["recorded_accuracy"] is None
+
+
+@pytest.mark.parametrize(("count", "broken", "said"), [
+    (5, 3, "3 files of the coordinator could not be read and were left out; 2 more were left out: no images, or"),
+    (1, 1, "1 file of the coordinator could not be read and was left out."),
+    (2, 0, "2 files of the coordinator were left out: no images, or without a class."),
+    (1, None, "1 file of the coordinator was left out.")])
+def test_files_that_are_no_images_are_not_called_unreadable(hand_over: Exported, count: int, broken: int | None,
+                                                            said: str) -> None:
+    card = json.loads(json.dumps(hand_over.card))
+    assert card["data"]["coordinator"]["unreadable_files"] == 0
+    assert "left out" not in card_markdown(card).partition("## Data")[2].partition("## Result")[0]
+    card["data"]["coordinator"] |= {"left_out_files": count, "unreadable_files": broken}
+    assert said in card_markdown(card)
+    assert said in _Page(card_html(card)).text
 
 
 def test_names_that_hold_markup_stay_text(hand_over: Exported) -> None:

@@ -143,6 +143,13 @@ def test_the_table_of_rounds_counts_every_answer(page: _Page) -> None:
     assert f"Round 3, {SILOS[2]}: abstained (no confident example)" in page.text
 
 
+def test_names_stay_in_one_piece_and_words_may_break(page_path: Path) -> None:
+    html = page_path.read_text(encoding="utf-8")
+    assert f'<th scope="row" class="name">{SILOS[0]}</th>' in html
+    assert '<th scope="row">Dense, for comparison</th>' in html
+    assert re.search(r"\.name \{ white-space: nowrap; \}", html)
+
+
 def test_the_cost_table_goes_from_groups_to_the_wire_with_overhead_of_its_own(page: _Page) -> None:
     rows = {row[0]: row[1:] for row in page.table("What")}
     assert {"Payload: model", "Payload: manifest", "Messages: SubmitUpdate", "Messages: DownloadPayload",

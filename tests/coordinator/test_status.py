@@ -111,7 +111,7 @@ def test_whether_serve_is_running_is_the_first_thing_said(running: Filled) -> No
     assert "serve is not running" in _text(gather(running.federation, running.ledger, None))
     text = _text(gather(running.federation, running.ledger, _live(SILOS[0], SILOS[1])), width=120)
     assert "serve is running" in text
-    assert "2 silo(s) connected: aggregating 2 updates 50 %" in text
+    assert "2 silos connected: aggregating 2 updates 50 %" in text
 
 
 def test_it_fits_eighty_columns_apart_from_sentences(running: Filled) -> None:
@@ -136,7 +136,23 @@ def test_a_failed_study_shows_its_reason(tmp_path: Path) -> None:
     assert facts.current_round is None
     text = _text(facts)
     assert "bad: data/labelled: no such folder." in text
+    assert f"Then queue it again: coordinator queue bad --folder {filled.federation.folder}\n" in text
     assert "\x1b" not in text
+
+
+def test_proposed_commands_name_the_folder_where_they_would_not_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                        ) -> None:
+    filled = open_federation_with_silos(tmp_path / "my fed")
+    monkeypatch.delenv("SEMISILO_FEDERATION", raising=False)
+
+    def said() -> str:
+        return _text(gather(filled.federation, filled.ledger, None)).partition("Start it: ")[2].splitlines()[0]
+    assert said() == f"coordinator serve --folder '{tmp_path}/my fed'"
+    monkeypatch.setenv("SEMISILO_FEDERATION", str(filled.federation.folder))
+    assert said() == "coordinator serve"
+    monkeypatch.delenv("SEMISILO_FEDERATION")
+    monkeypatch.chdir(filled.federation.folder)
+    assert said() == "coordinator serve"
 
 
 def test_the_facts_are_json(running: Filled) -> None:

@@ -130,7 +130,7 @@ def test_a_value_out_of_range_is_named_with_the_range(tmp_path: Path, table: str
     ("size = 8", "size = 0", ("size = 0", "4096")),
     ("size = 8", "size = 4097", ("size = 4097", "4096")),
     ("channels = 1", "channels = 2", ("channels", "1, 3")),
-    ("channels = 1", "channels = 3, mean = [0.1]", ("mean", "3 number(s)")),
+    ("channels = 1", "channels = 3, mean = [0.1]", ("mean", "3 numbers")),
     ("channels = 1", 'channels = 1, std = "measured"', ("std", '"labelled"', '"validation"')),
     ("channels = 1", 'channels = 1, std = "validation"', ("std", "measured on 'validation'", "no such images")),
     ("channels = 1", "channels = 1, std = [0.0]", ("std", "above 0")),

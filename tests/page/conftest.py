@@ -15,8 +15,9 @@ from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study, study_co
 from tests.page import kit
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Not for the session: while it is there an event loop runs in this thread, and tests elsewhere run their own."""
     with kit.browser() as started:
         yield started
 

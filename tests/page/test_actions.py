@@ -79,8 +79,9 @@ def test_pause_and_resume(shown: Tab, filled: Filled) -> None:
 def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: Filled) -> None:
     press(shown, "Stop")
     sign_in(shown)
-    dialog = shown.page.get_by_role("dialog", name="Stop first for good?")
-    assert "Round 4 is cancelled" in dialog.inner_text()
+    dialog = shown.page.get_by_role("dialog", name="Stop first?")
+    assert "Its open round, 4, is given up" in dialog.inner_text()
+    assert "coordinator queue first would take it up again" in dialog.inner_text()
     assert "The model of the last committed round (3 of 12) stays" in dialog.inner_text()
     stop = dialog.get_by_role("button", name="Stop the study")
     assert stop.is_disabled()
@@ -92,6 +93,8 @@ def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: F
     dialog.get_by_role("textbox").fill("first")
     stop.click()
     shown.wait_for_text("An operator has stopped this study")
+    assert "stopped by the operator" not in shown.text(), "the notice does not say the same twice"
+    assert "coordinator queue first" in shown.text()
     assert str(filled.ledger.study("first").state) == "stopped"
     shown.wait_for("() => ![...document.querySelectorAll('button')].some(button => button.innerText === 'Stop')")
 

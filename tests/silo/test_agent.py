@@ -85,7 +85,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
 
     async def nothing() -> None:
         return None
-    agent = Agent(home=home, silo="a", address="hub:8443", policy=policy or Policy(),
+    agent = Agent(home=home, silo="a", address="hub:8443", federation="lung", policy=policy or Policy(),
                   choice=choice, link=link, compute=compute, display=PlainDisplay(output),
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
                   poll_seconds=2.0, clock=clock)
@@ -395,6 +395,79 @@ def test_images_that_cannot_be_used_are_refused_without_naming_them(tmp_path: Pa
         assert coordinator.begins[0].refusal.code == "BAD_DATA"
         assert "jane" not in coordinator.begins[0].refusal.text
         assert "jane_doe.png is no image" in bench.text
+    run(work())
+
+
+def test_images_that_cannot_be_used_are_refused_from_then_on_without_a_download_until_they_have_changed(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    (scans / "jane_doe.png").write_bytes(b"broken")
+
+    async def work() -> None:
+        coordinator = FakeCoordinator(standby=pb.Standby(reason=pb.Standby.REASON_WAITING_FOR_SILOS))
+        payloads = [coordinator.add_file(random_bytes(1000 + number)) for number in range(4)]
+        given = [make_task(number, rounds=9, payloads=(payloads[number - 1],)) for number in (1, 2, 3, 4)]
+        coordinator.tasks = given[:3]
+        compute = FakeCompute(errors=[BadData("jane_doe.png is no image.")])
+        async with serving(coordinator) as port, agent_at(
+                port, tmp_path / "home", compute=compute, choice=JoinChoice(source=str(scans))) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(coordinator.begins) == 3 and bench.status().tasks_answered == 3)
+            assert [begin.refusal.code for begin in coordinator.begins] == ["BAD_DATA"] * 3
+            assert {begin.refusal.text for begin in coordinator.begins} == {coordinator.begins[0].refusal.text}
+            assert coordinator.downloads == [(payloads[0].digest, 0)], "those of the first task only"
+            assert len(compute.trained) == 1
+            status = bench.status()
+            assert (status.refusals, status.refusal_code) == (3, "BAD_DATA")
+            assert "jane_doe.png is no image" in status.last_refusal
+            (scans / "jane_doe.png").write_bytes(b"mended now")
+            coordinator.tasks = given[3:]
+            await until(lambda: bool(coordinator.accepted) and bench.status().tasks_answered == 4)
+            assert coordinator.outcomes() == ["refusal"] * 3 + ["update"]
+            assert (bench.status().refusals, bench.status().last_refusal) == (0, "")
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+    with caplog.at_level("WARNING", logger="semisilo.silo"):
+        run(work())
+    (said,) = [record.getMessage() for record in caplog.records if "images of this site" in record.getMessage()]
+    assert "jane_doe.png is no image" in said
+    assert "`silo data`" in said
+    assert 'on_error = "skip"' in said
+    assert "restart `silo join`" in said
+
+
+def test_images_that_are_broken_for_one_study_are_tried_for_another(tmp_path: Path) -> None:
+    async def work() -> None:
+        tasks = [make_task(1), make_task(1, study="second", task_id="second/1/train/a")]
+        coordinator = FakeCoordinator(tasks=tasks, after=OVER)
+        compute = FakeCompute(errors=[BadData("A class that the study does not know.")])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        assert coordinator.outcomes() == ["refusal", "update"]
+    run(work())
+
+
+def test_the_first_answer_is_asked_for_soon_and_shown_with_the_connection_and_then_what_changes(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(hold_polls=True, standby=pb.Standby(
+            reason=pb.Standby.REASON_COORDINATOR_WORKING, study="first", round=1, round_count=3, text="preparing"))
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(coordinator.hellos) >= 4)
+            assert coordinator.hellos[0].poll_timeout.ToMilliseconds() == 1000
+            assert coordinator.hellos[1].poll_timeout.ToMilliseconds() == 2000  # what this test asks for
+            coordinator.standby = pb.Standby(reason=pb.Standby.REASON_WAITING_FOR_SILOS)
+            await until(lambda: "waiting for other silos" in bench.text)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        lines = [line[20:] for line in bench.text.splitlines()]
+        assert lines[-3:] == [
+            "connecting to hub:8443",
+            "connected to lung at hub:8443; first, round 1/3: waiting for the coordinator (preparing)",
+            "waiting for other silos to join"]
     run(work())
 
 

@@ -205,7 +205,8 @@ def test_a_coordinator_that_wants_an_update_again_and_again_gets_no_more_than_th
         assert coordinator.begins[-1].refusal.code == "DAILY_BUDGET"
         assert "sending this update again" in coordinator.begins[-1].refusal.text
         size = coordinator.begins[0].update.payload.size_bytes
-        assert size < carried <= 150_000 + 2 * size  # what was on its way when that was seen comes on top
+        # What was on its way when that was seen comes on top: little, however slowly the counters were looked at.
+        assert size < carried <= 150_000 + 6 * size
     run(work())
 
 

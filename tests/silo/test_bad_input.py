@@ -303,7 +303,7 @@ def test_work_on_a_folder_with_files_left_out_tells_the_coordinator_nothing_of_t
     assert coordinator.outcomes() == ["update"]
     assert coordinator.begins[0].update.example_count == 10
     assert_says_nothing_of_the_patient(everything(coordinator), source)
-    assert "1 files could not be read" in output.getvalue()
+    assert "1 file could not be read: left out" in output.getvalue()
 
 
 @pytest.mark.parametrize("inside", ["", "labelled"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from common.cli_errors import run_cli
 from common.convert import image_to_proto, model_to_proto
@@ -22,14 +23,15 @@ from common.exchange import ModelSettings
 from common.uplink import Uplink
 from common.wire import round_service_pb2 as pb
 from silo.check import CheckReport, Finding, check
+from silo.check_agent import look_at_tasks
 from silo.check_site import look_at_disk, look_at_gpu, look_at_images, look_at_memory
 from silo.check_study import OwnRound, StudyNeeds, look_at_hours, look_at_study, needs_of
 from silo.cli import app
 from silo.forecast import forecast, line_of
-from silo.home import SiloHome
+from silo.home import SiloHome, StatusFile
 from silo.hours import Hours
 from silo.identity_store import load_identity
-from silo.policy import Limits, Permit, Policy
+from silo.policy import DataPolicy, Limits, Permit, Policy
 from silo.rounds import TaskTook, note_task, read_tasks
 from tests import identity_kit
 from tests.silo.test_cli import enrolled, hub
@@ -201,6 +203,62 @@ def test_a_key_that_others_may_read_and_a_policy_with_a_slip_are_found(tmp_path:
     assert "budget" not in found
 
 
+def test_tasks_that_were_refused_are_bad_while_the_agent_runs_with_the_command_that_finds_the_file(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = SiloHome(tmp_path)
+    assert look_at_tasks(home) == []
+    status = StatusFile(home.status)
+    status.update(now_unix=NOW, refusals=9, refusal_code="BAD_DATA", last_refusal="scan 7.png: it is damaged.")
+    with home.lock():
+        (found,) = look_at_tasks(home)
+        assert (found.what, found.state) == ("tasks", "bad")
+        assert found.text == "The last 9 tasks were refused: BAD_DATA: scan 7.png: it is damaged."
+        assert f"silo data --home {tmp_path} " in found.remedy
+        assert 'on_error = "skip"' in found.remedy
+        assert found.remedy.endswith(f"then restart: silo join --home {tmp_path}")
+        assert run_cli(app, ["check", "--home", str(tmp_path)], name="silo") == 1
+        assert "BAD  tasks" in capsys.readouterr().out
+    (ended,) = look_at_tasks(home)
+    assert (ended.state, ended.text.startswith("Before `silo join` ended, the last 9 tasks")) == ("warning", True)
+    status.update(now_unix=NOW, refusals=1)
+    assert "The last task was refused" in look_at_tasks(home)[0].text.replace("Before `silo join` ended, t", "T")
+    assert run_cli(app, ["check", "--home", str(tmp_path)], name="silo") == 1
+    assert "1 thing to mend first." in capsys.readouterr().out  # the identity
+    status.update(now_unix=NOW, refusals=0, last_error="The coordinator cannot be reached.")
+    assert (look_at_tasks(home)[0].state, "cannot be reached" in look_at_tasks(home)[0].text) == ("warning", True)
+
+
+def scans_with_one_broken(folder: Path, number: int = 30) -> None:
+    folder.mkdir()
+    for each in range(number):
+        Image.new("L", (8, 8), each % 256).save(folder / f"{each:04}.png")
+    (folder / "0007.png").write_bytes(b"no picture at all")
+
+
+def test_images_whose_header_cannot_be_read_are_named(tmp_path: Path) -> None:
+    scans_with_one_broken(tmp_path / "scans")
+    home = SiloHome(tmp_path)
+    for on_error, state in (("stop", "bad"), ("report", "bad"), ("skip", "warning")):
+        found, counts = look_at_images(home, Policy(data=DataPolicy(source=str(tmp_path / "scans"),
+                                                                    on_error=on_error)))  # type: ignore[arg-type]
+        assert (found.state, found.facts["broken"], counts) == (state, ["0007.png"], (0, 30))
+        assert "1 of 30 that were opened cannot be read: 0007.png" in found.text
+        assert "silo data" in found.remedy
+    Image.new("L", (8, 8)).save(tmp_path / "scans" / "0007.png")
+    found, _ = look_at_images(home, Policy(data=DataPolicy(source=str(tmp_path / "scans"))))
+    assert found.state == "ok"
+    assert f"the headers of 30 can be read, `silo data --home {tmp_path}` looks at every file whole" in found.text
+
+
+def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans_with_one_broken(tmp_path / "scans")
+    monkeypatch.setattr("silo.check_site._HEADERS", 10)
+    policy = Policy(data=DataPolicy(source=str(tmp_path / "scans")))
+    assert look_at_images(SiloHome(tmp_path), policy)[0].facts["headers_read"] == 10
+    monkeypatch.setattr("silo.check_site._HEADER_SECONDS", -1.0)
+    assert look_at_images(SiloHome(tmp_path), policy)[0].facts["headers_read"] == 0
+
+
 # What the study asks --------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +355,16 @@ def test_own_rounds_go_before_estimates_and_the_median_before_an_outlier(tmp_pat
     assert (found.down_bytes, found.up_bytes) == (1000, 100)
     assert "last 3 rounds" in found.bytes_from
     assert found.train_seconds == 4.0
+
+
+def test_transfers_too_small_to_measure_the_line_are_said_to_be_so(tmp_path: Path) -> None:
+    home = SiloHome(tmp_path)
+    assert "the line has not been measured yet" in line_of(forecast(needs(), home, images=10))
+    for number in (1, 2, 3, 4, 5):
+        note_task(home.rounds, took(number, download_bytes=900, upload_bytes=900, sent_bytes=1500, received_bytes=1500))
+    said = line_of(forecast(needs(), home, images=10))
+    assert "transfers so far were too small to measure the line; at 100 Mbit/s it would be less than 0.1 s" in said
+    assert "has not been measured" not in said
 
 
 def test_the_silo_s_own_notes_give_training_and_line(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def test_enroll_makes_an_identity_and_a_policy_to_read_and_says_what_comes_next(
     assert enroll_by_command(tmp_path) == [0]
     said = capsys.readouterr()
     assert "silo 'hospital-a' of federation 'lung'" in said.out
-    assert f"Next: silo join --home {tmp_path / 'home'} --data FOLDER" in said.out
+    option = f" --home {tmp_path / 'home'}"
+    assert f"Next: silo check{option}, then: silo join{option} --data FOLDER" in said.out
     assert "[permit]" in (tmp_path / "home" / "silo.toml").read_text()
     key = tmp_path / "home" / "identity" / "key.pem"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -171,6 +172,28 @@ def test_help_and_version_answer_and_every_option_is_explained(capsys: pytest.Ca
     shown = capsys.readouterr().out
     for option in ("--data", "--home", "--exit-when-finished", "--on-error", "--verbose"):
         assert option in shown
+
+
+def test_help_cuts_no_summary_of_a_command_at_80_columns(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert silo("--help") == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+    assert len(listed) >= 7
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+
+
+def test_a_remedy_names_the_home_that_is_not_the_default_one(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "the other"
+    assert silo("status", "--home", str(other)) == 2
+    assert capsys.readouterr().err.endswith(f"operator> --home '{other}'\n")
+    monkeypatch.setenv("SEMISILO_HOME", str(other))
+    assert silo("status") == 2
+    assert "--home" not in capsys.readouterr().err
+    with pytest.raises(UsageError) as caught:
+        choose_data(SiloHome(tmp_path), DataPolicy(), data=None, on_error=None)
+    assert caught.value.remedy == f"Say where they are: silo join --home {tmp_path} --data /scans"
 
 
 @pytest.mark.parametrize(("words", "absent"), [

@@ -61,13 +61,14 @@ async function resume(study) {
 async function stop(study) {
   const open = study.open_round;
   const done = await asked({
-    title: `Stop ${study.name} for good?`,
+    title: `Stop ${study.name}?`,
     action: "Stop the study",
     tone: "danger",
     typed: study.name,
     says: [
-      open ? `Round ${open.number} is cancelled: silos drop their work, and what they have sent for it is discarded.` : "No further round begins.",
+      open ? `Its open round, ${open.number}, is given up: silos drop their work, and what they have sent for it is discarded.` : "No further round begins.",
       study.rounds_completed > 0 ? `The model of the last committed round (${study.rounds_completed} of ${study.rounds_planned}) stays.` : "No round is committed yet, so no model comes of it.",
+      `coordinator queue ${study.name} would take it up again${study.rounds_completed > 0 ? " from there" : ""}.`,
       "The next study of the queue begins.",
     ],
     submit: () => act("stop", { study: study.name }),

@@ -25,7 +25,7 @@ export function view(route) {
   return [
     head(study.name, {
       over: "Study", state: study.state,
-      below: [format.words(study.method), scenario(study.scenario), study.source ? h("span", { class: "source" }, study.source) : null].filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part])),
+      below: [study.method, scenario(study.scenario), study.source ? h("span", { class: "source" }, study.source) : null].filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part])),
       actions: studyButtons(study),
     }),
     notice(study),
@@ -66,13 +66,17 @@ function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
   const found = [];
   if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is mended, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
-  if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", study.reason ? h("p", null, study.reason) : null, h("p", null, study.rounds_completed ? `The model of round ${study.rounds_completed} stays.` : "No round was committed.")));
-  if (study.state === "paused") found.push(trouble("warn", "Paused", h("p", null, study.paused_unix ? ["Since ", since(study.paused_unix), ". "] : null, "The open round stays open; nothing new begins until it is resumed.")));
+  if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To take it up again from there: " : "No round was committed. To take it up again: ", h("code", null, `coordinator queue ${study.name}`))));
+  if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, `paused: ${study.reason}`) : null, h("p", null, study.paused_unix ? ["Since ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new begins until it is resumed." : "Nothing new begins until it is resumed.")));
   if (study.state === "queued") found.push(trouble("idle", "Waiting in the queue", h("p", null, "It begins when the studies before it have ended.")));
   if (study.state === "waiting") {
     const wanted = study.settings?.study?.start_with;
     const joined = silos.filter(({ state }) => !["revoked", "left", "enrolled"].includes(state)).length;
     found.push(trouble("warn", wanted ? `Waiting for silos: ${joined} of ${wanted} have joined` : "Waiting for silos", h("p", null, "The first round opens as soon as enough have joined. ", h("a", { href: to.silos() }, "See and invite silos"))));
+  }
+  const live = store.federation.live;
+  if (study.state === "running" && live?.study === study.name && live.reason === "waiting_for_silos" && live.text) {
+    found.push(trouble("warn", "Waiting for silos", h("p", null, `${live.text}. The next round opens as soon as there are enough. `, h("a", { href: to.silos() }, "See and invite silos"))));
   }
   const active = ["queued", "preparing", "waiting", "running", "paused"].includes(study.state);
   if (!serving && !readOnly && active) found.push(trouble("warn", "The coordinator is not serving", h("p", null, "Silos cannot connect until it runs again: ", h("code", null, "coordinator serve"))));
@@ -206,7 +210,7 @@ function numbers(study) {
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
     tile("Accuracy", format.accuracy(study.accuracy), study.accuracy === null ? "not measured yet" : best && best.accuracy > study.accuracy + 5e-4 ? `best ${format.accuracy(best.accuracy)} in round ${best.number}` : "the best so far"),
     study.labelled_only_accuracy === null && study.scenario === "labels-at-silo" ? null
-      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.gain), study.labelled_only_accuracy === null ? "not measured" : `points; labels alone ${format.accuracy(study.labelled_only_accuracy)}`, study.gain > 0 ? "good" : ""),
+      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.gain), study.labelled_only_accuracy === null ? "not measured" : study.gain === null && study.rounds_completed > 0 && study.accuracy !== null ? `no update of any silo was accepted; labels alone ${format.accuracy(study.labelled_only_accuracy)}` : `points; labels alone ${format.accuracy(study.labelled_only_accuracy)}`, study.gain > 0 ? "good" : ""),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
     tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
     tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));
@@ -297,7 +301,7 @@ function about(study) {
   const settings = Object.entries(study.settings ?? {}).filter(([, values]) => Object.keys(values).length);
   return card("About this study", { id: "about" },
     h("dl", { class: "facts wide" },
-      fact("Method", [format.words(study.method), study.source ? h("span", { class: "note" }, ` ${study.source}`) : null]),
+      fact("Method", [study.method, study.source ? h("span", { class: "note" }, ` ${study.source}`) : null]),
       fact("Classes", study.classes.length ? `${study.classes.length}: ${study.classes.slice(0, 12).join(", ")}${study.classes.length > 12 ? " …" : ""}` : format.DASH),
       fact("Weights", study.num_parameters ? `${format.count(study.num_parameters)}; dense ${format.bytes(study.dense_bytes)}` : format.DASH),
       fact("Queued", format.moment(study.queued_unix)),

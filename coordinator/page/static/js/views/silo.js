@@ -9,6 +9,9 @@ import { api, to } from "../routes.js";
 import { changed, data, store } from "../store.js";
 import { doing, drifted, driftWords, images, ratioPoints, strip } from "./silos.js";
 
+/** A reason that a silo gave is shown for so many rounds. */
+const NEWS_ROUNDS = 5;
+
 export const title = (route) => route.silo;
 
 export function needs(route) {
@@ -40,7 +43,7 @@ export function view(route) {
       tile("Bytes today", format.bytes((line.bytes_today_down ?? 0) + (line.bytes_today_up ?? 0)), `↓ ${format.bytes(line.bytes_today_down ?? 0)}  ↑ ${format.bytes(line.bytes_today_up ?? 0)}`),
       tile("In this study", inStudy ? format.bytes(inStudy.wire_down + inStudy.wire_up) : format.DASH, inStudy ? `↓ ${format.bytes(inStudy.wire_down)}  ↑ ${format.bytes(inStudy.wire_up)}` : null)) : null,
     inStudy && detail ? work(inStudy, detail) : h("p", { class: "nothing" }, study ? `It has not been asked in ${study} yet.` : "No study has asked it yet."),
-    line ? card("Permits", { id: "permits" }, h("p", null, line.methods?.length ? `Methods: ${line.methods.map(format.words).join(", ")}.` : "It has not told which methods it permits: that comes with its first call."), typeof line.certificate_days_left === "number" ? h("p", { class: "note" }, `Its certificate lasts ${format.plural(Math.floor(line.certificate_days_left), "more day", "more days")}; it renews it by itself.`) : null) : null,
+    line ? card("Permits", { id: "permits" }, h("p", null, line.methods?.length ? `Methods: ${line.methods.join(", ")}.` : "It has not told which methods it permits: that comes with its first call."), typeof line.certificate_days_left === "number" ? h("p", { class: "note" }, `Its certificate lasts ${format.plural(Math.floor(line.certificate_days_left), "more day", "more days")}; it renews it by itself.`) : null) : null,
   ];
 }
 
@@ -71,13 +74,19 @@ function work(silo, study) {
     histogram ? card("Pseudo-labels by class", { id: "histogram", note: driftWords() }, strip(silo, study.classes, names.length > 20 ? 12 : 18),
       marks.length ? h("ul", { class: "marks" }, marks.slice(0, 10).map(({ number, distance, threshold }) => h("li", { key: number }, h("span", { class: "drift-mark", "aria-hidden": "true" }), h("a", { href: to.round(study.name, number) }, `Round ${number}`), `: distance ${distance.toFixed(2)}, marked above ${threshold.toFixed(2)}. ${moved(silo, number, names)}`))) : h("p", { class: "note" }, "No round is marked."),
       numbersOf(silo, names)) : null,
-    card("Answers", { id: "answers", note: silo.last_reason ? `Last reason given: ${silo.last_reason}` : null }, table(`Answers of ${silo.name}`, [
+    card("Answers", { id: "answers", note: lastReason(silo, study) }, table(`Answers of ${silo.name}`, [
       { name: "Round", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number) },
       { name: "Answer", cell: (round) => badge(round.outcomes[silo.name]) },
       { name: "Label ratio", class: "digits", cell: (round) => format.share(silo.label_ratio?.[round.number]) },
       { name: "Drift", class: "digits", cell: (round) => { const drift = silo.drift?.[round.number]; return drift ? [drift.marked ? h("span", { class: "drift-mark", "aria-hidden": "true" }) : null, drift.distance.toFixed(2), drift.marked ? h("span", { class: "unseen" }, " marked") : null] : format.DASH; } },
     ], shown, { key: ({ number }) => number, empty: "None yet." }), rounds.length > shown.length ? h("p", { class: "more" }, h("button", { type: "button", class: "link", on: { click: () => { store.ui.allAnswers = true; changed(); } } }, `Show all ${rounds.length} rounds`)) : null),
   ];
+}
+
+/** Why it last gave no update, as long as that is news: what was mended long ago is in the rounds. */
+function lastReason(silo, study) {
+  const latest = study.rounds.at(-1)?.number ?? 0;
+  return silo.last_reason && latest - silo.last_reason_round < NEWS_ROUNDS ? `Last reason given, in round ${silo.last_reason_round}: ${silo.last_reason}` : null;
 }
 
 /** Which classes grew and shrank most against the mean of the up to ten rounds before. */

@@ -1,0 +1,30 @@
+"""`silo check`, the agent: what `silo join` last refused or stumbled over, by its own notes."""
+
+from __future__ import annotations
+
+from common.describe import counted
+from common.errors import BadData
+from silo.check import Finding
+from silo.home import SiloHome, StatusFile, home_option
+
+__all__ = ["look_at_tasks"]
+
+
+def look_at_tasks(home: SiloHome) -> list[Finding]:
+    """Nothing when the last task was done, or there was none."""
+    status, running = StatusFile.load(home.status), home.is_running()
+    facts = {"refusals": status.refusals, "code": status.refusal_code, "last_error": status.last_error}
+    if status.refusals:
+        tasks = "task was" if status.refusals == 1 else f"{counted(status.refusals, 'task')} were"
+        option = home_option(home.folder)
+        remedy = "The log of `silo join` has the details."
+        if status.refusal_code == BadData.code:
+            remedy = (f'Run: silo data{option} (it looks at every file). Mend the file, or set on_error = "skip" in '
+                      f"[data] of {home.policy}; then restart: silo join{option}")
+        return [Finding(what="tasks", state="bad" if running else "warning", facts=facts, remedy=remedy,
+                        text=f"{'The' if running else 'Before `silo join` ended, the'} last {tasks} refused: "
+                             f"{status.refusal_code}: {status.last_refusal}")]
+    if status.last_error:
+        return [Finding(what="tasks", state="warning", facts=facts,
+                        text=f"`silo join` {'is in trouble' if running else 'ended in trouble'}: {status.last_error}")]
+    return []
