@@ -100,9 +100,11 @@ def test_commands_of_the_hub_print_one_json_document(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_command_gives_its_completion_script_without_knowing_the_shell(script: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", f"{script}.cli", "--show-completion", "bash"], capture_output=True,
-                          text=True, timeout=60, cwd=tmp_path, env=environment(SHELL=""))
+def test_every_command_gives_the_completion_script_of_the_shell_that_calls_it(script: str, tmp_path: Path) -> None:
+    # Not the last command of the line: bash would step aside for it, and the shell above bash be found.
+    line = f"'{sys.executable}' -m {script}.cli --show-completion; exit $?"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=tmp_path,
+                          env=environment())
     assert done.returncode == 0, done.stderr
     assert f"complete -o default -F _{script}_completion {script}" in done.stdout
 
