@@ -27,7 +27,7 @@ from coordinator.backup_archive import FORMAT, ArchivedFile, BackupManifest, rea
 from coordinator.federation import Federation
 from coordinator.ledger import Ledger
 from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import RoundState, StudyState, TaskState
+from coordinator.states import ENDED_ROUND, ENDED_STUDY, RoundState, TaskState
 
 __all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "named_files", "study_facts"]
 
@@ -36,8 +36,6 @@ _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
 _BUSY_SECONDS = 30.0
 _ATTEMPTS = 5
-_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
-_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 _OF_A_STUDY = ("study.toml", "model.safetensors")
 _MADE_AGAIN = ("states", "report", "export-round-", "contact-sheet")
 """Beginnings of names. Of the states those go along that the ledger names; reports and exports are written anew from
@@ -134,12 +132,12 @@ def named_files(ledger: Ledger) -> NamedFiles:
         place = f"studies/{study.name}/states"
         states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
         named.kept.update({f"{place}/{digest}{STATE_ENDING}": digest for digest in states})
-        if study.state in _ENDED:
+        if study.state in ENDED_STUDY:
             named.kept.update({f"{place}/{digest}{STATE_ENDING}": digest
                                for digest in ledger.kept_digests(study.name)})
             continue
         needed = ledger.kept_digests(study.name) | {ledger.committed_digest(study.name)}
-        if rounds and rounds[-1].state not in _OVER:
+        if rounds and rounds[-1].state not in ENDED_ROUND:
             needed |= {rounds[-1].start_digest, rounds[-1].state_digest}
             named.needed.update(_files_of_round(ledger, rounds[-1]))
         named.needed.update({f"{place}/{digest}{STATE_ENDING}": digest for digest in needed - {""}})

@@ -29,6 +29,8 @@ from coordinator.rows import (
     task_row,
 )
 from coordinator.states import (
+    ENDED_ROUND,
+    ENDED_STUDY,
     ROUND_TRANSITIONS,
     STUDY_TRANSITIONS,
     TASK_TRANSITIONS,
@@ -116,7 +118,7 @@ class Ledger(LedgerFile):
             db.execute("UPDATE study SET state = ?, reason = ? WHERE name = ?", (state, reason, name))
             if state is StudyState.PREPARING and before is StudyState.QUEUED:
                 db.execute("UPDATE study SET started_unix = ? WHERE name = ?", (now, name))
-            if state in (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED):
+            if state in ENDED_STUDY:
                 db.execute("UPDATE study SET ended_unix = ? WHERE name = ?", (now, name))
             self.event(f"study_{state}", study=name, reason=reason, before=str(before))
 
@@ -183,7 +185,7 @@ class Ledger(LedgerFile):
                                   ("metrics_json", None if metrics is None else canonical_json(metrics))):
                 if value is not None:
                     db.execute(f"UPDATE round SET {column} = ? WHERE study = ? AND number = ?", (value, study, number))
-            if state in (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED):
+            if state in ENDED_ROUND:
                 db.execute("UPDATE round SET closed_unix = ? WHERE study = ? AND number = ?",
                            (time.time(), study, number))
             self.event(f"round_{state}", study=study, round=number, state_digest=state_digest or "",

@@ -18,14 +18,13 @@ from coordinator.federation import Federation
 from coordinator.ledger import Ledger
 from coordinator.roster import LedgerRoster
 from coordinator.rows import PhaseRow, StudyRow
-from coordinator.states import RoundState, StudyState, TaskState
+from coordinator.states import ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "revoke", "running_study", "stop"]
 
 Origin = Literal["command", "page"]
 _LONGEST_SECONDS = 30 * 86400.0
 _BEGUN = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING)
-_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +118,7 @@ def extend(ledger: Ledger, seconds: float, name: str = "", *, origin: Origin,
     with ledger.acting(origin), ledger.transaction():
         row = running_study(ledger, name)
         phase = _open_phase(ledger, row.name)
-        if phase is None or row.state in _ENDED:
+        if phase is None or row.state in ENDED_STUDY:
             raise UsageError(f"No silo works for study '{row.name}' now, so there is no deadline.",
                              remedy="See what it does: coordinator status.")
         since = ledger.paused_since(row.name)
@@ -159,7 +158,7 @@ def revoke(ledger: Ledger, silo: str, *, origin: Origin) -> None:
 
 
 def _check_not_over(row: StudyRow) -> None:
-    if row.state in _ENDED:
+    if row.state in ENDED_STUDY:
         raise UsageError(f"Study '{row.name}' is {row.state}.", remedy="See: coordinator status.")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from common.errors import by_code
 from coordinator.ledger import Ledger
-from coordinator.states import StudyState
+from coordinator.states import ENDED_STUDY
 
 __all__ = ["NOT_ACCEPTED", "OTHER_CODE", "EncodedBytes", "SiloReading", "StudyReading", "StudyScrapes", "open_phase",
            "read_silos", "spent_bytes"]
@@ -24,7 +24,6 @@ OTHER_CODE = "OTHER"
 NOT_ACCEPTED = "NOT_ACCEPTED"
 """For updates that the coordinator itself has refused."""
 _SHOWN_STUDIES = 20
-_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +89,13 @@ class StudyScrapes:
         rows = ledger.query(
             "SELECT name, position, state, config_json, baseline_json, ended_unix FROM study"
             " WHERE state NOT IN (?, ?, ?) OR position > (SELECT coalesce(max(position), 0) FROM study) - ?"
-            " ORDER BY position", *_ENDED, _SHOWN_STUDIES)
+            " ORDER BY position", *ENDED_STUDY, _SHOWN_STUDIES)
         readings, kept = [], {}
         for row in rows:
             key = (row["state"], row["ended_unix"])
             known = self._ended.get(row["name"])
             reading = known[1] if known is not None and known[0] == key else _read_study(ledger, row)
-            if row["state"] in _ENDED:
+            if row["state"] in ENDED_STUDY:
                 kept[row["name"]] = key, reading
             readings.append(reading)
         self._ended = kept

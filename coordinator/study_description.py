@@ -16,12 +16,11 @@ from common.uplink import Uplink
 from coordinator.costs import Direction, Kind
 from coordinator.ledger import Ledger
 from coordinator.rows import StudyRow
-from coordinator.states import RoundState, StudyState, TaskState
+from coordinator.states import ENDED_STUDY, RoundState, TaskState
 from coordinator.study import FrozenStudy, config_from_dict
 
 __all__ = ["OwnRound", "StudyDescription", "describe_study"]
 
-_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 _OWN_ROUNDS = 8
 _ROUNDS_LOOKED_AT = 64
 
@@ -66,7 +65,7 @@ class StudyDescription:
 
 def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
     """The study that runs or is next, for one silo; None when there is none that has not ended."""
-    row = next((row for row in ledger.studies() if row.state not in _ENDED), None)
+    row = next((row for row in ledger.studies() if row.state not in ENDED_STUDY), None)
     if row is None:
         return None
     config = config_from_dict(row.config, where=f"study {row.name}")

@@ -9,14 +9,13 @@ from typing import Any, Protocol
 
 from common.describe import describe_seconds
 from coordinator.ledger import Ledger
-from coordinator.states import RoundState
+from coordinator.states import ENDED_ROUND, RoundState
 from coordinator.summary import accuracy_in, planned_rounds
 from semisilo.simulation.federation import SimulationWatcher
 
 __all__ = ["Shown", "Watching", "shown_for"]
 
 _REFRESH_SECONDS = 0.25
-_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
 
 
 class Shown(Protocol):
@@ -153,7 +152,7 @@ class Watching(SimulationWatcher):
     def _show(self, ledger: Ledger, study: str, text: str) -> None:
         row, planned = ledger.last_round(study), max(1, planned_rounds(ledger.study(study)))
         number = 0 if row is None else row.number
-        done = number if row is not None and row.state in _OVER else max(0, number - 1)
+        done = number if row is not None and row.state in ENDED_ROUND else max(0, number - 1)
         accuracy = None if row is None else accuracy_in(row.metrics)
         facts = [f"{self._label}: round {number}/{planned}", "" if accuracy is None else f"{100 * accuracy:.1f} %",
                  text]

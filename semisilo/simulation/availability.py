@@ -14,11 +14,9 @@ from common.seeds import numpy_generator
 from coordinator.ledger import Ledger
 from coordinator.roster import LedgerRoster
 from coordinator.simulated import SimulationSettings
-from coordinator.states import RoundState, StudyState
+from coordinator.states import ENDED_ROUND, StudyState
 
 __all__ = ["AvailableRoster", "drops_out", "probabilities", "reachable"]
-
-_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
 
 
 def probabilities(settings: SimulationSettings, num_silos: int, *, seed: int) -> NDArray[np.float64]:
@@ -73,5 +71,5 @@ class AvailableRoster(LedgerRoster):
             return everyone
         last = self._ledger.last_round(self._study)
         assert last is not None, "a study runs after its round 0"
-        number = last.number + 1 if last.state in _OVER else last.number
+        number = last.number + 1 if last.state in ENDED_ROUND else last.number
         return reachable(self._settings, everyone, seed=self._seed, round=number)

@@ -14,14 +14,13 @@ from rich.text import Text
 
 from common.describe import describe_bytes, describe_seconds, describe_share
 from coordinator.ledger import Ledger
-from coordinator.states import RoundState, TaskState
+from coordinator.states import ENDED_ROUND, RoundState, TaskState
 from coordinator.summary import accuracy_in, planned_rounds, seconds_left
 from semisilo.simulation.federation import SimulationWatcher
 from semisilo.simulation.result import SimulationResult
 
 __all__ = ["ConsoleWatcher", "progress_bar", "show_result"]
 
-_OVER = (RoundState.COMPLETED, RoundState.FAILED, RoundState.CANCELLED)
 _REFRESH_SECONDS = 0.25
 _MOST_OF_THE_TIME = 0.03
 """Share of the time that looking into the ledger may take: with hundreds of rounds it takes longer."""
@@ -66,7 +65,7 @@ class ConsoleWatcher(SimulationWatcher):
         rounds = ledger.rounds(study)
         planned = planned_rounds(ledger.study(study))
         if self._told is None:  # what an earlier call has done is not told again
-            self._told = max((row.number for row in rounds if row.state in _OVER), default=-1)
+            self._told = max((row.number for row in rounds if row.state in ENDED_ROUND), default=-1)
             if self._told > 0:
                 self.step(f"going on after round {self._told}")
         left = seconds_left(rounds, planned=planned, now_unix=time.time())
@@ -77,7 +76,7 @@ class ConsoleWatcher(SimulationWatcher):
         time_left = "" if left is None else f"{describe_seconds(left)} left"
         if not self._console.is_terminal:
             for row in rounds:
-                if row.number > self._told and row.state in _OVER:
+                if row.number > self._told and row.state in ENDED_ROUND:
                     self._told = row.number
                     found = accuracy_in(row.metrics)
                     facts = [str(row.state) if found is None else f"accuracy {found:.4f}",
@@ -101,11 +100,11 @@ class ConsoleWatcher(SimulationWatcher):
             self._bar.start()
         row = ledger.last_round(study)
         answered, asked = 0, 0
-        if row is not None and row.state not in _OVER:
+        if row is not None and row.state not in ENDED_ROUND:
             states = ledger.task_states(study, row.number, row.phase)
             answered, asked = sum(state is not TaskState.OPEN for state in states.values()), len(states)
         part = (answered + (fraction if answered < asked else 0)) / asked if asked else 0.0
-        done = float(number) if row is not None and row.state in _OVER else max(0, number - 1) + min(1.0, part)
+        done = float(number) if row is not None and row.state in ENDED_ROUND else max(0, number - 1) + min(1.0, part)
         silos = f", {answered} of {asked} silos" if asked else ""
         self._bar.update(self._bar.task_ids[0], description=f"round {number}/{planned}{silos}", completed=done,
                          facts=facts, now=text[:60], refresh=True)

@@ -19,7 +19,7 @@ from coordinator.desk import Desk, Hello
 from coordinator.engine import Engine, EngineFolders
 from coordinator.ledger import Ledger
 from coordinator.refusals import refused_rounds
-from coordinator.states import RoundState, StudyState, TaskState
+from coordinator.states import ENDED_STUDY, RoundState, StudyState, TaskState
 from coordinator.stores import open_payloads, open_spool
 from semisilo.simulation.availability import AvailableRoster, drops_out
 from semisilo.simulation.clock import PhaseClock
@@ -31,7 +31,6 @@ from silo.memory import PendingUpdate
 __all__ = ["SimulatedFederation", "SimulationWatcher"]
 
 _LOG = logging.getLogger("semisilo.simulation")
-_ENDED = (StudyState.COMPLETED, StudyState.FAILED, StudyState.STOPPED)
 
 
 class SimulationWatcher:
@@ -137,7 +136,7 @@ class SimulatedFederation:
         self._roster.admit(self._dealt.silos)
 
     async def _run_engine(self) -> None:
-        while self._ledger.study(self._study).state not in _ENDED:
+        while self._ledger.study(self._study).state not in ENDED_STUDY:
             await self._engine.run_next()
 
     async def _fail_when_paused(self) -> None:
