@@ -14,6 +14,7 @@ PYTEST_ARGS ?=           # for example PYTEST_ARGS="-k upload -x"
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=            # for example BENCH_ARGS=--quick, or BENCH_ARGS="--only nvflare"
 PAPER ?=                 # of bench-papers-small
+MUTANTS_ARGS ?=          # for example MUTANTS_ARGS="--area codec", or MUTANTS_ARGS="--jobs 4"
 FUZZ_TARGETS ?= block payload message chunk
 FUZZ_RUNS ?= 100000      # executions of each target
 FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-seed=1
@@ -22,7 +23,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all fuzz bench-wire bench-lossy bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all mutants fuzz bench-wire bench-lossy bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -36,15 +37,21 @@ demo: setup-demo  ## run a real federation here: a coordinator, three silos, Sem
 	@echo "==> semisilo demo $(DEMO_ARGS)" >&2
 	@$(BIN)/semisilo demo $(DEMO_ARGS)
 
+# worksteal: each process begins with a run of neighbouring tests, so that what the tests of a file share is made once,
+# and takes from the others when it has finished its own.
 test: setup  ## run the tests that take seconds
 	@echo "==> tests, without those marked slow" >&2
-	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 million parameters, the wheel
 	@echo "==> tests marked slow" >&2
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 test-all: test test-slow  ## run all tests
+
+mutants: setup  ## break the program in over a hundred places, one at a time, and see that the quick tests notice
+	@echo "==> python -m tests.mutants.run $(MUTANTS_ARGS)" >&2
+	@$(BIN)/python -m tests.mutants.run $(MUTANTS_ARGS)
 
 fuzz: $(VENV)/.semisilo-fuzz  ## feed the decoders of the wire what a fuzzer makes up; what it finds lies in build/fuzz/
 	@set -e; for target in $(FUZZ_TARGETS); do \
@@ -66,10 +73,11 @@ bench-papers-small: setup-demo  ## run a paper's central comparison at a small s
 	@echo "==> python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)
 
-lint: setup  ## check style, types, protos, and that what is generated is current
-	@echo "==> ruff, mypy, buf, generated code and lists" >&2
+lint: setup  ## check style, types, layers, protos, and that what is generated is current
+	@echo "==> ruff, mypy, layers, buf, generated code and lists" >&2
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -P docs/list_modules.py --check

@@ -3,6 +3,8 @@
 A key that is unknown or misspelt is refused by name with the nearest valid key; a value of the wrong type is refused
 with the place where it stands. The same function checks files that a person wrote and settings that came over the
 network.
+
+Tests: tests/common/methods/test_objectives.py.
 """
 
 from __future__ import annotations
@@ -15,18 +17,23 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration
 
-__all__ = ["canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
+__all__ = ["Tables", "canonical_json", "from_dict", "load_toml", "parse_duration", "to_dict"]
 
 T = TypeVar("T")
 
+Tables = dict[str, Any]
+"""A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
+them."""
+
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
+_PLAIN = (str, int, float, bool)
 _LONGEST_SHOWN = 200
 """Characters of a value that an error shows."""
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -45,7 +52,7 @@ def parse_duration(text: str | int | float, *, where: str = "duration") -> float
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def load_toml(path: Path) -> dict[str, Any]:
+def load_toml(path: Path) -> Tables:
     """The tables of a TOML file.
 
     Raises: BadConfiguration, naming the line, when it is missing, unreadable or not TOML.
@@ -84,7 +91,8 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
     """Builds the dataclass `cls` from plain JSON or TOML types.
 
     Args:
-        cls: a dataclass; its fields may be dataclasses, enums, Literal, tuple[X, ...], dict[str, X], Path, X | None.
+        cls: a dataclass; its fields may be dataclasses, enums, Literal, tuple[X, ...], dict[str, X],
+            Mapping[str, X], Path, X | None.
         data: a mapping with at most the fields of `cls`; those without a default must be there.
         where: where the mapping stands, for the error, for example "studies/first/study.toml: [method]".
     Raises: BadConfiguration for an unknown or missing key, a wrong type, or what `__post_init__` refuses
@@ -132,9 +140,9 @@ def _short(text: str) -> str:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any or hint is object or (type(value) is hint and hint in _PLAIN):
+        return value  # most values, before anything that takes time
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
@@ -162,7 +170,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise BadConfiguration(f"{_at(where)}expected {len(arguments)} values, found {len(value)}.")
         pairs = enumerate(zip(arguments, value, strict=True))
         return tuple(_convert(argument, item, f"{where}[{i}]") for i, (argument, item) in pairs)
-    if origin is dict:
+    if origin in (dict, Mapping):
         if not isinstance(value, dict):
             raise BadConfiguration(f"{_at(where)}expected a table, found {_kind(value)}.")
         return {str(key): _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}

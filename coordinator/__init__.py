@@ -1,0 +1,1 @@
+"""The hub: decides, remembers and averages. Imports `common`, never `silo`."""

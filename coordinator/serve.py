@@ -1,4 +1,7 @@
-"""`coordinator serve`: wires ledger, engine, services and display together. The only place that knows them all."""
+"""`coordinator serve`: wires ledger, engine, services and display together. The only place that knows them all.
+
+Tests: tests/coordinator/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -13,47 +16,62 @@ from typing import Any
 import grpc.aio
 from rich.console import Console
 
-from common.allocator import settle_allocator
-from common.compute import ProcessCompute
-from common.errors import DiskFull, SemisiloError
-from common.tls import listen, server_credentials, server_options
-from common.wire import enrollment_service_pb2_grpc
-from coordinator.authority import CoordinatorCertificate, load_authority
-from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.desk import Desk
-from coordinator.display import Display
-from coordinator.engine import Engine, EngineFolders
-from coordinator.enrollment_services import EnrollmentPort, RenewalService
-from coordinator.federation import Federation
-from coordinator.invitations import authority_of
-from coordinator.ledger import Ledger
-from coordinator.link_rates import LinkRates
-from coordinator.live import LiveStatus, write
-from coordinator.metering import RoundMeter
-from coordinator.page import server as page_server
-from coordinator.page.reader import PageSource
-from coordinator.page.service import PageService
-from coordinator.page.token import operator_token
-from coordinator.queue import queue_new_studies
-from coordinator.roster import LedgerRoster
-from coordinator.services import RoundServicer
-from coordinator.states import StudyState
-from coordinator.stores import open_payloads, open_spool
-from coordinator.tracking.companion import keep_tracking
-from coordinator.tracking.settings import check_installed
+from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.process.allocator import settle_allocator
+from semisilo.common.process.compute import ProcessCompute
+from semisilo.common.rpc.tls import listen, server_credentials, server_options
+from semisilo.common.wire import enrollment_service_pb2_grpc
+from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.federation.invitations import authority_of
+from semisilo.coordinator.federation.tracking_table import check_installed
+from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.terminal import Display
+from semisilo.coordinator.page import server as page_server
+from semisilo.coordinator.page.reader import PageSource
+from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.page.token import operator_token
+from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.live_file import LiveStatus, write
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.task_service import TaskService
+from semisilo.coordinator.rpc.enrollment_service import EnrollmentPort, RenewalService
+from semisilo.coordinator.rpc.link_rates import LinkRates
+from semisilo.coordinator.rpc.metering import RoundMeter
+from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.studies.queue import queue_new_studies
+from semisilo.coordinator.tracking.companion import keep_tracking
 
 __all__ = ["serve"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _WATCH_SECONDS = 0.5
+"""A command that pauses, stops or revokes acts this soon. A look reads one number of the ledger's file, no table."""
 _LIVE_SECONDS = 1.0
+"""Age of what `coordinator status` shows at most. Readers hold the file for current ten times as long
+(`live_file.STALE_SECONDS`), so that a busy machine does not look stopped."""
 _SETTLE_SECONDS = 2.0
+"""What is counted in between is lost by a kill; every settling is a transaction of the ledger. A phase that
+ends is settled by the engine."""
 _CERTIFICATE_SECONDS = 3600.0
+"""The certificate is due after 60 of its 90 days, so an hour is early enough; a look compares dates."""
 _DISK_SECONDS = 10.0
+"""A full disk waits for a person, and a trial may compute much before it writes; yet the study goes on soon after."""
 _ENROLLMENT_SECONDS = 5.0
+"""Most likely another program holds the port and a person ends it: soon enough for whoever waits to enrol, and seldom
+enough for a trial that opens a port."""
 _FAREWELL_SECONDS = 15.0
+"""No silo keeps `--exit-when-finished` waiting for longer. Room for a new connection, between whose trials gRPC waits
+up to 5 s (`common/rpc/tls.py`), and for the poll of a silo that came before the end, which without a study lasts 5 s at
+most."""
 _LATELY_SECONDS = 600.0
+"""A silo that nobody has heard for so long has gone: reports come every few seconds, and a pause between its trials is
+half a minute at most. It would only make the farewell as long as it may be."""
 _QUIET_SECONDS = 1.5
+"""So long nobody must be connected: a silo whose answer was lost is back within about a second."""
 
 
 async def serve(federation: Federation, *, exit_when_finished: bool, console: Console) -> int:
@@ -83,21 +101,21 @@ class _Server:
         self._federation = federation
         self._ledger = ledger
         self._roster = LedgerRoster(ledger)
-        self._bulletin = Bulletin()
-        self._compute = ProcessCompute("coordinator.work:Operations")
+        self._runtime = RuntimeState()
+        self._compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")
         self._meter = RoundMeter(ledger, port=federation.config.address.listen_port)
         payloads = open_payloads(federation.payloads)
         spool = open_spool(federation.spool, limit_bytes=federation.config.limits.spool_bytes)
         self._rates = LinkRates()
         payloads.clean()
         spool.clean(keep_partials=ledger.awaited_updates())
-        self._desk = Desk(ledger=ledger, roster=self._roster, bulletin=self._bulletin, payloads=payloads, spool=spool,
-                          compute=self._compute)
-        self._engine = Engine(ledger=ledger, roster=self._roster, bulletin=self._bulletin, compute=self._compute,
+        self._task_service = TaskService(ledger=ledger, roster=self._roster, runtime=self._runtime, payloads=payloads,
+                                         spool=spool, compute=self._compute)
+        self._engine = Engine(ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute,
                               payloads=payloads, spool=spool, accountant=self._meter,
                               slowest_link=self._rates.slowest,
                               folders=EngineFolders(studies=federation.studies, payloads=federation.payloads))
-        self._display = Display(ledger, self._roster, self._bulletin, console, federation=federation)
+        self._display = Display(ledger, self._roster, self._runtime, console, federation=federation)
 
     async def run(self, *, exit_when_finished: bool) -> int:
         refused = self._queue_studies()
@@ -107,7 +125,7 @@ class _Server:
         keys = load_authority(self._federation.authority)
         server = grpc.aio.server(options=server_options())
         RoundServicer(
-            desk=self._desk, roster=self._roster, bulletin=self._bulletin, meter=self._meter,
+            task_service=self._task_service, roster=self._roster, runtime=self._runtime, meter=self._meter,
             federation=self._federation.name, max_uploads=self._federation.config.limits.uploads,
             rates=self._rates).add_to(server)
         enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
@@ -122,7 +140,7 @@ class _Server:
         await server.start()
         _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
         page = page_server.offer(self._federation.config.page, self._page_service)
-        self._bulletin.page = page.address if page is not None else ""
+        self._runtime.page = page.address if page is not None else ""
         try:
             return await self._until_stopped([
                 self._watch(), self._write_live(), self._settle(), self._display.run(), self._enrollment(port),
@@ -133,22 +151,22 @@ class _Server:
             self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
-            self._meter.settle(study=self._bulletin.study, round=self._bulletin.round, phase="standby")
+            self._meter.settle(study=self._runtime.study, round=self._runtime.round, phase="standby")
 
     def _page_service(self) -> PageService:
         federation = self._federation
         return PageService(
             PageSource(federation=federation.name, address=federation.config.address.public, ledger=federation.ledger,
                        read_only=False),
-            live=lambda: LiveStatus.from_bulletin(self._bulletin), federation=federation,
-            token=lambda: operator_token(federation.page_token), acted=self._bulletin.notify)
+            live=lambda: LiveStatus.from_runtime(self._runtime), federation=federation,
+            token=lambda: operator_token(federation.page_token), acted=self._runtime.notify)
 
     def _left(self, silo: str) -> None:
         """A silo has left: nobody waits for it any more."""
-        self._bulletin.held.pop(silo, None)
-        self._bulletin.silos.pop(silo, None)
-        self._bulletin.notify()
-        self._bulletin.call()
+        self._runtime.held.pop(silo, None)
+        self._runtime.silos.pop(silo, None)
+        self._runtime.notify()
+        self._runtime.call()
 
     def _queue_studies(self) -> bool:
         """Queues what is new; whether a study file was wrong.
@@ -197,11 +215,11 @@ class _Server:
             if study is not None:
                 failed |= study.state is StudyState.FAILED
                 continue
-            self._bulletin.set(reason=StandbyReason.NO_STUDY, activity="")
+            self._runtime.set(reason=StandbyReason.NO_STUDY, activity="")
             if exit_when_finished:
                 await self._farewell()
                 return int(failed)
-            await self._bulletin.wait(60.0)
+            await self._runtime.wait(60.0)
 
     async def _farewell(self) -> None:
         """Waits until every silo that was here lately has heard that the study is over, even if it must reconnect."""
@@ -209,9 +227,8 @@ class _Server:
         lately = {silo.name for silo in self._roster.silos() if silo.revoked_unix is None
                   and silo.seen_unix is not None and began - silo.seen_unix < _LATELY_SECONDS}
         quiet = time.monotonic()
-        # An answer may be lost on a connection that breaks; then its silo is back within a second or so.
         while time.monotonic() < min(end, quiet + _QUIET_SECONDS):
-            if self._bulletin.connected or any(self._desk.dismissed.get(silo, 0.0) < began for silo in lately):
+            if self._runtime.connected or any(self._task_service.dismissed.get(silo, 0.0) < began for silo in lately):
                 quiet = time.monotonic()
             await asyncio.sleep(0.1)
 
@@ -223,8 +240,8 @@ class _Server:
             now = self._ledger.data_version()
             if now != version:
                 version = now
-                self._bulletin.notify()
-                self._bulletin.call()
+                self._runtime.notify()
+                self._runtime.call()
 
     async def _enrollment(self, port: EnrollmentPort) -> None:
         """Lets silos in; what is in the way of that is no reason to leave those that are in."""
@@ -239,13 +256,13 @@ class _Server:
                 await asyncio.sleep(_ENROLLMENT_SECONDS)
 
     async def _write_live(self) -> None:
-        await _every(_LIVE_SECONDS, lambda: write(self._federation.live, LiveStatus.from_bulletin(self._bulletin)))
+        await _every(_LIVE_SECONDS, lambda: write(self._federation.live, LiveStatus.from_runtime(self._runtime)))
 
     async def _settle(self) -> None:
         def settle() -> None:
-            collecting = self._bulletin.reason is StandbyReason.NOT_SAMPLED
-            self._meter.settle(study=self._bulletin.study, round=self._bulletin.round,
-                               phase=self._bulletin.phase if collecting else "standby")
+            collecting = self._runtime.reason is StandbyReason.COLLECTING
+            self._meter.settle(study=self._runtime.study, round=self._runtime.round,
+                               phase=self._runtime.phase if collecting else "standby")
         await _every(_SETTLE_SECONDS, settle)
 
     async def _refresh(self, certificate: CoordinatorCertificate) -> None:

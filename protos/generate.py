@@ -1,7 +1,7 @@
 """Writes `common/wire/` from `protos/`: `python protos/generate.py`, or `--check` to see whether it is current.
 
 protoc's Python output imports its neighbours by their proto package (`semisilo.v1`), which would collide with our own
-`semisilo` package; the imports are rewritten to `common.wire`, so that an installed wheel finds them.
+`semisilo` package; the imports are rewritten to `semisilo.common.wire`, so that an installed wheel finds them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def generate(target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         (target / "__init__.py").write_text(HEADER)
         for file in sorted(Path(folder, "semisilo", "v1").iterdir()):
-            text = re.sub(r"from semisilo\.v1 import", "from common.wire import", file.read_text())
+            text = re.sub(r"from semisilo\.v1 import", "from semisilo.common.wire import", file.read_text())
             if file.name.endswith("_pb2_grpc.py") and "class " not in text.replace("class object", ""):
                 continue
             (target / file.name).write_text(text)

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from common import __version__
+from semisilo.common import __version__
 
 if TYPE_CHECKING:
-    from common.errors import SemisiloError
-    from semisilo.api import compare, load_run, simulate
-    from semisilo.api_results import Comparison, Round, Run, Summary
-    from semisilo.predictor import Predictions, predict
+    from semisilo.api.results import Comparison, Round, Run, Summary
+    from semisilo.api.simulate import compare, load_run, simulate
+    from semisilo.common.errors import SemisiloError
+    from semisilo.prediction.predictor import Predictions, predict
 
 __all__ = ["Comparison", "Predictions", "Round", "Run", "SemisiloError", "Summary", "__version__", "compare",
            "load_run", "predict", "simulate"]
 
-_HOMES = {"Comparison": "semisilo.api_results", "Predictions": "semisilo.predictor", "Round": "semisilo.api_results",
-          "Run": "semisilo.api_results", "SemisiloError": "common.errors", "Summary": "semisilo.api_results",
-          "compare": "semisilo.api", "load_run": "semisilo.api", "predict": "semisilo.predictor",
-          "simulate": "semisilo.api"}
+_HOMES = {"Comparison": "semisilo.api.results", "Predictions": "semisilo.prediction.predictor",
+          "Round": "semisilo.api.results", "Run": "semisilo.api.results", "SemisiloError": "semisilo.common.errors",
+          "Summary": "semisilo.api.results", "compare": "semisilo.api.simulate", "load_run": "semisilo.api.simulate",
+          "predict": "semisilo.prediction.predictor", "simulate": "semisilo.api.simulate"}
 """Where each name is defined."""
 
 

@@ -1,0 +1,1 @@
+"""The hospital: sees images, trains, sends what its policy permits. Imports `common`, never `coordinator`."""

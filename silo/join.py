@@ -1,4 +1,7 @@
-"""Wires identity, link, compute process, display and agent together; the only place at a silo that knows them all."""
+"""Wires identity, link, compute process, display and agent together; the only place at a silo that knows them all.
+
+Tests: tests/silo/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,27 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from common.allocator import settle_allocator
-from common.compute import Compute, ProcessCompute
-from common.errors import SemisiloError
-from common.tls import split_address
-from common.wire import enrollment_service_pb2_grpc as enrollment_grpc
-from silo.agent import Agent, Renewal
-from silo.assignment import Outcome
-from silo.choosing import OnError, choose_data
-from silo.diagnosis import diagnose
-from silo.display import Display, open_display
-from silo.enrollment import open_channel, renew_if_due
-from silo.home import JoinChoice, SiloHome
-from silo.identity_store import Identity, load_identity
-from silo.link import Link, LinkSettings
-from silo.policy import Policy, load_policy
-from silo.traffic import Traffic
+from semisilo.common.errors import SemisiloError
+from semisilo.common.process.allocator import settle_allocator
+from semisilo.common.process.compute import Compute, ProcessCompute
+from semisilo.common.rpc.tls import split_address
+from semisilo.common.wire import enrollment_service_pb2_grpc as enrollment_grpc
+from semisilo.silo.agent.agent import Agent, Renewal
+from semisilo.silo.agent.task_runner import TaskOutcome
+from semisilo.silo.agent.terminal import Display, open_display
+from semisilo.silo.link.diagnosis import diagnose
+from semisilo.silo.link.link import Link, LinkSettings
+from semisilo.silo.link.traffic import Traffic
+from semisilo.silo.membership.enrollment import open_channel, renew_if_due
+from semisilo.silo.site.home import JoinChoice, SiloHome
+from semisilo.silo.site.identity_store import Identity, load_identity
+from semisilo.silo.site.images_choice import OnError, choose_data
+from semisilo.silo.site.policy import Policy, load_policy
 
 __all__ = ["choose_data", "join", "work"]
 
 _COUNT_SECONDS = 0.5
+"""Often enough to have seen a connection that lasts a second or two; a look reads the kernel's counters."""
 
 
 def join(folder: Path, *, data: str | None = None, labelled: str | None = None, test: str | None = None,
@@ -56,12 +60,12 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         policy = load_policy(home.policy)
         choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, on_error=on_error)
         display: Display = open_display()
-        compute = ProcessCompute("silo.work:Operations")
+        compute = ProcessCompute("semisilo.silo.compute.operations:Operations")
         with ExitStack() as stack:
             stack.callback(display.close)
             observed, port = None, 0
             if address := policy.metrics.listen if metrics is None else metrics:
-                from silo.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
+                from semisilo.silo.agent.prometheus import ObservedDisplay, SiteMetrics, serving_metrics
 
                 observed = SiteMetrics(home, policy)
                 port = stack.enter_context(serving_metrics(observed, address))
@@ -78,7 +82,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
 async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy: Policy, display: Display,
                compute: Compute, exit_when_finished: bool = False, settings: LinkSettings | None = None,
                poll_seconds: float = 25.0, metrics_port: int = 0,
-               on_task: Callable[[Outcome], None] = lambda outcome: None) -> int:
+               on_task: Callable[[TaskOutcome], None] = lambda outcome: None) -> int:
     """Runs the agent on the current event loop until it ends or a signal comes; returns the exit status.
 
     Args:
@@ -121,7 +125,7 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
 
 
 async def _count(agent: Agent) -> None:
-    """Looks at the counters often enough to have seen a connection that lasts a second or two."""
+    """Looks at the counters until cancelled."""
     while True:
         agent.count()
         await asyncio.sleep(_COUNT_SECONDS)
@@ -141,7 +145,7 @@ async def _until_signal(agent: Agent) -> int:
     def cancel() -> None:
         if not running.done():
             running.cancel()
-            loop.call_later(1.0, cancel)  # should a library on the way have swallowed it
+            loop.call_later(1.0, cancel)  # should a library on the way have swallowed it; a person waits
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)

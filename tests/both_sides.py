@@ -1,5 +1,5 @@
-"""Both sides of a federation in one process, without a network: the real engine, desk, ledger, spool, operations,
-memory of silos and caches. Payload files are copied where they would be sent.
+"""Both sides of a federation in one process, without a network: the real engine, task service, ledger, spool,
+operations, memory of silos and caches. Payload files are copied where they would be sent.
 
 A test says who answers in which order, what is lost when, and whether every operation is done by a new process's worth
 of objects, and looks at what was sent and at what came out.
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,30 +23,39 @@ import torch
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from common.config import from_dict, to_dict
-from common.errors import TensorsMissing
-from common.exchange import Meaning, PayloadRef, TaskSpec
-from common.manifest import GroupManifest
-from common.payload_reader import read_manifest
-from common.state_files import STATE_ENDING
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from coordinator.bulletin import Bulletin
-from coordinator.desk import Announcement, BeginAnswer, Desk, Hello, Standby
-from coordinator.engine import Engine, EngineFolders
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.rows import TaskRow
-from coordinator.study import config_from_dict
-from coordinator.work import Operations as CoordinatorOperations
-from silo.memory import SiloMemory, update_id_of
-from silo.policy import Permit, Policy, check_task, check_update
-from silo.stores import collect_tensors, open_cache
-from silo.work import Operations as SiloOperations
+from semisilo.common.config import to_dict
+from semisilo.common.errors import TensorsMissing
+from semisilo.common.methods.contract import Meaning, TaskSpec
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.manifest import GroupManifest
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.process.compute import OnProgress
+from semisilo.common.process.messages import Operations, Request, answer_from_json, as_json, handlers_of, run_operation
+from semisilo.common.storage.state_files import STATE_ENDING
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute.messages import Export
+from semisilo.coordinator.compute.operations import Operations as CoordinatorOperations
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import TaskRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, Standby, TaskService, UpdateDeclaration
+from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.silo.agent.answer import Site, answer_task
+from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.compute.operations import Operations as SiloOperations
+from semisilo.silo.site.disclosures import DisclosureLog
+from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.memory import SiloMemory
+from semisilo.silo.site.policy import Permit, Policy
+from semisilo.silo.site.stores import collect_tensors, open_cache
 from tests.coordinator.federation_in_memory import Killed, NoAccounts
 
 __all__ = ["CLASSES", "NETWORKS", "Federation", "Images", "Killed", "Sent", "Silo", "deliver", "study_tables",
            "without_waiting_for_the_disk", "write_images"]
+
+AnswerT = TypeVar("AnswerT")
 
 STUDY = "s"
 CLASSES = ("0", "1", "2")
@@ -69,7 +78,7 @@ def plain_network(*, num_classes: int, channels: int, size: int) -> torch.nn.Mod
 
 def network_with_batch_norm(*, num_classes: int, channels: int, size: int) -> torch.nn.Module:
     """A convolution with static batch-norm behind it."""
-    from common.batch_norm import StaticBatchNorm
+    from semisilo.common.learning.batch_norm import StaticBatchNorm
 
     nn = torch.nn
     return nn.Sequential(nn.Conv2d(channels, 4, 3, bias=False), StaticBatchNorm(4), nn.ReLU(), nn.MaxPool2d(2),
@@ -104,7 +113,7 @@ def write_images(folder: Path, silos: Sequence[str], *, labelled: int = 4, unlab
 
     def take(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         nonlocal taken
-        chosen = np.sort(np.concatenate([places[taken:taken + count] for places in by_class]))
+        chosen = np.sort(np.concatenate([indices[taken:taken + count] for indices in by_class]))
         taken += count
         return pixels[chosen], digits.target[chosen]
 
@@ -133,33 +142,42 @@ def study_tables(images: Images, *, method: Mapping[str, Any], network: str = "p
 
 
 class Direct:
-    """`Compute` in this thread. Arguments and results go through JSON, as between two processes."""
+    """`Compute` in this thread. Requests and answers go through JSON, as between two processes."""
 
-    def __init__(self, build: Callable[[Callable[[float, str], None]], Any], *, fresh: bool = False) -> None:
+    def __init__(self, build: Callable[[Callable[[float, str], None]], Operations], *, fresh: bool = False) -> None:
         """`fresh`: every operation is done by new objects, under another state of torch's global generator."""
         self._build = build
         self._fresh = fresh
-        self._operations: Any = None
-        self._opening: dict[str, Any] | None = None
-        self.before: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
-        """May raise Killed."""
-        self.after: Callable[[str, dict[str, Any]], None] = lambda operation, answer: None
+        self._operations: Operations | None = None
+        self._reopening: Request[Any] | None = None
+        self.before: Callable[[str, Any], None] = lambda operation, request: None
+        """Told the name and the request. May raise Killed."""
+        self.after: Callable[[str, Any], None] = lambda operation, answer: None
+        """Told the name and the answer."""
 
-    async def call(self, operation: str, arguments: dict[str, Any], *, on_progress: Any = None) -> dict[str, Any]:
-        self.before(operation, arguments)
+    async def call(self, request: Request[AnswerT], *, on_progress: OnProgress | None = None) -> AnswerT:
+        operation = request.operation()
+        self.before(operation, request)
         if self._operations is None or self._fresh:
             if self._fresh:
-                torch.manual_seed(random.SystemRandom().randrange(2**60))
+                # Not torch.manual_seed: without a device it keeps a traceback for each, which takes 10 ms.
+                torch.default_generator.manual_seed(random.SystemRandom().randrange(2**60))
             self._operations = self._build(lambda fraction, text: None)
-            if self._opening is not None and operation != "open_study":
-                self._operations.open_study(**self._opening)
-        given = json.loads(json.dumps(arguments, allow_nan=False))
-        answer: dict[str, Any] = json.loads(json.dumps(getattr(self._operations, operation)(**given), allow_nan=False))
-        if operation == "open_study":
-            self._opening = {**given, "frozen": answer["frozen"]}
+            if self._reopening is not None and type(self._reopening) is not type(request):
+                self._run(self._reopening)
+        answer = self._run(request)
+        self._reopening = request.reopening(answer) or self._reopening
         self.after(operation, answer)
         await asyncio.sleep(0)
         return answer
+
+    def _run(self, request: Request[AnswerT]) -> AnswerT:
+        assert self._operations is not None
+        answer = run_operation(handlers_of(self._operations), request.operation(), as_json(request))
+        return answer_from_json(request, json.loads(json.dumps(to_dict(answer), allow_nan=False)))
+
+    async def abort(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass
@@ -189,7 +207,7 @@ class Silo:
 
     name: str
     folder: Path
-    choice: dict[str, str]
+    choice: JoinChoice
     fresh: bool
     down: list[Sent] = field(default_factory=list)
     up: list[Sent] = field(default_factory=list)
@@ -200,7 +218,8 @@ class Silo:
         self.memory = SiloMemory(self.folder / "memory")
         self.compute = Direct(SiloOperations, fresh=self.fresh)
         self.policy = Policy(permit=Permit(factories=tuple(NETWORKS.values())))
-        self.before_announcing: Callable[[TaskSpec, Announcement], Coroutine[Any, Any, None]] = _nothing
+        self.disclosures = DisclosureLog(self.folder / "disclosures.jsonl")
+        self.before_declaring: Callable[[TaskSpec, UpdateDeclaration], Coroutine[Any, Any, None]] = _nothing
 
     def lose_tensors(self) -> None:
         """As when somebody has emptied the cache."""
@@ -209,43 +228,24 @@ class Silo:
     def held(self) -> frozenset[str]:
         return frozenset(self.tensors.digests())
 
-    async def answer(self, task: TaskSpec, desk: Desk) -> None:
-        """A task from the policy's check to the acknowledgement, as `silo.assignment` does it."""
-        spec = check_task(self.policy, task)
-        self.memory.resolve(task.study, task.last_folded_round, round=task.round, task_id=task.task_id)
-        pending = self.memory.pending_for(task.task_id)
-        if pending is None:
-            paths = self._fetch(task, desk)
-            memory = self.memory.committed(task.study)
-            residuals, pending_residuals = self.memory.residuals(task.study, round=task.round)
-            result = await self.compute.call("train", {
-                "task": to_dict(task), "payloads": {digest: str(path) for digest, path in paths.items()},
-                "cache_folder": str(self.cache.folder), **self.choice, "on_error": "stop",
-                "factories": list(self.policy.permit.factories), "memory": _text(memory),
-                "residuals": _text(residuals), "pending_residuals": _text(pending_residuals),
-                "outgoing_folder": str(self.memory.outgoing.folder), "memory_folder": str(self.memory.folder)})
-            payload = from_dict(PayloadRef, result["payload"]) if result["payload"] else None
-            check_update(self.policy, spec, groups=payload.groups if payload else (), metrics=result["metrics"],
-                         size_bytes=payload.size_bytes if payload else 0)
-            pending = self.memory.record_pending(
-                task.study, round=task.round, task_id=task.task_id,
-                update_id=update_id_of(task.task_id, payload.digest if payload else result["abstention"]),
-                memory=_path(result["memory"]), residuals=_path(result["residuals"]), payload=payload,
-                abstention=result["abstention"], num_examples=result["num_examples"], metrics=result["metrics"],
-                seconds=0.1)
+    async def answer(self, task: TaskSpec, task_service: TaskService) -> None:
+        """A task from the policy's check to the acknowledgement, as real silos do it."""
+        site = Site(policy=self.policy, choice=self.choice, memory=self.memory, cache_folder=self.cache.folder,
+                    disclosures=self.disclosures)
+        answer = await answer_task(task, site, _Steps(self, task_service))
+        pending = answer.pending
         if pending.payload is None:
-            desk.abstain(self.name, task.task_id, pending.abstention, pending.metrics)
+            task_service.abstain(self.name, task.task_id, pending.abstention, pending.metrics)
             return
-        path = self.memory.outgoing.path(pending.payload.digest)
-        groups = read_manifest(path)
+        path, groups = self.memory.outgoing.path(pending.payload.digest), answer.manifest
         self.up += [_sent(task, group) for group in groups]
-        announcement = Announcement(
+        declaration = UpdateDeclaration(
             digest=pending.payload.digest, size_bytes=pending.payload.size_bytes, groups=groups,
             example_count=pending.num_examples, metrics=pending.metrics, training_seconds=pending.seconds)
-        await self.before_announcing(task, announcement)
-        await deliver(desk, task, path.read_bytes(), announcement, pending.update_id)
+        await self.before_declaring(task, declaration)
+        await deliver(task_service, task, path.read_bytes(), declaration, pending.update_id)
 
-    def _fetch(self, task: TaskSpec, desk: Desk) -> dict[str, Path]:
+    def fetch(self, task: TaskSpec, task_service: TaskService) -> dict[str, Path]:
         paths = {}
         for payload in task.payloads:
             if payload.tensors and self.tensors.find(payload.tensors):
@@ -255,16 +255,16 @@ class Silo:
             if not payload.digest or (payload.reference and not self.tensors.find(payload.reference)):
                 raise TensorsMissing("A tensor group that the task builds on is not here any more.")
             file = self.cache.temporary()
-            file.write_bytes(desk.payload_for(self.name, task.task_id, payload.digest).read_bytes())
+            file.write_bytes(task_service.payload_for(self.name, task.task_id, payload.digest).read_bytes())
             paths[payload.digest] = self.cache.path(self.cache.add_file(file, digest=payload.digest))
-            desk.downloaded(self.name, task.task_id, payload.digest, payload.size_bytes)
+            task_service.downloaded(self.name, task.task_id, payload.digest, payload.size_bytes)
             self.down += [_sent(task, group) for group in read_manifest(paths[payload.digest])]
         self.cache.collect(paths)
         collect_tensors(self.tensors, task.payloads)
         return paths
 
 
-async def _nothing(task: TaskSpec, announcement: Announcement) -> None:
+async def _nothing(task: TaskSpec, declaration: UpdateDeclaration) -> None:
     pass
 
 
@@ -273,24 +273,37 @@ def _sent(task: TaskSpec, group: GroupManifest) -> Sent:
                 group.dense_bytes, group.tensors_digest)
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+@dataclass(frozen=True)
+class _Steps:
+    """What is done otherwise here: payloads are copied, training runs in this thread."""
+
+    silo: Silo
+    task_service: TaskService
+    upload_rate: float = 0.0
+
+    def ready_before(self) -> None:
+        pass
+
+    async def fetch(self, task: TaskSpec) -> dict[str, Path]:
+        return self.silo.fetch(task, self.task_service)
+
+    async def train(self, request: Train) -> Trained:
+        return await self.silo.compute.call(request)
+
+    def check_room(self, size_bytes: int) -> None:
+        pass
 
 
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
-
-
-async def deliver(desk: Desk, task: TaskSpec, content: bytes, announcement: Announcement,
+async def deliver(task_service: TaskService, task: TaskSpec, content: bytes, declaration: UpdateDeclaration,
                   update_id: str) -> BeginAnswer:
     """BeginUpdate, the bytes, the check."""
-    answer = await desk.begin_update(task.silo, task.task_id, update_id, announcement)
+    answer = await task_service.begin_update(task.silo, task.task_id, update_id, declaration)
     if answer.state == "send":
-        partial, update = await desk.upload(task.silo, update_id)
+        partial, update = await task_service.upload(task.silo, update_id)
         with partial:
             if rest := content[answer.resume_offset:]:
                 partial.append(rest, offset=answer.resume_offset, crc32=zlib.crc32(rest))
-            await desk.accept(task.silo, update, partial)
+            await task_service.accept(task.silo, update, partial)
     return answer
 
 
@@ -309,20 +322,20 @@ class Federation:
         self.ledger = Ledger(folder / "ledger.sqlite")
         self.ledger.query("PRAGMA synchronous = OFF")
         self.roster = LedgerRoster(self.ledger)
-        self.bulletin = Bulletin()
+        self.runtime = RuntimeState()
         self.payloads = PayloadStore(folder / "payloads", durable=False)
         self.spool = PayloadStore(folder / "spool", durable=False)
         self.compute = Direct(CoordinatorOperations, fresh=fresh)
-        self.desk = Desk(ledger=self.ledger, roster=self.roster, bulletin=self.bulletin, payloads=self.payloads,
-                         spool=self.spool, compute=self.compute)
-        self.engine = Engine(ledger=self.ledger, roster=self.roster, bulletin=self.bulletin, compute=self.compute,
+        self.task_service = TaskService(ledger=self.ledger, roster=self.roster, runtime=self.runtime,
+                                        payloads=self.payloads, spool=self.spool, compute=self.compute)
+        self.engine = Engine(ledger=self.ledger, roster=self.roster, runtime=self.runtime, compute=self.compute,
                              payloads=self.payloads, spool=self.spool, accountant=NoAccounts(),
                              folders=EngineFolders(studies=folder / "studies", payloads=folder / "payloads"))
         config = config_from_dict(dict(tables), where="test")
         at_silo = config.method.settings.scenario == "labels-at-silo"
-        self.silos = {name: Silo(name, folder / name, {
-            "source": images.unlabelled(name), "labelled": images.labelled(name) if at_silo else "",
-            "test": images.labelled("test")}, fresh) for name in silos}
+        self.silos = {name: Silo(name, folder / name, JoinChoice(
+            source=images.unlabelled(name), labelled=images.labelled(name) if at_silo else "",
+            test=images.labelled("test")), fresh) for name in silos}
         self.abstains: Callable[[TaskSpec], bool] = lambda task: False
         """Asked for every task: whether the silo answers that it has nothing to send."""
         self.absent: Callable[[str], bool] = lambda silo: False
@@ -364,15 +377,15 @@ class Federation:
         """One AwaitTask of a silo, and its answer."""
         silo = self.silos[name]
         hello = Hello(version="0", methods=(), labelled_count=0, unlabelled_count=1, held=silo.held())
-        task = await self.desk.await_task(name, hello, timeout_seconds=0)
+        task = await self.task_service.await_task(name, hello, timeout_seconds=0)
         if isinstance(task, Standby):
             return
         if self.abstains(task):
-            self.desk.abstain(name, task.task_id, "no_data", {})
+            self.task_service.abstain(name, task.task_id, "no_data", {})
             return
         self.before_answer(silo, task)
         try:
-            await silo.answer(task, self.desk)
+            await silo.answer(task, self.task_service)
         except TensorsMissing:
             return  # it is put off, and asks again
 
@@ -386,8 +399,7 @@ class Federation:
     def model(self, number: int) -> dict[str, torch.Tensor]:
         """Parameters and batch-norm statistics of the model after a round; only after a run, of the last three."""
         path = self.folder / f"model-{number}.safetensors"
-        asyncio.run(self.compute.call("export", {"state": self.ledger.round(STUDY, number).state_digest,
-                                                 "path": str(path)}))
+        asyncio.run(self.compute.call(Export(state=self.ledger.round(STUDY, number).state_digest, path=path)))
         return load_file(path)
 
     def metrics(self, number: int) -> dict[str, float]:

@@ -10,7 +10,8 @@ import typer
 
 __all__ = ["SCRIPTS", "commands_of", "problem_of"]
 
-SCRIPTS = {"coordinator": "coordinator.cli", "silo": "silo.cli", "semisilo": "semisilo.cli"}
+SCRIPTS = {"coordinator": "semisilo.coordinator.cli.main", "silo": "semisilo.silo.cli.main",
+           "semisilo": "semisilo.cli.main"}
 """Console script -> the module that holds its `app`."""
 
 

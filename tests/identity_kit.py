@@ -10,18 +10,18 @@ from pathlib import Path
 
 import grpc.aio
 
-from common.errors import InvitationUsed, UnknownSilo
-from common.identity import certificate_pem, issue_silo_certificate, key_to_pem, make_key
-from common.tls import Credentials, listen, server_credentials, server_options
-from common.wire import enrollment_service_pb2_grpc as pb_grpc
-from coordinator.authority import AuthorityKeys, CoordinatorCertificate, create_authority
-from coordinator.enrollment import Authority, EnrollmentSettings, Invitation, SiloStatus
-from coordinator.enrollment_services import EnrollService, RenewalService
+from semisilo.common.errors import InvitationUsed, UnknownSilo
+from semisilo.common.identity.certificates import certificate_pem, issue_silo_certificate, key_to_pem, make_key
+from semisilo.common.rpc.tls import Credentials, listen, server_credentials, server_options
+from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
+from semisilo.coordinator.federation.authority import AuthorityKeys, CoordinatorCertificate, create_authority
+from semisilo.coordinator.federation.enrollment import Authority, EnrollmentSettings, Invitation, SiloStatus
+from semisilo.coordinator.rpc.enrollment_service import EnrollService, RenewalService
 
 
 @dataclass
 class MemoryRoster:
-    """`coordinator.enrollment.Roster` in dictionaries; the ledger's is tested beside the ledger."""
+    """`semisilo.coordinator.federation.enrollment.Roster` in dictionaries; the ledger's is tested beside the ledger."""
 
     invitations: dict[bytes, Invitation] = field(default_factory=dict)
     serials: dict[str, set[int]] = field(default_factory=dict)

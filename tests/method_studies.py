@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.methods import Scenario
+from semisilo.common.methods import Scenario
 
 __all__ = ["STUDIES", "MethodStudy"]
 

@@ -14,8 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from common import tensors
-from common.exchange import (
+from semisilo.common.learning import tensors
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.methods import MethodSpec
+from semisilo.common.methods.contract import (
     FROM_TASK,
     Environment,
     GroupLayout,
@@ -28,8 +30,6 @@ from common.exchange import (
     Update,
     UpdateHeader,
 )
-from common.methods import MethodSpec
-from common.seeds import torch_generator
 
 __all__ = ["OVERWRITING", "Kept", "OverwritingSettings", "OverwritingStrategy", "OverwritingTrainer"]
 
@@ -151,10 +151,10 @@ class OverwritingTrainer:
         result, changed = {}, 1
         for name, tensor in received.tensors.items():
             flat = tensor.clone().reshape(-1)
-            places = torch.randperm(flat.numel(), generator=chance)[:round(task.settings.share * flat.numel())]
-            flat[places] = 0.1 * torch.randn(len(places), generator=chance)
-            flat[places[0::3]] = 0.0
-            flat[places[1::3]] = -0.0
-            result[name], changed = flat.reshape(tensor.shape), changed + len(places)
+            indices = torch.randperm(flat.numel(), generator=chance)[:round(task.settings.share * flat.numel())]
+            flat[indices] = 0.1 * torch.randn(len(indices), generator=chance)
+            flat[indices[0::3]] = 0.0
+            flat[indices[1::3]] = -0.0
+            result[name], changed = flat.reshape(tensor.shape), changed + len(indices)
         group = TensorGroup(result, Meaning.OVERWRITE, tensors.group_digest(received), base_tensors=received.tensors)
         return Update(groups={"psi": group}, num_examples=1, metrics={"changed": float(changed)}), None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 METHOD = '''
 from dataclasses import dataclass
-from common.exchange import Meaning
-from common.methods import MethodPlugin, MethodSpec
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods import MethodPlugin, MethodSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:

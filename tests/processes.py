@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
+import io
 import os
 import signal
 import socket
@@ -11,10 +14,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
+
+from semisilo.common.text.cli_errors import run_cli
+from tests.proxy import Proxy
+
+PATIENCE_SECONDS = 300.0
+"""After which a test gives up waiting for what must come. Nobody waits that long unless something is broken: it leaves
+room for a machine ten times slower, or one that does ten other things."""
 
 CRASHING = Path(__file__).parent / "crashing"
 
@@ -57,6 +69,30 @@ def free_ports() -> int:
     raise RuntimeError("no two free ports in a row")
 
 
+def run_command(module: str, *words: str) -> tuple[int, str, str]:
+    """Runs a command line such as ("semisilo.silo.cli.main", "status") in this process, which costs no start of an
+    interpreter.
+
+    In a thread of its own where the caller is in an event loop, as with a browser: a command may run one.
+
+    Returns: exit status, what it printed, and what it said on standard error.
+    """
+    program = module.removesuffix(".cli.main").rpartition(".")[2]  # "silo", as in its console script
+
+    def run() -> int:
+        return run_cli(importlib.import_module(module).app, words, name=program)
+
+    try:
+        asyncio.get_running_loop()
+        looping = True
+    except RuntimeError:
+        looping = False
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err, \
+            ThreadPoolExecutor(1) as thread:
+        status = thread.submit(run).result() if looping else run()
+    return status, out.getvalue(), err.getvalue()
+
+
 class FederationOfProcesses:
     """Starts, kills and restarts the processes of one federation in a folder."""
 
@@ -72,8 +108,8 @@ class FederationOfProcesses:
         self.sources = {silo: folder / f"{silo}.npz" for silo in silos}
         """Where each silo's images are."""
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._command("coordinator.cli", "init", "testing", "--address", f"127.0.0.1:{self.port}", "--folder",
-                      str(self.hub))
+        self._command("semisilo.coordinator.cli.main", "init", "testing", "--address", f"127.0.0.1:{self.port}",
+                      "--folder", str(self.hub))
         configuration = self.hub / "federation.toml"
         text = configuration.read_text().replace('listen = "[::]"', f'listen = "127.0.0.1:{self.port}"')
         if public_port:
@@ -94,10 +130,9 @@ class FederationOfProcesses:
     # Commands ---------------------------------------------------------------------------------------------------------
 
     def _command(self, module: str, *words: str) -> str:
-        done = subprocess.run([sys.executable, "-P", "-m", module, *words], capture_output=True, text=True,
-                              env=self._environment(""), timeout=60)
-        assert done.returncode == 0, f"{module} {words}: {done.stderr}"
-        return done.stdout
+        status, out, err = run_command(module, *words)
+        assert status == 0, f"{module} {words}: {err}"
+        return out
 
     def _environment(self, crash: str) -> dict[str, str]:
         environment = dict(os.environ, PYTHONPATH=str(CRASHING), PYTHONUNBUFFERED="1", GRPC_ENABLE_FORK_SUPPORT="0")
@@ -114,37 +149,45 @@ class FederationOfProcesses:
 
     def coordinator(self, *words: str) -> str:
         """Runs a coordinator command; returns what it prints."""
-        return self._command("coordinator.cli", *words, "--folder", str(self.hub))
+        return self._command("semisilo.coordinator.cli.main", *words, "--folder", str(self.hub))
 
     def serve(self, *, crash: str = "") -> None:
         """Starts `coordinator serve`."""
-        self._start("coordinator", "coordinator.cli", "serve", "--exit-when-finished", "--folder", str(self.hub),
-                    crash=crash)
+        self._start("coordinator", "semisilo.coordinator.cli.main", "serve", "--exit-when-finished", "--folder",
+                    str(self.hub), crash=crash)
 
     def enroll(self, silo: str) -> None:
         """Invites and enrolls a silo, and permits the test's network there."""
         line = self.coordinator("invite", silo).strip()
         home = self.folder / silo
-        end = time.monotonic() + 40
-        while True:
-            done = subprocess.run([sys.executable, "-P", "-m", "silo.cli", "enroll", line, "--home", str(home)],
-                                  capture_output=True, text=True, env=self._environment(""), timeout=60)
-            if done.returncode == 0:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:  # until the coordinator has opened its port for it
+            status, _, err = run_command("semisilo.silo.cli.main", "enroll", line, "--home", str(home))
+            if status == 0:
                 break
-            assert time.monotonic() < end, done.stderr
-            time.sleep(0.5)
+            assert time.monotonic() < end, err
+            time.sleep(0.1)
         policy = home / "silo.toml"
         policy.write_text(policy.read_text().replace("\nfactories = []", f'\nfactories = ["{self.factory}"]'))
         assert self.factory in policy.read_text()
 
     def join(self, silo: str, *, crash: str = "", words: tuple[str, ...] = ("--exit-when-finished",)) -> None:
         """Starts `silo join`."""
-        self._start(silo, "silo.cli", "join", "--data", str(self.sources[silo]), "--home", str(self.folder / silo),
-                    *words, crash=crash)
+        self._start(silo, "semisilo.silo.cli.main", "join", "--data", str(self.sources[silo]), "--home",
+                    str(self.folder / silo), *words, crash=crash)
+
+    def start(self, *, hub_crash: str = "", silo_crash: str = "") -> None:
+        """Starts the coordinator and, once all are enrolled, the silos; with crash points in it and in the first silo.
+        """
+        self.serve(crash=hub_crash)
+        for name in self.silos:
+            self.enroll(name)
+        for name in self.silos:
+            self.join(name, crash=silo_crash if name == self.silos[0] else "")
 
     # Life and death ---------------------------------------------------------------------------------------------------
 
-    def died(self, name: str, *, seconds: float = 90) -> None:
+    def died(self, name: str, *, seconds: float = PATIENCE_SECONDS) -> None:
         """Waits for a process to be killed by its own crash point."""
         status = self.running.pop(name).wait(seconds)
         assert status == -signal.SIGKILL, f"{name} ended with {status}:\n{self.log(name)}"
@@ -153,9 +196,9 @@ class FederationOfProcesses:
         """kill -9."""
         process = self.running.pop(name)
         process.kill()
-        process.wait(20)
+        process.wait(PATIENCE_SECONDS)
 
-    def finish(self, *, seconds: float = 120) -> str:
+    def finish(self, *, seconds: float = PATIENCE_SECONDS) -> str:
         """Waits for the study to end by itself; returns the digest of the final state."""
         for name in ("coordinator", *self.silos):
             if name in self.running:
@@ -170,7 +213,7 @@ class FederationOfProcesses:
         for process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
+            process.wait(PATIENCE_SECONDS)
         self.running.clear()
 
     # Looking ----------------------------------------------------------------------------------------------------------
@@ -180,7 +223,7 @@ class FederationOfProcesses:
         with contextlib.closing(sqlite3.connect(f"file:{self.hub / 'ledger.sqlite'}?mode=ro", uri=True)) as ledger:
             return ledger.execute(sql).fetchall()
 
-    def wait_for(self, condition: Callable[[], bool], *, seconds: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS) -> None:
         """Polls until something is true."""
         end = time.monotonic() + seconds
         while not condition():
@@ -202,3 +245,33 @@ def federation(folder: Path, **options: object) -> Iterator[FederationOfProcesse
         yield processes
     finally:
         processes.stop()
+
+
+@contextlib.contextmanager
+def federation_behind_a_proxy(folder: Path, **options: object) -> Iterator[tuple[FederationOfProcesses, Proxy]]:
+    """Silos reach the coordinator's work port only through the proxy; enrollment is direct."""
+    public = free_ports()
+    with federation(folder, public_port=public, **options) as processes, \
+            Proxy("127.0.0.1", processes.port, listen_port=public) as proxy:
+        yield processes, proxy
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A federation of processes whose study has run to its end while nothing happened to it; its ledger may be read."""
+
+    processes: FederationOfProcesses
+    proxy: Proxy
+    """What stood between the silos and the coordinator; it has counted every byte."""
+    digest: str
+    """Of the final state."""
+
+
+@contextlib.contextmanager
+def undisturbed_federation(folder: Path) -> Iterator[Undisturbed]:
+    """Runs `STUDY` to its end."""
+    with federation_behind_a_proxy(folder) as (processes, proxy):
+        processes.start()
+        digest = processes.finish()
+        proxy.wait_until_closed(PATIENCE_SECONDS)
+        yield Undisturbed(processes, proxy, digest)

@@ -96,7 +96,7 @@ class Proxy:
         self.cut()
         asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(300)
         self._loop.close()
 
     def listen(self) -> None:
@@ -172,8 +172,8 @@ class Proxy:
                     data = data[:cut_after - position]
                 setattr(connection, counter, getattr(connection, counter) + len(data))
                 if flip_at is not None and position <= flip_at < position + len(data):
-                    place = flip_at - position
-                    data = data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1:]
+                    offset = flip_at - position
+                    data = data[:offset] + bytes([data[offset] ^ 0xFF]) + data[offset + 1:]
                 position += len(data)
                 await pieces.put((self._loop.time() + self.delay_seconds, data))
                 if self.bytes_per_second:

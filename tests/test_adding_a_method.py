@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from tests.plugin_kit import on_the_module_path
+from tests.processes import run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "adding-a-method.md"
@@ -56,26 +56,26 @@ def test_the_page_shows_every_file_that_it_needs() -> None:
         "norm-clipping/pyproject.toml", "study.toml"]
 
 
-def test_the_method_of_the_page_learns_in_the_simulation_of_the_page(followed: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{followed / 'site'}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", "semisilo.cli", "simulate", "study.toml", "--quiet", "--json",
-                           "result.json"], cwd=followed, env=environment, capture_output=True, text=True, check=False,
-                          timeout=100)
-    assert done.returncode == 0, done.stderr
+def test_the_method_of_the_page_learns_in_the_simulation_of_the_page(
+        followed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(followed)
+    with on_the_module_path(followed / "site"):
+        status, _, err = run_command("semisilo.cli.main", "simulate", "study.toml", "--quiet", "--json", "result.json")
+    assert status == 0, err
     result = json.loads((followed / "result.json").read_text(encoding="utf-8"))
     assert result["accuracy"] > 0.6, "ten digits: 0.1 is chance"
 
 
 def test_the_method_of_the_page_may_run_nowhere_until_a_silo_names_it(followed: Path) -> None:
-    from silo.policy import Policy
+    from semisilo.silo.site.policy import Policy
 
     with on_the_module_path(followed / "site"):
         assert "norm_clipping" not in Policy().methods
 
 
 def test_a_very_large_max_norm_gives_the_plain_mean_and_one_silo_moves_the_model_by_at_most_c(strategy: Any) -> None:
-    from common.exchange import TensorGroup, UpdateHeader
-    from common.tensors import subtract
+    from semisilo.common.learning.tensors import subtract
+    from semisilo.common.methods.contract import TensorGroup, UpdateHeader
 
     generator = torch.Generator().manual_seed(3)
     w = {"a": torch.randn(40, generator=generator), "b": torch.randn(5, 3, generator=generator)}

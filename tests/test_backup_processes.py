@@ -12,7 +12,7 @@ import pytest
 from tests.processes import STUDY, FederationOfProcesses, federation
 
 SMALL = STUDY.replace("wide_network:wide", "small_cnn").replace("rounds = 3", "rounds = 5")
-DIES_IN_ROUND_3 = "silo.memory:SiloMemory.record_pending:3:before"
+DIES_IN_ROUND_3 = "semisilo.silo.site.memory:SiloMemory.record_pending:3:before"
 pytestmark = pytest.mark.slow
 
 
@@ -51,7 +51,7 @@ def _lose_and_restore(processes: FederationOfProcesses, archive: Path) -> None:
         name for name in names if not name.endswith(".npz")])
     shutil.rmtree(lost)
     processes.hub = processes.folder / "another-machine"
-    processes._command("coordinator.cli", "restore", str(archive), "--folder", str(processes.hub))
+    processes._command("semisilo.coordinator.cli.main", "restore", str(archive), "--folder", str(processes.hub))
     for file in images.iterdir():
         shutil.copy(file, processes.hub / "studies" / "first")
 
@@ -87,8 +87,8 @@ def test_backups_without_pause_disturb_nothing_and_every_one_can_be_restored(
     stages = set()
     for number, archive in enumerate(archives):
         folder = processes.folder / f"restored-{number}"
-        facts = json.loads(processes._command("coordinator.cli", "restore", str(archive), "--folder", str(folder),
-                                              "--json"))
+        facts = json.loads(processes._command("semisilo.coordinator.cli.main", "restore", str(archive), "--folder",
+                                              str(folder), "--json"))
         stages |= {(study["state"], study["round"]) for study in facts["studies"]}
     assert len(stages) >= 3, stages
 
@@ -96,7 +96,7 @@ def test_backups_without_pause_disturb_nothing_and_every_one_can_be_restored(
 def test_silos_that_are_ahead_of_an_older_backup_go_on_without_their_memory(
         processes: FederationOfProcesses, undisturbed: str) -> None:
     """SemiFL's silos keep momentum: that of rounds which never happened must not enter the ones that now do."""
-    _start(processes, crash="silo.memory:SiloMemory.record_pending:5:before")
+    _start(processes, crash="semisilo.silo.site.memory:SiloMemory.record_pending:5:before")
     _wait_for_an_update_of_round(processes, 1)
     archive = _backup(processes)
     _wait_for_an_update_of_round(processes, 5)

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from common import tensors
-from common.batch_norm import StaticBatchNorm
-from common.config import from_dict, to_dict
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.data.readers import read_images
-from common.exchange import CoordinatorData, Environment, SiloData, SiloTask, Update, UpdateHeader
-from common.losses import cross_entropy
-from common.methods import check_metrics, find_method
-from common.models import initial_model
-from coordinator.evaluation import measure_model
-from coordinator.strategies import load_strategy
-from silo.trainers import load_trainer
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.data.readers import read_images
+from semisilo.common.learning import tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.methods import check_metrics, find_method
+from semisilo.common.methods.contract import CoordinatorData, Environment, SiloData, SiloTask, Update, UpdateHeader
+from semisilo.common.models.factory import initial_model
+from semisilo.coordinator.compute.evaluation import measure_model
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.silo.trainers import load_trainer
 
 DIGITS = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,))
 SMALL = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
@@ -113,9 +113,9 @@ def _digits_study(method: str, *, rounds: int = 5, at_coordinator: bool = False,
     first = torch.cat([torch.nonzero(labels_N == label).flatten()[:20] for label in range(10)])
     rest = torch.tensor(sorted(set(range(len(train))) - set(first.tolist())))[:900]
     labelled = train.subset(first)
-    silos = {name: SiloData(labelled=None if at_coordinator else labelled.subset(torch.arange(200)[place::3]),
-                            unlabelled=train.subset(rest[place::3]), test=test)
-             for place, name in enumerate("abc")}
+    silos = {name: SiloData(labelled=None if at_coordinator else labelled.subset(torch.arange(200)[index::3]),
+                            unlabelled=train.subset(rest[index::3]), test=test)
+             for index, name in enumerate("abc")}
     data = CoordinatorData(labelled=labelled if at_coordinator else None, test=test)
     environment = Environment(seed=1, rounds=rounds, num_silos=3, data=data, build_model=_digits_net, image=DIGITS,
                               augmentation=AugmentationSettings(policy="small", without=("Invert", "Solarize")))

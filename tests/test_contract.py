@@ -17,21 +17,21 @@ from typing import Any
 
 import pytest
 
-from common import tensors
-from common.codec import ELEMENT_TYPES
-from common.config import from_dict
-from common.errors import BadPayload
-from common.exchange import GroupLayout, Meaning, TaskSpec
-from common.manifest import is_meant
-from common.methods import METHODS, find_method, is_declared
-from common.methods.spec import counts_of
-from coordinator import work as coordinator_work
-from coordinator.desk import Announcement
-from coordinator.states import RoundState, TaskState
-from coordinator.strategies import STRATEGIES, load_strategy
-from coordinator.strategies.semifl import SemiFLStrategy
-from silo import work as silo_work
-from silo.trainers import TRAINERS, load_trainer
+from semisilo.common.config import from_dict
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning import tensors
+from semisilo.common.methods import METHODS, find_method, is_declared
+from semisilo.common.methods.contract import Meaning, TaskSpec
+from semisilo.common.methods.spec import counts_of
+from semisilo.common.payload.codec import ELEMENT_TYPES
+from semisilo.common.payload.manifest import is_meant
+from semisilo.coordinator.compute import operations as coordinator_work
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.rounds.task_service import UpdateDeclaration
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.semifl import SemiFLStrategy
+from semisilo.silo.compute import operations as silo_work
+from semisilo.silo.trainers import load_trainer
 from tests.both_sides import (
     CLASSES,
     Federation,
@@ -51,6 +51,11 @@ CASES = [*((study, "batch norm") for study in STUDIES), *((study, "plain") for s
 
 every_case = pytest.mark.parametrize(("study", "network"), CASES, ids=[f"{study}-{net}" for study, net in CASES])
 every_method = pytest.mark.parametrize("study", FIRST, ids=str)
+_WITH_MEMORY = ("semifl", "fedmatch", "scaffold", "fed_shvr")
+"""Methods that keep something for each silo, or from round to round."""
+every_method_slowly = pytest.mark.parametrize("study", [
+    each if each.method in _WITH_MEMORY else pytest.param(each, marks=pytest.mark.slow) for each in FIRST], ids=str)
+"""Quick for methods that keep something; for those that keep nothing the engine's own tests are the quick guard."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -181,9 +186,10 @@ def test_every_method_and_each_of_its_scenarios_has_a_study_here() -> None:
 
 
 def test_every_method_has_both_halves_and_a_consistent_spec() -> None:
-    assert STRATEGIES.keys() == TRAINERS.keys() == METHODS.keys()
     for name, spec in METHODS.items():
         assert spec.name == name
+        assert load_strategy(name).__module__.startswith(f"semisilo.coordinator.strategies.{name}")
+        assert load_trainer(name).__module__.startswith(f"semisilo.silo.trainers.{name}")
         assert spec.scenarios
         assert set(spec.counts) <= set(spec.metrics)
         assert spec.discloses.strip().endswith(".")
@@ -226,7 +232,7 @@ def test_what_crosses_is_what_the_method_declares_and_arrives_bit_for_bit(
         assert groups.keys() == (expects.keys() if task.state is TaskState.UPDATED else set())
         assert expects.keys() <= spec.up.keys(), "updates have no numbered groups"
         for name, sent in groups.items():
-            layout = from_dict(GroupLayout, expects[name])
+            layout = expects[name]
             assert layout.meaning is spec.up[name]
             assert sent.dense_bytes == sum(ELEMENT_TYPES[each.dtype].size_bytes * each.num_elements
                                            for each in layout.tensors)
@@ -248,7 +254,7 @@ def test_metrics_are_declared_finite_and_complete(undisturbed: Any, study: Metho
         assert all(is_declared(name, spec.metrics) for name in task.metrics), task.metrics
         assert all(math.isfinite(value) for value in task.metrics.values())
         if task.state is TaskState.UPDATED:
-            assert set(counts_of(spec, task.spec["phase"])) <= task.metrics.keys()
+            assert set(counts_of(spec, task.spec.phase)) <= task.metrics.keys()
     assert states == {TaskState.UPDATED}, "these studies leave nobody without something to say"
     for number in (0, 1, 2):
         metrics = run.found.metrics(number)
@@ -273,20 +279,20 @@ def test_a_number_that_the_strategy_computes_with_is_refused_when_it_cannot_be(
     found = federation(tmp_path / "f", images, study)
     refused = 0
 
-    async def try_lies(task: TaskSpec, announcement: Announcement) -> None:
+    async def try_lies(task: TaskSpec, declaration: UpdateDeclaration) -> None:
         nonlocal refused
         for name in counts_of(find_method(study.method), task.phase):
             for lie in (None, 0.0, -1.0, 0.5, 1e30, math.nan, math.inf, -math.inf):
-                metrics = {key: value for key, value in announcement.metrics.items() if key != name}
+                metrics = {key: value for key, value in declaration.metrics.items() if key != name}
                 if lie is not None:
                     metrics[name] = lie
                 with pytest.raises(BadPayload, match=name):
-                    await found.desk.begin_update(task.silo, task.task_id, "e" * 32,
-                                                  replace(announcement, metrics=metrics))
+                    await found.task_service.begin_update(task.silo, task.task_id, "e" * 32,
+                                                          replace(declaration, metrics=metrics))
                 refused += 1
 
     for silo in found.silos.values():
-        silo.before_announcing = try_lies
+        silo.before_declaring = try_lies
     assert found.run() == undisturbed(study, "batch norm").digest
     assert refused >= 6 * 8
 
@@ -358,22 +364,32 @@ def test_one_silo_alone_is_enough(tmp_path: Path, images: Images, study: MethodS
     assert ("accuracy" in found.metrics(2)) is study.has_statistics
 
 
-@every_method
+@every_method_slowly
 def test_a_silo_that_comes_late_and_one_that_abstains_now_and_then_take_part(
         tmp_path: Path, images: Images, study: MethodStudy) -> None:
-    """Silo c is there from round 2 on, and b has nothing to say in round 2. Whatever order they come in, and through
-    the disk, the bits are the same."""
-    digests = set()
-    for name, fresh in (("one", False), ("other", True)):
-        found = federation(tmp_path / name, images, study, fresh=fresh, rounds=4, start_with=2)
-        found.abstains = lambda task: (task.silo, task.round) == ("b", 2)
-        found.absent = lambda silo, found=found: silo == "c" and not _has_begun(found, 2)  # type: ignore[misc]
-        digests.add(found.run(order=lambda names, fresh=fresh: sorted(names, reverse=fresh)))  # type: ignore[misc]
-        asked = {(task.silo, task.round): task.state for task in found.tasks() if task.spec["phase"] == "train"}
-        assert ("c", 1) not in asked
-        assert asked["c", 3] is asked["c", 4] is asked["b", 3] is TaskState.UPDATED
-        assert asked["b", 2] is TaskState.ABSTAINED
-    assert len(digests) == 1
+    """Silo c is there from round 2 on, and b has nothing to say in round 2."""
+    _run_with_a_late_silo(tmp_path / "f", images, study, fresh=True)
+
+
+@pytest.mark.slow
+@every_method
+def test_with_a_late_and_an_abstaining_silo_order_and_disk_change_no_bit(
+        tmp_path: Path, images: Images, study: MethodStudy) -> None:
+    assert len({_run_with_a_late_silo(tmp_path / str(fresh), images, study, fresh=fresh)
+                for fresh in (False, True)}) == 1
+
+
+def _run_with_a_late_silo(folder: Path, images: Images, study: MethodStudy, *, fresh: bool) -> str:
+    """The digest at the end; `fresh`: through the disk, and in the reverse order."""
+    found = federation(folder, images, study, fresh=fresh, rounds=4, start_with=2)
+    found.abstains = lambda task: (task.silo, task.round) == ("b", 2)
+    found.absent = lambda silo: silo == "c" and not _has_begun(found, 2)
+    digest = found.run(order=lambda names: sorted(names, reverse=fresh))
+    asked = {(task.silo, task.round): task.state for task in found.tasks() if task.spec.phase == "train"}
+    assert ("c", 1) not in asked
+    assert asked["c", 3] is asked["c", 4] is asked["b", 3] is TaskState.UPDATED
+    assert asked["b", 2] is TaskState.ABSTAINED
+    return digest
 
 
 def _has_begun(found: Federation, number: int) -> bool:

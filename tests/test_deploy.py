@@ -10,12 +10,13 @@ import configparser
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.federation import create_federation
+from semisilo.coordinator.federation.folder import create_federation
 from tests.command_lines import problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,6 +135,24 @@ def test_a_container_is_made_of_files_of_this_repository_and_is_not_root(path: P
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_the_links_that_a_container_copies_lead_to_what_it_copies(path: Path, tmp_path: Path) -> None:
+    """COPY keeps the links of a folder; those in `semisilo/` lead to the folders beside it (decision 0018)."""
+    for copy in (shlex.split(rest) for word, rest in _instructions(path) if word == "COPY" and rest[0] != "-"):
+        for source in copy[:-1]:
+            target = tmp_path / (source if copy[-1] == "./" else copy[-1])
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / source, target)
+    links = [link for link in tmp_path.rglob("*") if link.is_symlink()]
+    assert {link.relative_to(tmp_path).as_posix() for link in links} == {
+        f"semisilo/{side}" for side in ("common", "coordinator", "silo")}
+    for link in links:
+        assert (link / "__init__.py").is_file()
+        assert link.resolve().is_relative_to(tmp_path.resolve())
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_the_base_of_a_container_has_a_tag_and_may_be_pinned_to_a_digest(path: Path) -> None:
     (base,) = [rest for word, rest in _instructions(path) if word == "ARG" and rest.startswith("BASE=")]
     assert re.fullmatch(r"BASE=python:3\.\d+-slim-\w+", base)
@@ -228,7 +247,7 @@ def test_every_value_of_the_chart_is_in_its_schema_and_its_readme() -> None:
 
 
 def test_the_chart_has_the_version_of_the_program() -> None:
-    from common import __version__
+    from semisilo.common import __version__
 
     chart = _compose(CHART / "Chart.yaml")
     assert chart["appVersion"] == __version__

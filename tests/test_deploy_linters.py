@@ -50,7 +50,7 @@ def _tool(name: str) -> str:
 
 
 def _run(*words: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=100,
+    return subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=300,
                           stdin=subprocess.DEVNULL, env={**os.environ, **environment})
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import free_ports
+from tests.processes import free_ports, run_command
 
 UNITS = Path(__file__).resolve().parents[1] / "deploy" / "systemd"
 
@@ -43,7 +43,7 @@ class Machine:
                  for word in words]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SEMISILO")}
         environment |= dict(pair.split("=", 1) for pair in shlex.split(parser["Service"]["Environment"]))
-        return [sys.executable, "-P", "-m", f"{Path(program).name}.cli", *words], environment
+        return [sys.executable, "-P", "-m", f"semisilo.{Path(program).name}.cli.main", *words], environment
 
     def start(self, unit: str, *, log: Path, replacing: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Starts a unit's command, as systemd would: in a session of its own, with the unit's umask."""
@@ -56,16 +56,15 @@ class Machine:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command as a person would beside the services."""
-        module, *rest = words
-        return subprocess.run([sys.executable, "-P", "-m", f"{module}.cli", *rest], capture_output=True, text=True,
-                              timeout=60, stdin=subprocess.DEVNULL)
+        program, *rest = words
+        return subprocess.CompletedProcess(words, *run_command(f"semisilo.{program}.cli.main", *rest))
 
     def stop(self) -> None:
         """Kills what is left."""
         for process in self.running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(20)
+                process.wait(300)
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield made
 
 
-def _wait(process: subprocess.Popen[str], log: Path, machine: Machine, *words: str, seconds: float = 60) -> None:
+def _wait(process: subprocess.Popen[str], log: Path, machine: Machine, *words: str, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while (done := machine.run(*words)).returncode != 0:
         assert process.poll() is None, log.read_text()
@@ -87,7 +86,7 @@ def _wait(process: subprocess.Popen[str], log: Path, machine: Machine, *words: s
 def _end(process: subprocess.Popen[str], log: Path) -> None:
     """As `systemctl stop`: SIGTERM to the main process, which ends the others, within TimeoutStopSec."""
     process.terminate()
-    assert process.wait(60) == 0, log.read_text()
+    assert process.wait(300) == 0, log.read_text()
 
 
 def test_the_services_of_a_hub_and_a_silo_start_answer_and_stop(machine: Machine, tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_the_services_of_a_hub_and_a_silo_start_answer_and_stop(machine: Machine
     _wait(agent, silo_log, machine, "silo", "status", "--home", silo, "--check")
 
     backup, environment = machine.command("semisilo-backup")
-    done = subprocess.run(backup, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(backup, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (archive,) = (machine.root / "var" / "backups" / "semisilo").iterdir()
     assert archive.stat().st_mode & 0o777 == 0o600
@@ -130,7 +129,7 @@ def test_the_services_of_a_hub_and_a_silo_start_answer_and_stop(machine: Machine
 def test_a_coordinator_without_a_federation_ends_with_the_status_that_is_not_tried_again(
         machine: Machine, tmp_path: Path) -> None:
     log = tmp_path / "hub.log"
-    assert machine.start("semisilo-coordinator", log=log).wait(60) == 2
+    assert machine.start("semisilo-coordinator", log=log).wait(300) == 2
     assert "is not a federation folder" in log.read_text()
 
 

@@ -16,16 +16,23 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from common.config import to_dict
-from common.data.form import AugmentationSettings, Reading
-from common.data.split_settings import SplitSettings
-from common.errors import SemisiloError, by_code
-from common.exchange import ModelSettings, Numerics
-from common.methods import METHODS
-from common.methods.spec import PSEUDO_LABEL_METRICS
-from coordinator.federation import AddressSettings, FederationConfig, FederationSettings, LimitSettings, PageSettings
-from coordinator.simulated import SimulationSettings
-from coordinator.study import (
+from semisilo.common.config import to_dict
+from semisilo.common.data.form import AugmentationSettings, Reading
+from semisilo.common.data.split_settings import SplitSettings
+from semisilo.common.errors import SemisiloError, by_code
+from semisilo.common.methods import METHODS
+from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
+from semisilo.coordinator.federation.folder import (
+    AddressSettings,
+    FederationConfig,
+    FederationSettings,
+    LimitSettings,
+    PageSettings,
+)
+from semisilo.coordinator.federation.tracking_table import TrackingSettings
+from semisilo.coordinator.studies.simulation_table import SimulationSettings
+from semisilo.coordinator.studies.study_file import (
     DataSettings,
     ImageSettings,
     ParticipationSettings,
@@ -33,9 +40,8 @@ from coordinator.study import (
     StudySettings,
     WireSettings,
 )
-from coordinator.tracking.settings import TrackingSettings
-from silo.hours import Hours
-from silo.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy
+from semisilo.silo.site.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy
+from semisilo.silo.site.working_hours import Hours
 from tests.command_lines import SCRIPTS, commands_of, problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -233,16 +239,16 @@ def test_the_example_of_a_simulated_study_is_dealt() -> None:
 
 
 def test_the_example_study_of_the_page_is_accepted() -> None:
-    from coordinator.study import config_from_dict
+    from semisilo.coordinator.studies.study_file import config_from_dict
 
     (example,) = re.findall(r"^```toml\n(.*?)^```", STUDY.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert config_from_dict(tomllib.loads(example), where="docs/study.md").study.start_with == 3
 
 
 def test_every_network_augmentation_and_split_is_in_its_table() -> None:
-    from common.data.split_settings import SplitName
-    from common.models import model_names
-    from common.models.torchvision_models import torchvision_names
+    from semisilo.common.data.split_settings import SplitName
+    from semisilo.common.models.factory import model_names
+    from semisilo.common.models.torchvision_models import torchvision_names
 
     study, simulation = (page.read_text(encoding="utf-8") for page in (STUDY, SIMULATION))
     networks = {name for cell in rows_under(study, "", "Networks") for name in cell.split("`, `")}
@@ -328,11 +334,12 @@ def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evide
 
 def test_architecture_lists_the_modules_as_they_are() -> None:
     run = subprocess.run([sys.executable, "-P", str(ROOT / "docs" / "list_modules.py"), "--check"], capture_output=True,
-                         text=True, timeout=60)
+                         text=True, timeout=300)
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"],  # which stay as written
+                         ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
     names = re.findall(r"`((?:common|coordinator|silo|semisilo|tests|docs|deploy|protos)/[\w./-]*)`",
                        page.read_text(encoding="utf-8"))

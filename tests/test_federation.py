@@ -2,77 +2,57 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.processes import STUDY, FederationOfProcesses, federation, free_ports
-from tests.proxy import Proxy
+from tests.processes import (
+    PATIENCE_SECONDS,
+    STUDY,
+    FederationOfProcesses,
+    Undisturbed,
+    federation,
+    federation_behind_a_proxy,
+)
 
 SMALL = STUDY.replace("wide_network:wide", "small_cnn")
 
 
-@contextlib.contextmanager
-def federation_behind_a_proxy(folder: Path, **options: object) -> Iterator[tuple[FederationOfProcesses, Proxy]]:
-    """Silos reach the coordinator's work port only through the proxy; enrollment is direct."""
-    public = free_ports()
-    with federation(folder, public_port=public, **options) as processes, \
-            Proxy("127.0.0.1", processes.port, listen_port=public) as proxy:
-        yield processes, proxy
+def test_the_wire_bytes_of_the_ledger_are_those_that_a_proxy_counts(undisturbed: Undisturbed) -> None:
+    counted = {direction: sum(int(str(row[0])) for row in undisturbed.processes.query(
+        f"SELECT bytes FROM cost WHERE kind = 'wire' AND direction = '{direction}'")) for direction in ("up", "down")}
+    assert counted == {"up": undisturbed.proxy.total_up, "down": undisturbed.proxy.total_down}
+    assert undisturbed.processes.query("SELECT count(*) FROM cost WHERE estimated = 1") == [(0,)]
 
 
-def start(processes: FederationOfProcesses) -> None:
-    processes.serve()
-    for name in processes.silos:
-        processes.enroll(name)
-    for name in processes.silos:
-        processes.join(name)
+def test_wire_bytes_are_a_little_more_than_messages_and_these_than_payloads(undisturbed: Undisturbed) -> None:
+    total = {kind: {direction: amount for _, direction, amount in rows} for kind, rows in (
+        (kind, undisturbed.processes.query("SELECT kind, direction, sum(bytes) FROM cost WHERE study = 'first' AND kind"
+                                           f" = '{kind}' GROUP BY direction"))
+        for kind in ("payload", "message", "wire"))}
+    for direction in ("up", "down"):
+        payload, message, wire = (int(str(total[kind][direction])) for kind in ("payload", "message", "wire"))
+        assert payload < message < wire < 1.01 * payload + 50_000
 
 
-def test_the_wire_bytes_of_the_ledger_are_those_that_a_proxy_counts(tmp_path: Path) -> None:
-    with federation_behind_a_proxy(tmp_path, study=SMALL) as (processes, proxy):
-        start(processes)
-        processes.finish()
-        proxy.wait_until_closed()
-        counted = {direction: sum(int(str(row[0])) for row in processes.query(
-            f"SELECT bytes FROM cost WHERE kind = 'wire' AND direction = '{direction}'"))
-            for direction in ("up", "down")}
-        assert counted == {"up": proxy.total_up, "down": proxy.total_down}
-        assert processes.query("SELECT count(*) FROM cost WHERE estimated = 1") == [(0,)]
-
-
-def test_wire_bytes_are_a_little_more_than_messages_and_these_than_payloads(tmp_path: Path) -> None:
-    with federation(tmp_path) as processes:
-        start(processes)
-        processes.finish()
-        total = {kind: {direction: amount for _, direction, amount in rows} for kind, rows in (
-            (kind, processes.query("SELECT kind, direction, sum(bytes) FROM cost WHERE study = 'first' AND kind ="
-                                   f" '{kind}' GROUP BY direction")) for kind in ("payload", "message", "wire"))}
-        for direction in ("up", "down"):
-            payload, message, wire = (int(str(total[kind][direction])) for kind in ("payload", "message", "wire"))
-            assert payload < message < wire < 1.01 * payload + 50_000
-
-
+@pytest.mark.slow
 def test_a_silo_that_is_revoked_in_the_middle_of_an_upload_is_cut_off_within_seconds(tmp_path: Path) -> None:
     with federation_behind_a_proxy(tmp_path) as (processes, proxy):
-        start(processes)
+        processes.start()
         processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM task WHERE state = 'open'")))
-        proxy.bytes_per_second = 200_000
+        proxy.bytes_per_second = 100_000  # so that an upload takes most of a minute
         processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM declared_update WHERE accepted_unix IS NULL")))
         (silo,), *_ = processes.query("SELECT silo FROM task JOIN declared_update USING (task_id)"
                                       " WHERE accepted_unix IS NULL")
-        began = time.monotonic()
         processes.coordinator("revoke", str(silo))
-        status = processes.running.pop(str(silo)).wait(20)
+        status = processes.running.pop(str(silo)).wait(PATIENCE_SECONDS)
         assert status == 1
-        assert time.monotonic() - began < 12
+        assert processes.query("SELECT accepted_unix FROM declared_update JOIN task USING (task_id)"
+                               f" WHERE silo = '{silo}'") == [(None,)], "it was heard within the upload, not behind it"
         assert "has revoked silo" in processes.log(str(silo))
         assert "coordinator invite" in processes.log(str(silo))
         proxy.bytes_per_second = 0
@@ -81,13 +61,14 @@ def test_a_silo_that_is_revoked_in_the_middle_of_an_upload_is_cut_off_within_sec
         processes.finish()
 
 
+@pytest.mark.slow
 def test_a_second_study_runs_in_the_same_federation(tmp_path: Path) -> None:
     with federation(tmp_path, study=SMALL) as processes:
         processes.coordinator("new", "second")
         studies = processes.hub / "studies"
         for file in ("study.toml", "labelled.npz", "test.npz"):
             (studies / "second" / file).write_bytes((studies / "first" / file).read_bytes())
-        start(processes)
+        processes.start()
         processes.finish()
         states = dict(processes.query("SELECT name, state FROM study"))
         assert states == {"first": "completed", "second": "completed"}
@@ -95,15 +76,16 @@ def test_a_second_study_runs_in_the_same_federation(tmp_path: Path) -> None:
         assert len(digests) == 1, "equal settings and silos give equal bits, whatever the study's name"
 
 
+@pytest.mark.slow
 def test_sigterm_ends_both_sides_quietly_and_leaves_nothing_running(tmp_path: Path) -> None:
     with federation(tmp_path) as processes:
-        start(processes)
+        processes.start()
         processes.wait_for(lambda: bool(processes.query(
             "SELECT 1 FROM round WHERE number = 1 AND state = 'completed'")))
         for name in ("alpha", "coordinator"):
             running = processes.running.pop(name)
             running.send_signal(signal.SIGTERM)
-            assert running.wait(20) == 0, processes.log(name)
+            assert running.wait(PATIENCE_SECONDS) == 0, processes.log(name)
             assert "Traceback" not in processes.log(name)
 
 
@@ -129,15 +111,16 @@ def in_round(processes: FederationOfProcesses, number: int) -> bool:
 def raw_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[int, int]]]:
     """Final digest and payload bytes of the study with raw payloads."""
     with federation(tmp_path_factory.mktemp("raw"), study=with_wire(STUDY, "raw")) as processes:
-        start(processes)
+        processes.start()
         return processes.finish(), payload_bytes(processes)
 
 
+@pytest.mark.slow
 def test_the_smallest_payloads_give_the_same_model_with_fewer_bytes(
         tmp_path: Path, raw_run: tuple[str, dict[str, dict[int, int]]]) -> None:
     digest, raw = raw_run
     with federation(tmp_path, study=with_wire(STUDY, "smallest")) as processes:
-        start(processes)
+        processes.start()
         assert processes.finish() == digest
         small = payload_bytes(processes)
     assert raw["down"].keys() == small["down"].keys() == raw["up"].keys() == {1, 2, 3}
@@ -146,10 +129,11 @@ def test_the_smallest_payloads_give_the_same_model_with_fewer_bytes(
         assert small["down"][number] < (0.95 if number == 1 else 0.8) * raw["down"][number]
 
 
+@pytest.mark.slow
 def test_a_silo_that_loses_its_cache_between_rounds_gets_whole_groups_and_the_model_is_the_same(
         tmp_path: Path, raw_run: tuple[str, dict[str, dict[int, int]]]) -> None:
     with federation(tmp_path, study=with_wire(STUDY, "smallest")) as processes:
-        start(processes)
+        processes.start()
         processes.wait_for(lambda: in_round(processes, 2))
         processes.kill("alpha")
         cache = tmp_path / "alpha" / "cache"
@@ -165,10 +149,11 @@ def test_a_silo_that_loses_its_cache_between_rounds_gets_whole_groups_and_the_mo
         assert alone == {"alpha"}
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_loses_its_references_between_rounds_ends_with_the_same_model(
         tmp_path: Path, raw_run: tuple[str, dict[str, dict[int, int]]]) -> None:
     with federation(tmp_path, study=with_wire(STUDY, "smallest")) as processes:
-        start(processes)
+        processes.start()
         processes.wait_for(lambda: in_round(processes, 2))
         processes.kill("coordinator")
         shutil.rmtree(processes.hub / "payloads" / "tensors")
@@ -187,12 +172,13 @@ round_timeout = "{timeout}"
 """
 
 
+@pytest.mark.slow
 def test_a_method_that_overwrites_sends_little_and_gives_the_same_model_when_a_silo_loses_what_it_held(
         tmp_path: Path) -> None:
     """FedMatch. Its first task comes whole; from then on a silo is sent what differs from what it holds, and sends what
     differs from what it was sent."""
     with federation(tmp_path / "raw", study=with_wire(FEDMATCH, "raw")) as processes:
-        start(processes)
+        processes.start()
         digest = processes.finish()
         dense = 2 * 4 * 1_200_010  # of two silos
         sent = {(int(str(number)), str(direction)): int(str(amount)) for number, direction, amount in processes.query(
@@ -203,7 +189,7 @@ def test_a_method_that_overwrites_sends_little_and_gives_the_same_model_when_a_s
         assert all(sent[number, "up"] < 0.1 * dense for number in (1, 2, 3))
         assert came_whole(processes) == [("alpha", 1), ("beta", 1)]
     with federation(tmp_path / "lost", study=with_wire(FEDMATCH, "smallest")) as processes:
-        start(processes)
+        processes.start()
         processes.wait_for(lambda: in_round(processes, 2))
         processes.kill("alpha")
         shutil.rmtree(tmp_path / "lost" / "alpha" / "cache")
@@ -225,8 +211,9 @@ BIG = with_wire(STUDY.replace("wide_network:wide", "wide_network:{network}").rep
 
 @pytest.mark.parametrize(("network", "megabytes", "cut_seconds"), [
     ("wide_40_megabytes", 40, 1.5),
-    pytest.param("wide_400_megabytes", 400, 3.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    pytest.param("wide_400_megabytes", 400, 3.0, marks=pytest.mark.timeout(1800)),
 ])
+@pytest.mark.slow
 def test_a_large_payload_goes_through_a_connection_that_is_cut_every_few_seconds(
         tmp_path: Path, network: str, megabytes: int, cut_seconds: float) -> None:
     study = BIG.replace("{network}", network).replace("start_with = 2", "start_with = 1")
@@ -234,11 +221,11 @@ def test_a_large_payload_goes_through_a_connection_that_is_cut_every_few_seconds
         proxy.cut_after_seconds = cut_seconds
         proxy.bytes_per_second = megabytes * 1e6 / (4 * cut_seconds)
         processes.factory = f"wide_network:{network}"
-        start(processes)
+        processes.start()
         processes.wait_for(lambda: bool(processes.query(
-            "SELECT 1 FROM declared_update WHERE accepted_unix IS NOT NULL")), seconds=700)
+            "SELECT 1 FROM declared_update WHERE accepted_unix IS NOT NULL")), seconds=1500)
         proxy.cut_after_seconds = None
-        processes.finish(seconds=100)
+        processes.finish()
         (size,), = processes.query("SELECT size_bytes FROM declared_update WHERE accepted_unix IS NOT NULL")
         assert int(str(size)) > megabytes * 1e6
         assert len(proxy.connections) >= 6, "the connection was cut several times each way"

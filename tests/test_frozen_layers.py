@@ -12,23 +12,25 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common import tensors
-from common.config import from_dict, to_dict
-from common.convert import model_from_proto, model_to_proto
-from common.errors import BadPayload, LayoutMismatch, NotPermitted
-from common.exchange import Meaning, ModelSettings, TaskSpec, TensorGroup
-from common.exported_model import read_model
-from common.methods import find_method
-from common.models import initial_model, model_builder
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.torch_payload import encode_groups
-from coordinator.states import TaskState
-from coordinator.study_description import describe_study
-from coordinator.study_messages import description_to_proto
-from silo.check_study import look_at_study, needs_of
-from silo.policy import Permit, Policy, check_task, check_update
-from silo.work import Operations
+from semisilo.common.errors import BadPayload, LayoutMismatch, NotPermitted
+from semisilo.common.learning import tensors
+from semisilo.common.methods import find_method
+from semisilo.common.methods.contract import Meaning, ModelSettings, TaskSpec, TensorGroup
+from semisilo.common.models.exported import read_model
+from semisilo.common.models.factory import initial_model, model_builder
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.torch_tensors import encode_groups
+from semisilo.common.rpc.convert import model_from_proto, model_to_proto
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.rpc.round_service import description_to_proto
+from semisilo.coordinator.studies.describe import describe_study
+from semisilo.silo.check.needs import needs_of
+from semisilo.silo.check.study import look_at_study
+from semisilo.silo.compute.messages import Train
+from semisilo.silo.compute.operations import Operations
+from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.policy import Permit, Policy, check_task, check_update
 from tests.both_sides import (
     CLASSES,
     Federation,
@@ -81,14 +83,14 @@ def trained(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def federation(place: Path, folder: Path, images: Images, study: MethodStudy, *, freeze: Any = ("0", "1"),
+def federation(root: Path, folder: Path, images: Images, study: MethodStudy, *, freeze: Any = ("0", "1"),
                fresh: bool = False, network: str = "batch norm", weights: bool = True, rounds: int = 2) -> Federation:
     method = {"name": study.method, "scenario": study.scenario, **study.settings}
     model = {"freeze": freeze if isinstance(freeze, str) else list(freeze)}
     if weights:
         model["weights"] = str(folder / "trained.safetensors")
-    return Federation(place, study_tables(images, method=method, network=network, silos=len(SILOS), rounds=rounds,
-                                          model=model), images, SILOS, fresh=fresh)
+    return Federation(root, study_tables(images, method=method, network=network, silos=len(SILOS), rounds=rounds,
+                                         model=model), images, SILOS, fresh=fresh)
 
 
 @every_method
@@ -110,10 +112,11 @@ def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
               if sent.name not in ("frozen", "batch_norm", "steps") and sent.meaning is not None]
     assert models
     assert set(models) == {trained_bytes}
-    facts = found.ledger.study("s").frozen or {}
-    assert facts["num_frozen"] == 36 + 4 + 4
-    assert facts["num_parameters"] + facts["num_frozen"] == sum(each.numel() for each in network.parameters())
-    assert facts["dense_bytes"] == trained_bytes
+    facts = found.ledger.study("s").frozen
+    assert facts is not None
+    assert facts.num_frozen == 36 + 4 + 4
+    assert facts.num_parameters + facts.num_frozen == sum(each.numel() for each in network.parameters())
+    assert facts.dense_bytes == trained_bytes
     for number in (0, 2):
         model = found.model(number)
         for name in FROZEN_PARAMETERS:
@@ -126,7 +129,9 @@ def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
     assert None not in held
 
 
-@every_method
+@pytest.mark.parametrize("study", [
+    pytest.param(each, id=str(each), marks=() if each.method in ("semifl", "fedmatch") else pytest.mark.slow)
+    for each in FIRST])
 def test_frozen_layers_give_the_same_bits_through_the_disk_and_in_another_order(
         tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor], study: MethodStudy) -> None:
     one = federation(tmp_path / "one", folder, images, study)
@@ -155,7 +160,7 @@ def test_without_a_weights_file_the_frozen_tensors_are_those_of_the_seed(
     found = federation(tmp_path / "frozen", folder, images, FIRST[0], weights=False)
     found.run()
     task = found.tasks()[0]
-    spec = from_dict(TaskSpec, task.spec)
+    spec = task.spec
     start = initial_model(model_builder(spec.model, spec.image, [spec.model.name]), spec.seed)
     last = found.model(2)
     for name, tensor in start.items():
@@ -257,17 +262,12 @@ def test_a_task_whose_frozen_tensors_are_not_the_networks_is_refused(
             payloads.append(replace(payload, digest="", size_bytes=0, reference=""))  # held already
     result: Any = None
     with pytest.raises((LayoutMismatch, BadPayload), match=says):
-        result = Operations(lambda fraction, text: None, device="cpu").train(
-            task=_plain(replace(task, payloads=tuple(payloads))),
-            payloads={written.digest: str(store.path(written.digest))}, cache_folder=str(cache.folder),
-            source=images.unlabelled("a"), on_error="stop", factories=["tests.both_sides:network_with_batch_norm"],
-            memory=None, outgoing_folder=str(tmp_path / "out"), memory_folder=str(tmp_path / "memory"))
+        result = Operations(lambda fraction, text: None, device="cpu").train(Train(
+            task=replace(task, payloads=tuple(payloads)), payloads={written.digest: store.path(written.digest)},
+            cache_folder=cache.folder, choice=JoinChoice(source=images.unlabelled("a")),
+            factories=("tests.both_sides:network_with_batch_norm",), memory=None, residuals=None,
+            pending_residuals=None, outgoing_folder=tmp_path / "out", memory_folder=tmp_path / "memory"))
     assert result is None
-
-
-def _plain(task: TaskSpec) -> dict[str, Any]:
-    plain: dict[str, Any] = to_dict(task)
-    return plain
 
 
 def test_a_silo_that_does_not_permit_the_group_refuses_before_it_fetches_anything(
@@ -317,15 +317,15 @@ def test_frozen_tensors_never_leave_a_silo_and_are_not_taken_by_the_coordinator(
     found = federation(tmp_path / "f", folder, images, study)
     refused = []
 
-    async def send_it_along(task: TaskSpec, announcement: Any) -> None:
-        group = replace(announcement.groups[0], name="frozen", meaning=Meaning.VALUES, base="")
+    async def send_it_along(task: TaskSpec, declaration: Any) -> None:
+        group = replace(declaration.groups[0], name="frozen", meaning=Meaning.VALUES, base="")
         with pytest.raises(BadPayload, match="no tensor group 'frozen'"):
-            await found.desk.begin_update(task.silo, task.task_id, "e" * 32,
-                                          replace(announcement, groups=(*announcement.groups, group)))
+            await found.task_service.begin_update(task.silo, task.task_id, "e" * 32,
+                                                  replace(declaration, groups=(*declaration.groups, group)))
         refused.append(task.silo)
 
     for silo in found.silos.values():
-        silo.before_announcing = send_it_along
+        silo.before_declaring = send_it_along
     found.run()
     assert set(refused) == set(SILOS)
 

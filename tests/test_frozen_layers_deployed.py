@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from semisilo.simulation.settings import load_simulated_study
 from tests.processes import federation
 from tests.semisilo.studies import study
 
-timm: Any = pytest.importorskip("timm", reason="the extra timm is not installed")
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600),
+              pytest.mark.skipif(find_spec("timm") is None, reason="the extra timm is not installed")]
 
 SILOS = ("silo-000", "silo-001")
 AT_COORDINATOR, AT_SILO = "labels-at-coordinator", "labels-at-silo"
@@ -44,6 +44,8 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained network of timm for five classes of colour images."""
+    import timm
+
     torch.manual_seed(4)
     model = timm.create_model("test_resnet", num_classes=5)
     with torch.no_grad():
@@ -80,7 +82,7 @@ def test_studies_with_frozen_layers_end_with_the_bits_of_the_simulation(
         simulated = {method: run(each, out=tmp_path / f"simulated-{method}", device="cpu")
                      for method, each in tables.items()}
         for name in ("coordinator", *SILOS):
-            status = processes.running.pop(name).wait(400)
+            status = processes.running.pop(name).wait(300)
             assert status == 0, f"{name} ended with {status}:\n{processes.log(name)}"
         for method, result in simulated.items():
             name = method.replace("_", "-")
@@ -134,23 +136,23 @@ round_timeout = "{timeout}"
 """
 
 
-def write_pictures(folder: Path, places: range, *, size: tuple[int, int], ending: str, classes: bool) -> None:
+def write_pictures(folder: Path, indices: range, *, size: tuple[int, int], ending: str, classes: bool) -> None:
     """Digits as files of one size (width, height), in class folders or flat."""
     digits = load_digits(n_class=3)
-    for place in places:
-        into = folder / f"class-{digits.target[place]}" if classes else folder
+    for index in indices:
+        into = folder / f"class-{digits.target[index]}" if classes else folder
         into.mkdir(parents=True, exist_ok=True)
-        picture = Image.fromarray(np.round(digits.images[place] * 255 / 16).astype(np.uint8)).resize(size)
-        picture.save(into / f"{place:04d}.{ending}")
+        picture = Image.fromarray(np.round(digits.images[index] * 255 / 16).astype(np.uint8)).resize(size)
+        picture.save(into / f"{index:04d}.{ending}")
 
 
 def test_a_silo_with_large_photographs_and_one_with_small_pictures_take_part_in_one_study(tmp_path: Path) -> None:
     with federation(tmp_path, study=MIXED) as processes:
         first = processes.hub / "studies" / "first"
-        for part, places in (("labelled", range(24)), ("test", range(24, 60))):
-            half = len(places) // 2
-            write_pictures(first / part, places[:half], size=(512, 480), ending="jpg", classes=True)
-            write_pictures(first / part, places[half:], size=(28, 28), ending="png", classes=True)
+        for part, indices in (("labelled", range(24)), ("test", range(24, 60))):
+            half = len(indices) // 2
+            write_pictures(first / part, indices[:half], size=(512, 480), ending="jpg", classes=True)
+            write_pictures(first / part, indices[half:], size=(28, 28), ending="png", classes=True)
         write_pictures(tmp_path / "large", range(60, 90), size=(512, 480), ending="jpg", classes=False)
         write_pictures(tmp_path / "small", range(90, 120), size=(28, 28), ending="png", classes=False)
         processes.sources = {"alpha": tmp_path / "large", "beta": tmp_path / "small"}

@@ -19,8 +19,9 @@ LONG = STUDY.replace("rounds = 3", "rounds = 400").replace("start_with = 2", "st
 
 def silo(processes: FederationOfProcesses, name: str, *words: str, status: int = 0) -> str:
     """Runs a silo command; returns what it prints."""
-    done = subprocess.run([sys.executable, "-P", "-m", "silo.cli", *words, "--home", str(processes.folder / name)],
-                          capture_output=True, text=True, timeout=100, env=processes._environment(""))
+    done = subprocess.run([sys.executable, "-P", "-m", "semisilo.silo.cli.main", *words,
+                           "--home", str(processes.folder / name)],
+                          capture_output=True, text=True, timeout=300, env=processes._environment(""))
     assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -45,7 +46,7 @@ def policy(processes: FederationOfProcesses, name: str, old: str, new: str) -> N
 def stop(processes: FederationOfProcesses, name: str) -> None:
     process = processes.running.pop(name)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0, processes.log(name)
+    assert process.wait(300) == 0, processes.log(name)
 
 
 def closed_hours() -> str:
@@ -125,7 +126,7 @@ def test_check_status_hours_budget_and_leave_against_a_live_coordinator(tmp_path
         # Once the coordinator is gone, check says what it cannot reach.
         process = processes.running.pop("coordinator")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
         gone = look(processes, "beta", status=1)
         assert gone["by"]["address"]["facts"]["code"] == "UNREACHABLE"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common import __version__
+from semisilo.common import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "deploy" / "install.sh"
@@ -27,7 +27,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for version in (__version__, "9.9.9"):
         source = tmp_path_factory.mktemp("source") / "semisilo"
         for package in PACKAGES:
-            shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / package, source / package, symlinks=True,
+                            ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
         code = source / "common" / "__init__.py"
@@ -45,8 +46,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def installed_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What semisilo depends on, for environments that fetch nothing; without this checkout."""
     folder = tmp_path_factory.mktemp("dependencies")
-    for place in (path for path in sys.path if path.endswith("-packages")):
-        for entry in Path(place).iterdir():
+    for packages in (path for path in sys.path if path.endswith("-packages")):
+        for entry in Path(packages).iterdir():
             ours = entry.name.startswith(("semisilo", "__editable__", "pip")) or entry.name in PACKAGES
             if not ours and not (folder / entry.name).is_symlink():
                 (folder / entry.name).symlink_to(entry)
@@ -62,7 +63,7 @@ def install(tmp_path: Path, installed_here: Path) -> Installer:
             umask: int = -1) -> subprocess.CompletedProcess[str]:
         where = [] if root is None else ["--root", str(root)]
         return subprocess.run(["sh", str(SCRIPT), *map(str, words), *where, "--python", sys.executable],
-                              capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL, umask=umask,
+                              capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL, umask=umask,
                               env={**environment, "PYTHONPATH": str(installed_here)})
 
     return run
@@ -71,9 +72,9 @@ def install(tmp_path: Path, installed_here: Path) -> Installer:
 OFFLINE = ("--pip-option", "--no-deps", "--pip-option", "--no-index")
 
 
-def _version(root: Path, places: Path, program: str = "coordinator") -> str:
+def _version(root: Path, packages: Path, program: str = "coordinator") -> str:
     done = subprocess.run([root / "opt" / "semisilo" / "bin" / program, "--version"], capture_output=True, text=True,
-                          timeout=60, env={**os.environ, "PYTHONPATH": str(places)})
+                          timeout=300, env={**os.environ, "PYTHONPATH": str(packages)})
     return done.stdout.strip()
 
 
@@ -97,7 +98,7 @@ def test_a_hub_is_installed_upgraded_rolled_back_and_removed(
     assert _version(root, installed_here) == f"semisilo {__version__}"
 
     made = subprocess.run([root / "opt" / "semisilo" / "bin" / "coordinator", "init", "lung", "--folder",
-                           state / "federation"], capture_output=True, text=True, timeout=60,
+                           state / "federation"], capture_output=True, text=True, timeout=300,
                           env={**os.environ, "PYTHONPATH": str(installed_here)})
     assert made.returncode == 0, made.stderr
     key = (state / "federation" / "authority" / "ca.key").read_bytes()
@@ -176,7 +177,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(install: Installer, tm
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_it_says_how_to_go_on() -> None:
     # The script is read from standard input: the folder of the checkout may be closed to others.
-    done = subprocess.run(["sh", "-s", "hub"], input=SCRIPT.read_text(), capture_output=True, text=True, timeout=20,
+    done = subprocess.run(["sh", "-s", "hub"], input=SCRIPT.read_text(), capture_output=True, text=True, timeout=300,
                           user=65534, cwd="/")
     assert done.returncode == 1
     assert "needs root" in done.stderr
@@ -191,7 +192,7 @@ def test_without_root_it_says_how_to_go_on() -> None:
 def test_wrong_words_are_refused_in_one_line(install: Installer, words: tuple[str, ...], reason: str,
                                              tmp_path: Path) -> None:
     done = install(*words) if words != ("hub", "--from") else subprocess.run(
-        ["sh", str(SCRIPT), *words], capture_output=True, text=True, timeout=20)
+        ["sh", str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1
@@ -199,7 +200,7 @@ def test_wrong_words_are_refused_in_one_line(install: Installer, words: tuple[st
 
 
 def test_help_names_every_option_that_is_taken() -> None:
-    shown = subprocess.run(["sh", str(SCRIPT), "--help"], capture_output=True, text=True, timeout=20).stdout
+    shown = subprocess.run(["sh", str(SCRIPT), "--help"], capture_output=True, text=True, timeout=300).stdout
     taken = set(re.findall(r"^        (?:-h\|)?(--[a-z-]+)\)", SCRIPT.read_text(), re.MULTILINE))
     assert len(taken) >= 10
     assert taken == set(re.findall(r"--[a-z-]+", shown)) - {"--no-deps"}

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from tests.processes import FederationOfProcesses, federation
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SILOS = ("alpha", "beta", "gamma")
 LABELLED, UNLABELLED = 40, 60
@@ -52,9 +52,9 @@ def deal(processes: FederationOfProcesses) -> None:
     digits = load_digits()
     pixels = np.round(digits.images * 255 / 16).astype(np.uint8)
     for number, silo in enumerate(SILOS):
-        place = 100 + (LABELLED + UNLABELLED) * number
-        labelled = slice(place, place + LABELLED)
-        unlabelled = slice(place + LABELLED, place + LABELLED + UNLABELLED)
+        start = 100 + (LABELLED + UNLABELLED) * number
+        labelled = slice(start, start + LABELLED)
+        unlabelled = slice(start + LABELLED, start + LABELLED + UNLABELLED)
         if silo == "gamma":
             continue
         steps = {"unlabelled_steps": np.repeat([0, 1], [20, 40]), "rounds_per_step": np.array(2)}
@@ -73,17 +73,13 @@ def deal(processes: FederationOfProcesses) -> None:
 def run(processes: FederationOfProcesses, *, crash: str = "") -> None:
     """Starts everything, with a crash point in the first silo."""
     deal(processes)
-    processes.serve()
-    for name in SILOS:
-        processes.enroll(name)
-    for name in SILOS:
-        processes.join(name, crash=crash if name == "alpha" else "")
+    processes.start(silo_crash=crash)
 
 
 def test_silos_with_labels_learn_together_and_a_killed_one_changes_no_bit(tmp_path: Path) -> None:
     with federation(tmp_path / "undisturbed", silos=SILOS, study=STUDY) as processes:
         run(processes)
-        digest = processes.finish(seconds=200)
+        digest = processes.finish()
         assert processes.query("SELECT name, labelled_count, unlabelled_count FROM silo ORDER BY name") == [
             (silo, LABELLED, UNLABELLED) for silo in SILOS]
         assert processes.query("SELECT state, reason FROM task WHERE state != 'updated'") == []
@@ -100,7 +96,7 @@ def test_silos_with_labels_learn_together_and_a_killed_one_changes_no_bit(tmp_pa
         processes.coordinator("report", "first", "--out", str(tmp_path / "report"))
         assert "Labels alone" not in (tmp_path / "report" / "index.html").read_text()
     with federation(tmp_path / "killed", silos=SILOS, study=STUDY) as processes:
-        run(processes, crash="silo.memory:SiloMemory.record_pending:4:before")
-        processes.died("alpha", seconds=200)
+        run(processes, crash="semisilo.silo.site.memory:SiloMemory.record_pending:4:before")
+        processes.died("alpha")
         processes.join("alpha")
-        assert processes.finish(seconds=200) == digest
+        assert processes.finish() == digest

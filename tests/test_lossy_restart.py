@@ -13,11 +13,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 UPLINK = "top-k 5% int8"
 KILLS = {
-    "before_the_answer_is_durable": "silo.memory:SiloMemory.record_pending:2:before",
-    "while_the_answer_is_pending": "silo.memory:SiloMemory.record_pending:2:after",
-    "before_the_pending_answer_is_committed": "silo.memory:SiloMemory.resolve:3:before",
-    "after_it_is_committed": "silo.memory:SiloMemory.resolve:3:after",
-    "after_what_is_left_out_is_on_disk": "common.state_files:StateFiles.save:4:after",
+    "before_the_answer_is_durable": "semisilo.silo.site.memory:SiloMemory.record_pending:2:before",
+    "while_the_answer_is_pending": "semisilo.silo.site.memory:SiloMemory.record_pending:2:after",
+    "before_the_pending_answer_is_committed": "semisilo.silo.site.memory:SiloMemory.resolve:3:before",
+    "after_it_is_committed": "semisilo.silo.site.memory:SiloMemory.resolve:3:after",
+    "after_what_is_left_out_is_on_disk": "semisilo.common.storage.state_files:StateFiles.save:4:after",
 }
 """Every round of a silo resolves and records once, and saves twice: the trainer's memory, then the residuals."""
 
@@ -57,7 +57,7 @@ def test_a_silo_is_killed_in_a_study_with_lossy_updates(
         stage: str, tmp_path: Path, undisturbed: tuple[str, list[dict[str, object]]]) -> None:
     with federation(tmp_path, study=study()) as processes:
         run(processes, silo=KILLS[stage])
-        processes.died(processes.silos[0], seconds=240)
+        processes.died(processes.silos[0], seconds=300)
         processes.join(processes.silos[0])
         assert (processes.finish(seconds=240), kept(processes)) == undisturbed
 

@@ -14,7 +14,7 @@ from benchmarks.wire.many_silos import measure
 def test_thirty_silos_with_connections_of_their_own_all_answer_every_round(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
-    found = measure(30, parameters=5_000, rounds=3, say=print, keep=tmp_path / "federation", seconds=200)
+    found = measure(30, parameters=5_000, rounds=3, say=print, keep=tmp_path / "federation", seconds=300)
     assert (found["updates"], found["lost"]) == (90, 0)
     assert len(found["seconds_per_round"]) == 2
     for direction in ("up", "down"):  # a model of 20 kB each way, and what a round says besides

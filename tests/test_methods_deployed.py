@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.methods import METHODS
+from semisilo.common.methods import METHODS
 from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.parts import write_coordinator, write_parts

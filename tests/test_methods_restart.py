@@ -44,21 +44,22 @@ CASES = {
         study("fedmatch", "labels-at-silo", rounds=3, silos=2, settings={
             "confidence_threshold": 0.0, "labelled_batch": 6, "unlabelled_batch": 9, "lr": 0.01, "num_helpers": 1,
             "helper_interval": 2, "keep_helpers": True, "l1_update": "proximal", "delta_thres": 1e-4}),
-        ("silo-000", "silo-001"), "common.sgd:step:20:after"),  # 8 steps of sigma and 8 of psi in a task
+        # A task has 8 steps of sigma and 8 of psi.
+        ("silo-000", "silo-001"), "semisilo.common.learning.sgd:step:20:after"),
     "fed_shvr": Case(
         study("fed_shvr", "labels-at-silo", rounds=4, silos=3, settings={"alpha0_ramp": "none", "lr": 0.05},
               participation={"silos_per_round": 2}),
-        ("silo-000", "silo-001", "silo-002"), "silo.trainers.fed_shvr:_step:6:after"),  # 4 steps in a task
+        ("silo-000", "silo-001", "silo-002"), "semisilo.silo.trainers.fed_shvr:_step:6:after"),  # 4 steps in a task
 }
 SILO = {
-    "before_its_second_task": "silo.memory:SiloMemory.resolve:2:before",
+    "before_its_second_task": "semisilo.silo.site.memory:SiloMemory.resolve:2:before",
     "while_it_trains": "",
-    "while_its_answer_is_pending": "silo.memory:SiloMemory.record_pending:2:after",
+    "while_its_answer_is_pending": "semisilo.silo.site.memory:SiloMemory.record_pending:2:after",
 }
 COORDINATOR = {
-    "in_the_middle_of_a_round": "coordinator.ledger:Ledger.accept_update:3:after",
-    "during_the_fold": "coordinator.work:Operations.aggregate:2:before",
-    "between_fold_and_commit": "coordinator.ledger:Ledger.commit_round:3:before",
+    "in_the_middle_of_a_round": "semisilo.coordinator.ledger.ledger:Ledger.accept_update:3:after",
+    "during_the_fold": "semisilo.coordinator.compute.operations:Operations.aggregate:2:before",
+    "between_fold_and_commit": "semisilo.coordinator.ledger.ledger:Ledger.commit_round:3:before",
 }
 
 
@@ -124,7 +125,7 @@ def test_a_silo_is_killed(name: str, stage: str, tmp_path: Path, simulated: Call
     case = CASES[name]
     with federation(tmp_path, silos=case.silos) as processes:
         start(processes, case, silo=SILO[stage] or case.training)
-        processes.died(VICTIM, seconds=240)
+        processes.died(VICTIM, seconds=300)
         join(processes, VICTIM)
         assert processes.finish(seconds=240) == simulated(name).digest
 
@@ -136,7 +137,7 @@ def test_the_coordinator_is_killed(
     case = CASES[name]
     with federation(tmp_path, silos=case.silos) as processes:
         start(processes, case, hub=COORDINATOR[stage])
-        processes.died("coordinator", seconds=240)
+        processes.died("coordinator", seconds=300)
         processes.serve()
         assert processes.finish(seconds=240) == simulated(name).digest
 
@@ -146,7 +147,7 @@ def test_a_silo_that_loses_its_cache_is_sent_sigma_and_psi_whole_and_the_model_i
     case = CASES["fedmatch"]
     with federation(tmp_path, silos=case.silos) as processes:
         start(processes, case, silo=SILO["before_its_second_task"])
-        processes.died(VICTIM, seconds=240)
+        processes.died(VICTIM, seconds=300)
         cache = tmp_path / VICTIM / "cache"
         assert list((cache / "tensors").iterdir()), "there is something to lose"
         shutil.rmtree(cache)
@@ -175,7 +176,7 @@ def test_a_lost_control_variate_begins_the_sum_anew_and_does_so_with_the_same_bi
     for number in ("once", "twice"):
         with federation(tmp_path / number, silos=case.silos) as processes:
             start(processes, case, silo=SILO["before_its_second_task"])
-            processes.died(VICTIM, seconds=240)
+            processes.died(VICTIM, seconds=300)
             shutil.rmtree(tmp_path / number / VICTIM / "memory")
             join(processes, VICTIM)
             digests.append(processes.finish(seconds=240))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common.exchange import Meaning
+from semisilo.common.methods.contract import Meaning
 from tests.both_sides import Federation, Images, study_tables, without_waiting_for_the_disk, write_images
 
 SILOS = ("a", "b", "c", "d", "e")

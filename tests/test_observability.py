@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from common.logs import FIELDS, FORMAT_VARIABLE
+from semisilo.common.text.logs import FIELDS, FORMAT_VARIABLE
 from tests.processes import STUDY, FederationOfProcesses, federation, free_ports
 from tests.proxy import Proxy
 
@@ -78,7 +78,7 @@ def test_encodings_add_up_to_payload_bytes_although_downloads_are_cut_and_gone_o
 
 def test_metrics_of_both_sides_and_tensorboard_while_a_study_runs(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from coordinator.tracking.tensorboard_files import steps_in
+    from semisilo.coordinator.tracking.tensorboard_files import steps_in
 
     site = free_ports()
     with federation(tmp_path, study=SMALL, page=True) as processes:
@@ -94,13 +94,13 @@ def test_metrics_of_both_sides_and_tensorboard_while_a_study_runs(tmp_path: Path
         def scraped() -> bool:
             for name, port in (("hub", page), ("site", site)):
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
                         seen[name] = answer.read().decode()
                 except OSError:
                     return False
             return 'semisilo_site_tasks_total{outcome="updated"} ' in seen["site"] \
                 and 'semisilo_site_tasks_total{outcome="updated"} 0' not in seen["site"]
-        processes.wait_for(scraped, seconds=120)
+        processes.wait_for(scraped, seconds=300)
         assert "semisilo_serving 1.0" in seen["hub"]
         assert 'semisilo_study_state{state="running",study="first"} 1.0' in seen["hub"]
         processes.finish()

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.federation import create_federation, open_federation
-from tests.processes import STUDY, FederationOfProcesses, federation
+from semisilo.coordinator.federation.folder import create_federation, open_federation
+from tests.processes import PATIENCE_SECONDS, STUDY, FederationOfProcesses, federation
 
 LONG = STUDY.replace("rounds = 3", "rounds = 500")
 
@@ -28,12 +28,12 @@ class Browser:
     def __init__(self, processes: FederationOfProcesses) -> None:
         self.address = json.loads(processes.coordinator("page", "--json"))["address"]
         self.token = processes.coordinator("page", "--token").strip()
-        self.client = httpx.Client(base_url=self.address, timeout=20, trust_env=False)
+        self.client = httpx.Client(base_url=self.address, timeout=PATIENCE_SECONDS, trust_env=False)
         self.heard: list[dict[str, Any]] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        with httpx.stream("GET", f"{self.address}/api/stream", timeout=40, trust_env=False) as answer:
+        with httpx.stream("GET", f"{self.address}/api/stream", timeout=PATIENCE_SECONDS, trust_env=False) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             for line in answer.iter_lines():
                 if line.startswith("data: "):
@@ -54,16 +54,12 @@ class Browser:
 def running(tmp_path: Path) -> Iterator[FederationOfProcesses]:
     """A long study in its first rounds."""
     with federation(tmp_path, study=LONG, page=True) as processes:
-        processes.serve()
-        for silo in processes.silos:
-            processes.enroll(silo)
-        for silo in processes.silos:
-            processes.join(silo)
+        processes.start()
         processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM round WHERE number > 0")))
         yield processes
 
 
-def until(condition: Callable[[], Any], *, seconds: float = 30) -> None:
+def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition never came true"
@@ -95,12 +91,12 @@ def test_a_study_is_followed_paused_extended_resumed_and_stopped_from_the_page(
     deadline = browser.get("/api/studies/first")["open_round"]["deadline_unix"]
     assert browser.act("extend", study="first", seconds=600)["deadline_unix"] == pytest.approx(deadline + 600)
     assert browser.get("/api/studies/first")["open_round"]["deadline_unix"] == pytest.approx(deadline + 600)
-    until(lambda: browser.heard[-1]["live"]["deadline_unix"] == pytest.approx(deadline + 600), seconds=10)
+    until(lambda: browser.heard[-1]["live"]["deadline_unix"] == pytest.approx(deadline + 600))
     os.killpg(beta, signal.SIGCONT)
 
     # Paused: told within a second or so, and no round comes any more.
     assert browser.act("pause", study="first")["state"] == "paused"
-    until(lambda: browser.heard[-1]["live"]["reason"] == "paused", seconds=10)
+    until(lambda: browser.heard[-1]["live"]["reason"] == "paused")
     until(lambda: browser.get("/api/studies/first")["state"] == "paused")
     time.sleep(1)
     number = browser.get("/api/studies/first")["rounds"][-1]["number"]
@@ -116,10 +112,10 @@ def test_a_study_is_followed_paused_extended_resumed_and_stopped_from_the_page(
     # Stopped: silos end by themselves, since they were told to leave with the study.
     browser.act("stop", study="first")
     stopped = time.monotonic()
-    until(lambda: not running.query("SELECT 1 FROM task WHERE state = 'open'"), seconds=5)
+    until(lambda: not running.query("SELECT 1 FROM task WHERE state = 'open'"))
     for name in ("alpha", "beta", "coordinator"):
-        assert running.running.pop(name).wait(40) == 0, running.log(name)
-    assert time.monotonic() - stopped < 30
+        assert running.running.pop(name).wait(PATIENCE_SECONDS) == 0, running.log(name)
+    assert time.monotonic() - stopped < PATIENCE_SECONDS
     model = running.hub / "studies" / "first" / "model.safetensors"
     assert model.stat().st_size > 1000
     assert running.query("SELECT state FROM study") == [("stopped",)]
@@ -145,14 +141,15 @@ def over(processes: FederationOfProcesses) -> Any:
     @contextlib.contextmanager
     def shown() -> Iterator[str]:
         log = processes.folder / "page.log"
-        processes._start("page", "coordinator.cli", "page", "first", "--folder", str(processes.hub), crash="")
+        processes._start("page", "semisilo.coordinator.cli.main", "page", "first", "--folder", str(processes.hub),
+                         crash="")
         until(lambda: "http://" in (log.read_text() if log.exists() else ""))
         address, _, route = log.read_text().strip().partition("/#")
         assert route == "/study/first"
         yield address
         page = processes.running.pop("page")
         page.send_signal(signal.SIGINT)
-        assert page.wait(15) == 0
+        assert page.wait(PATIENCE_SECONDS) == 0
     return shown()
 
 
@@ -162,11 +159,8 @@ def test_a_taken_port_costs_a_line_and_nothing_else(tmp_path: Path) -> None:
         path = processes.hub / "federation.toml"
         path.write_text(path.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
         processes.serve()
-        for silo in processes.silos:
-            processes.enroll(silo)
-        for silo in processes.silos:
-            processes.join(silo)
-        processes.finish()
+        processes.enroll("alpha")  # so it serves
+        processes.wait_for(lambda: processes.query("SELECT state FROM study") == [("waiting",)])
         log = processes.log("coordinator")
     assert log.count("there is no operator page") == 1
     assert f"Another process listens on 127.0.0.1:{port}" in log

@@ -15,20 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from common import tensors
-from common.config import from_dict
-from common.errors import BadPayload, LayoutMismatch, SemisiloError, WrongBase
-from common.exchange import GroupLayout, Meaning, TaskSpec, TensorGroup
-from common.manifest import GroupManifest, ReferenceForm
-from common.methods import METHODS
-from common.payload_reader import read_manifest
-from common.state_files import StateFiles
-from common.store import PayloadStore
-from common.torch_payload import decode_groups, encode_groups
-from coordinator.desk import Announcement, Hello
-from coordinator.states import TaskState
-from coordinator.strategies import STRATEGIES
-from silo.trainers import TRAINERS
+from semisilo.common.errors import BadPayload, LayoutMismatch, SemisiloError, WrongBase
+from semisilo.common.learning import tensors
+from semisilo.common.methods import METHODS, MethodPlugin
+from semisilo.common.methods.builtin import BUILT_IN
+from semisilo.common.methods.contract import Meaning, TaskSpec, TensorGroup
+from semisilo.common.payload.manifest import GroupManifest, ReferenceForm
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.storage.state_files import StateFiles
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute.messages import CheckedUpdate
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.rounds.task_service import Hello, UpdateDeclaration
 from tests.both_sides import (
     Federation,
     Images,
@@ -49,8 +48,9 @@ METHOD = {"name": "overwriting", "scenario": "labels-at-coordinator", "threshold
 def _method() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS, "overwriting", OVERWRITING)
-        patch.setitem(STRATEGIES, "overwriting", "tests.overwriting_method:OverwritingStrategy")
-        patch.setitem(TRAINERS, "overwriting", "tests.overwriting_method:OverwritingTrainer")
+        patch.setitem(BUILT_IN, "overwriting", MethodPlugin(
+            spec=OVERWRITING, strategy="tests.overwriting_method:OverwritingStrategy",
+            trainer="tests.overwriting_method:OverwritingTrainer"))
         without_waiting_for_the_disk(patch)
         yield
 
@@ -135,6 +135,7 @@ def test_what_one_silo_is_sent_is_no_reference_for_others_and_takes_no_room_at_t
     assert not own & cached
 
 
+@pytest.mark.slow
 def test_a_silo_keeps_what_it_made_over_rounds_that_ask_it_for_other_things_only(
         tmp_path: Path, images: Images) -> None:
     """One silo is sampled in a round, and all are asked to look. Whoever trains again has its base still; whoever was
@@ -160,6 +161,7 @@ def test_new_objects_for_every_operation_and_another_order_of_arrival_change_no_
     undisturbed.check(again, again.run(order=lambda names: sorted(names, reverse=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_silos_lose_before_they_ask_costs_bytes_and_no_bit(
         tmp_path: Path, images: Images, undisturbed: Run, seed: int) -> None:
@@ -211,7 +213,7 @@ def test_a_kill_of_both_sides_anywhere_changes_neither_bits_nor_metrics(
     first = federation(tmp_path / "f", images, study={"local_accuracy": True})
     hits = 0
 
-    def kill(name: str, _: dict[str, Any]) -> None:
+    def kill(name: str, _: object) -> None:
         nonlocal hits
         hits += name == operation
         if name == operation and hits == hit:
@@ -235,9 +237,9 @@ async def _second_round(found: Federation) -> dict[str, TaskSpec]:
         for name in SILOS:
             silo = found.silos[name]
             hello = Hello(version="0", methods=(), labelled_count=0, unlabelled_count=1, held=silo.held())
-            task = await found.desk.await_task(name, hello, timeout_seconds=0)
+            task = await found.task_service.await_task(name, hello, timeout_seconds=0)
             if isinstance(task, TaskSpec) and task.round == 1:
-                await silo.answer(task, found.desk)
+                await silo.answer(task, found.task_service)
             elif isinstance(task, TaskSpec):
                 tasks[name] = task
         await asyncio.sleep(0.001)
@@ -263,12 +265,12 @@ def _update(received: TensorGroup, value: float = 0.5) -> TensorGroup:
 async def _announce(found: Federation, task: TaskSpec, group: TensorGroup,
                     said: Callable[[GroupManifest], GroupManifest] = lambda group: group,
                     store: PayloadStore | None = None) -> None:
-    """Sends an update whose announcement says something else than the file."""
+    """Sends an update whose declaration says something else than the file."""
     store = store or PayloadStore(found.folder / "lies")
     path = store.path(encode_groups(store, {"psi": group}).digest)
     content = path.read_bytes()
     manifest, = read_manifest(path)
-    await deliver(found.desk, task, content, Announcement(
+    await deliver(found.task_service, task, content, UpdateDeclaration(
         digest=hashlib.sha256(content).hexdigest(), size_bytes=len(content), groups=(said(manifest),), example_count=1,
         metrics={"changed": 1.0}, training_seconds=0.1), hashlib.sha256(content).hexdigest()[:32])
 
@@ -311,7 +313,7 @@ def test_an_update_that_refers_to_anything_but_what_its_silo_was_sent_is_refused
 
 def test_a_file_that_is_not_what_was_announced_ends_the_task_when_it_is_decoded(
         tmp_path: Path, images: Images) -> None:
-    """The announcement is right; the bytes refer to another base, lie about what comes out, or are not finite."""
+    """The declaration is right; the bytes refer to another base, lie about what comes out, or are not finite."""
     async def scenario() -> None:
         found = federation(tmp_path / "f", images)
         tasks = await _second_round(found)
@@ -341,16 +343,16 @@ def test_an_update_may_come_whole_instead(tmp_path: Path, images: Images) -> Non
     async def scenario() -> None:
         found = federation(tmp_path / "f", images)
         tasks = await _second_round(found)
-        answers: list[dict[str, Any]] = []
+        answers: list[CheckedUpdate] = []
         found.compute.after = lambda operation, answer: answers.append(answer)
         for name, coded in (("a", True), ("b", False)):
             group = _update(_received(found, tasks[name]))
             if not coded:
                 group = TensorGroup(group.tensors)
             await _announce(found, tasks[name], group)
-            assert answers.pop()["held"] == [tensors.digest(group.tensors)]
+            assert answers.pop().held == (tensors.digest(group.tensors),)
             assert answers == []
-            assert tensors.digest(group.tensors) in found.bulletin.held[name], "before the silo says so itself"
+            assert tensors.digest(group.tensors) in found.runtime.held[name], "before the silo says so itself"
         found.close()
     asyncio.run(scenario())
 
@@ -361,20 +363,20 @@ def test_a_declared_count_that_cannot_be_is_refused(tmp_path: Path, images: Imag
         tasks = await _second_round(found)
         for changed in (None, 0.0, -1.0, 1.5, 1e30, float("nan"), float("inf")):
             metrics = {} if changed is None else {"changed": changed}
-            announcement = Announcement(
+            declaration = UpdateDeclaration(
                 digest="a" * 64, size_bytes=1000, example_count=1, metrics=metrics, training_seconds=0.1,
                 groups=(GroupManifest("psi", Meaning.OVERWRITE, tasks["a"].payloads[0].tensors, _specs(found), 100,
                                       "cd" * 32, tasks["a"].payloads[0].tensors, ReferenceForm.BITS),))
             with pytest.raises(BadPayload, match="changed"):
-                await found.desk.begin_update("a", tasks["a"].task_id, "b" * 32, announcement)
+                await found.task_service.begin_update("a", tasks["a"].task_id, "b" * 32, declaration)
         found.close()
     asyncio.run(scenario())
 
 
 def _specs(found: Federation) -> Any:
     expects = found.ledger.phase("s", 2, 0).expects["psi"]
-    assert expects["base"] == "task", "one rule for all silos, not one layout for each"
-    return from_dict(GroupLayout, expects).tensors
+    assert expects.base == "task", "one rule for all silos, not one layout for each"
+    return expects.tensors
 
 
 # Diagnostics ----------------------------------------------------------------------------------------------------------
@@ -407,8 +409,8 @@ def test_own_models_that_were_measured_are_not_measured_again_after_a_kill_befor
         tmp_path: Path, images: Images, undisturbed: Run) -> None:
     first = federation(tmp_path / "f", images, study={"local_accuracy": True})
 
-    def kill(operation: str, arguments: dict[str, Any]) -> None:
-        if operation == "evaluate" and arguments["round"] == 2:
+    def kill(operation: str, request: Any) -> None:
+        if operation == "evaluate" and request.round == 2:
             raise Killed
 
     first.compute.before = kill
@@ -418,7 +420,7 @@ def test_own_models_that_were_measured_are_not_measured_again_after_a_kill_befor
     first.close()
     second = federation(tmp_path / "f", images, study={"local_accuracy": True})
     folded: list[int] = []
-    second.compute.before = lambda operation, arguments: (
-        folded.append(arguments["round"]) if operation == "aggregate" else None)
+    second.compute.before = lambda operation, request: (
+        folded.append(request.round) if operation == "aggregate" else None)
     undisturbed.check(second, second.run())
     assert folded == [3, 3]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.exchange import Meaning, Phase, SiloData, SiloTask, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import Meaning, Phase, SiloData, SiloTask, TensorGroup, UpdateHeader
 from tests.plugin_kit import on_the_module_path
 
 PLUGIN = Path(__file__).resolve().parents[1] / "benchmarks" / "wire" / "perturb"
@@ -28,7 +28,7 @@ def plugin(tmp_path: Path) -> Iterator[Any]:
         f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
         for group, entries in project["entry-points"].items()))
     with on_the_module_path(tmp_path), on_the_module_path(PLUGIN):
-        from common.plugins import find_plugin
+        from semisilo.common.methods.plugins import find_plugin
 
         yield find_plugin("perturb")
 
@@ -40,9 +40,9 @@ def _task(plugin: Any, w: dict[str, torch.Tensor], *, silo: str, round: int = 1,
 
 
 def _deltas(plugin: Any, w: dict[str, torch.Tensor], **options: Any) -> dict[str, torch.Tensor]:
-    from common.plugins import load_half
+    from semisilo.common.methods.plugins import load_half
 
-    update, memory = load_half("perturb", {}, "trainer")().train(_task(plugin, w, **options), SiloData(), None)
+    update, memory = load_half("perturb", "trainer")().train(_task(plugin, w, **options), SiloData(), None)
     assert memory is None
     group = update.groups["model"]
     assert group.meaning is Meaning.DIFFERENCE

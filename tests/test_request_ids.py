@@ -14,14 +14,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from common.errors import PayloadNotServed, TaskClosed
-from common.exchange import PayloadRef
-from common.log_context import REQUEST_ID_KEY
-from common.logs import CALLS, FORMAT_VARIABLE, set_up_logging
-from common.store import PayloadStore
-from common.wire import round_service_pb2 as pb
-from silo.link import Link, LinkSettings
-from silo.retry import Backoff
+from semisilo.common.errors import PayloadNotServed, TaskClosed
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.log_context import REQUEST_ID_KEY
+from semisilo.common.text.logs import CALLS, FORMAT_VARIABLE, set_up_logging
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.link.link import Link, LinkSettings
+from semisilo.silo.link.retrying_calls import Backoff
 from tests.coordinator.federation_in_memory import content_of, id_of
 from tests.coordinator.hub_over_tls import SILOS, Hub, begin, hello, hub
 
@@ -105,11 +105,11 @@ def test_a_stranger_cannot_write_lines_with_its_id(tmp_path: Path, log: io.Strin
         async with hub(tmp_path) as made:
             for sent in ("x" * 300, "spaces and more", 'a","level":"critical'):
                 await made.silos["alpha"].ReportProgress(
-                    pb.ReportProgressRequest(task_id=made.tasks["alpha"].task_id), timeout=20,
+                    pb.ReportProgressRequest(task_id=made.tasks["alpha"].task_id), timeout=300,
                     metadata=((REQUEST_ID_KEY, sent),))
             kept = "my-own-id-0001"
             await made.silos["alpha"].ReportProgress(
-                pb.ReportProgressRequest(task_id=made.tasks["alpha"].task_id), timeout=20,
+                pb.ReportProgressRequest(task_id=made.tasks["alpha"].task_id), timeout=300,
                 metadata=((REQUEST_ID_KEY, kept),))
             assert lines(log, message="ReportProgress: answered", request_id=kept)
     asyncio.run(scenario())
@@ -128,7 +128,7 @@ def test_an_error_that_is_the_hubs_own_business_is_found_by_the_id_that_the_silo
             path.unlink()
             call = made.silos["alpha"].DownloadPayload(
                 pb.DownloadPayloadRequest(task_id=task.task_id, digest=bytes.fromhex(task.payloads[0].digest)),
-                timeout=20, metadata=((REQUEST_ID_KEY, "0123456789abcdef"),))
+                timeout=300, metadata=((REQUEST_ID_KEY, "0123456789abcdef"),))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call:
                     pass
@@ -145,7 +145,7 @@ def test_updates_with_equal_ids_of_requests_are_still_apart(tmp_path: Path, log:
         async with hub(tmp_path) as made:
             for silo in SILOS:
                 task = made.tasks[silo]
-                answer = await made.silos[silo].BeginUpdate(begin(task, content_of(task)), timeout=20,
+                answer = await made.silos[silo].BeginUpdate(begin(task, content_of(task)), timeout=300,
                                                             metadata=((REQUEST_ID_KEY, "00000000"),))
                 assert answer.state == pb.BeginUpdateResponse.STATE_SEND
             assert {made.coordinator.ledger.declared_update(id_of(made.tasks[silo], content_of(made.tasks[silo])))

@@ -38,7 +38,7 @@ def staying() -> Iterator[list[subprocess.Popen[bytes]]]:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.wait(timeout=30)
+        process.wait(timeout=300)
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_the_tutorial_on_one_machine_does_what_it_says(page: str, staying: list[
 
     def run(line: str) -> str:
         done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True,
-                              timeout=200, check=False)
+                              timeout=300, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -64,7 +64,7 @@ def test_the_tutorial_on_one_machine_does_what_it_says(page: str, staying: list[
             staying.append(subprocess.Popen(["sh", "-c", f"exec {line}"], cwd=tmp_path, env=environment, stdout=log,
                                             stderr=log))
             if line.startswith("coordinator serve"):
-                _until(lambda: (tmp_path / "hub" / "live.json").exists(), seconds=60)
+                _until(lambda: (tmp_path / "hub" / "live.json").exists(), seconds=300)
         else:
             run(line)
     for process in staying:
@@ -79,7 +79,7 @@ def _until_complete(status: Callable[[], str]) -> None:
         study = json.loads(status())["studies"][0]
         assert study["state"] != "failed", study["reason"]
         return bool(study["state"] == "completed")
-    _until(complete, seconds=240)
+    _until(complete, seconds=300)
 
 
 def _until(true: Callable[[], bool], *, seconds: float) -> None:

@@ -1,4 +1,7 @@
-"""How images become tensors, and how training images are varied: what a study freezes and every task carries."""
+"""How images become tensors, and how training images are varied: what a study freezes and every task carries.
+
+Tests: tests/common/data/test_readers.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Shapes: N images, C channels (1 or 3), S the side of the square. torch is imported only where tensors are made, so that
 a light process may look at a folder without paying for it.
+
+Tests: tests/common/data/test_readers.py.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import BadData
+from semisilo.common.errors import BadData
 
 if TYPE_CHECKING:
     import torch

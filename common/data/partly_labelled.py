@@ -24,11 +24,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import archive, folder, parquet
-from common.data.form import LABELLED, UNLABELLED, ImageForm, OnError
-from common.data.image_set import ImageSet, Skipped, joined
-from common.data.pixels import Geometry
-from common.data.readers import (
+from semisilo.common.data.form import LABELLED, UNLABELLED, ImageForm, OnError
+from semisilo.common.data.formats import archive, folder, parquet
+from semisilo.common.data.formats.pixels import Geometry
+from semisilo.common.data.formats.registry import NPZ, has_suffix
+from semisilo.common.data.image_set import ImageSet, Skipped, joined
+from semisilo.common.data.readers import (
     ReadPart,
     check_folders,
     kind_of,
@@ -40,7 +41,7 @@ from common.data.readers import (
     refuse_broken,
     survey,
 )
-from common.errors import BadData
+from semisilo.common.errors import BadData
 
 __all__ = ["PartlyLabelled", "PartlySurvey", "apart", "parts_of", "read_partly_labelled", "survey_partly_labelled"]
 
@@ -240,7 +241,7 @@ def _geometry(form: ImageForm) -> Geometry:
 
 def parts_of(source: str, path: Path | None, split: str) -> archive.Parts | None:
     """The labelled and unlabelled part of an .npz that has them; None for any other source."""
-    if path is None or path.suffix.lower() != ".npz" or not path.is_file() or split not in ("", LABELLED, UNLABELLED):
+    if path is None or not has_suffix(path, NPZ) or not path.is_file() or split not in ("", LABELLED, UNLABELLED):
         return None
     parts = archive.parts(path, source=source)
     if parts is None or not split:

@@ -3,8 +3,8 @@
 | source             | holds                                                                       |
 |--------------------|-----------------------------------------------------------------------------|
 | a folder           | one folder per class, its name the class; unlabelled, images at any depth   |
-| file.csv, file.tsv | a table of file names and labels: see `common.data.table`                   |
-| file.parquet       | images in rows; also a folder of such files: see `common.data.parquet`      |
+| file.csv, file.tsv | a table of file names and labels: see `semisilo.common.data.formats.table`                   |
+| file.parquet       | images in rows; also a folder of such files: see `semisilo.common.data.formats.parquet`      |
 | file.npz           | MedMNIST's layout; file.npz#train, #val or #test, by default the train part |
 | a part, .npz       | what `semisilo split` writes for a silo: part.npz#labelled and #unlabelled  |
 | digits             | scikit-learn's embedded scans; digits#train and digits#test, a fixed split  |
@@ -30,13 +30,14 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import archive, decoding, folder, parquet, pixels, table
-from common.data.folder import ImageFile, Listing
-from common.data.form import OnError, Reading
-from common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
-from common.data.room import check_room
-from common.errors import BadConfiguration, BadData
-from common.logs import printable
+from semisilo.common.data.form import OnError, Reading
+from semisilo.common.data.formats import archive, decoding, folder, parquet, pixels, table
+from semisilo.common.data.formats.folder import ImageFile, Listing
+from semisilo.common.data.formats.registry import DIGITS, NPZ, PARQUET, SOURCES, TABLE, has_suffix
+from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
+from semisilo.common.data.room import check_room
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.text.logs import printable
 
 __all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_of", "check_folders", "kind_of",
            "listing_of", "measure_form", "parse_source", "read_images", "read_listing", "read_rows", "refuse_broken",
@@ -45,7 +46,6 @@ __all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_
 SourceKind = Literal["folder", "table", "parquet", "npz", "digits"]
 _LOG = logging.getLogger("semisilo.data")
 _SAMPLE = 500
-_SOURCES = "Give a folder of images, a .csv, .parquet or .npz file, or digits."
 _RESIZES = get_args(pixels.Resize)
 
 
@@ -171,7 +171,7 @@ class ReadPart(ReadResult):
     """A result with what another part of the same source must know."""
 
     ranges: dict[str, float] = field(default_factory=dict)
-    """What values of more than 8 bits were divided by: `common.data.decoding.decode`."""
+    """What values of more than 8 bits were divided by: `semisilo.common.data.formats.decoding.decode`."""
 
 
 def read_listing(
@@ -191,7 +191,7 @@ def read_listing(
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
                       remedy='Mend it, or set on_error = "skip" to leave such files out.')
     if labelled:
-        of_table = source.partition("#")[0].lower().endswith((".csv", ".tsv"))
+        of_table = has_suffix(source.partition("#")[0], TABLE)
         if not any(file.class_name for file in files):
             raise BadData(f"{source}: names {len(files)} images and no label." if of_table
                           else f"{source}: holds {len(files)} images but no class folders.",
@@ -233,7 +233,7 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
         if not take.any():
             raise BadData(f"{rows.source}: holds {rows.number} images and no label.",
                           remedy="Say which column holds the labels: add #label=COLUMN.")
-        index = {own: names[int(labels_N[place])] for own, place in _first_of(rows)}
+        index = {own: names[int(labels_N[row])] for own, row in _first_of(rows)}
         classes = names
     number = int(take.sum())
     _check_room(rows.source, number, size=form.size, channels=form.channels)
@@ -255,7 +255,7 @@ def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:
     """For each class of the file that occurs: its name there, and the first row that has it."""
     assert rows.labels_N is not None
     occurring, first = np.unique(rows.labels_N, return_index=True)
-    return [(rows.classes[int(label)], int(place)) for label, place in zip(occurring, first, strict=True) if label >= 0]
+    return [(rows.classes[int(label)], int(row)) for label, row in zip(occurring, first, strict=True) if label >= 0]
 
 
 def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None) -> ImageSet:
@@ -271,13 +271,13 @@ def _warn_of_twins(found: decoding.Decoded, labels_N: NDArray[np.int64], classes
     """Says on this machine which images are in two classes; pictures of a single value are not looked at."""
     seen: dict[bytes, int] = {}
     twins = []
-    for place, square in enumerate(found.squares):
-        first = seen.setdefault(square.tobytes() if square.size <= 64 else _digest(square), place)
-        if labels_N[first] != labels_N[place] and square.min() != square.max():
-            twins.append((first, place))
-    for first, place in twins[:5]:
+    for index, square in enumerate(found.squares):
+        first = seen.setdefault(square.tobytes() if square.size <= 64 else _digest(square), index)
+        if labels_N[first] != labels_N[index] and square.min() != square.max():
+            twins.append((first, index))
+    for first, index in twins[:5]:
         _LOG.warning("the same image in two classes: %s (%s) and %s (%s)", printable(found.names[first], limit=200),
-                     classes[labels_N[first]], printable(found.names[place], limit=200), classes[labels_N[place]])
+                     classes[labels_N[first]], printable(found.names[index], limit=200), classes[labels_N[index]])
     if len(twins) > 5:
         _LOG.warning("the same image in two classes: %d more", len(twins) - 5)
 
@@ -321,16 +321,16 @@ def _check_room(source: str, number: int, *, size: int, channels: int) -> None:
 def arrays_of(
     source: str, path: Path | None, split: str, *, labels: Literal["needed", "if there", "no"], pixels: bool = True
 ) -> archive.Arrays:
-    """An .npz or the digits, as `common.data.archive` reads them.
+    """An .npz or the digits, as `semisilo.common.data.formats.archive` reads them.
 
     Raises: BadData, also for a path that is no kind of source.
     """
     if path is None:
         return archive.digits(split, source=source)
     if not path.exists():
-        raise BadData(f"{source}: no such folder or file.", remedy=_SOURCES)
-    if path.suffix.lower() != ".npz":
-        raise BadData(f"{source}: is neither a folder nor an .npz file, a table or Parquet.", remedy=_SOURCES)
+        raise BadData(f"{source}: no such folder or file.", remedy=SOURCES)
+    if not has_suffix(path, NPZ):
+        raise BadData(f"{source}: is neither a folder nor an .npz file, a table or Parquet.", remedy=SOURCES)
     return archive.npz(path, split, source=source, labels=labels, pixels=pixels)
 
 
@@ -354,8 +354,8 @@ def _align(source: str, labels_N: NDArray[np.int64], own: tuple[str, ...], named
         order = np.array([*(classes.index(name) for name in own), -1], dtype=np.int64)
         return order[labels_N], classes
     if len(labels_N) and labels_N.max() >= len(classes):
-        place = int(labels_N.argmax())
-        raise BadData(f"{source}: label {labels_N[place]} of image {place} is out of range, "
+        index = int(labels_N.argmax())
+        raise BadData(f"{source}: label {labels_N[index]} of image {index} is out of range, "
                       f"the study has {len(classes)} classes (0 to {len(classes) - 1}).",
                       remedy="Use labels in the study's class order.")
     return labels_N, classes
@@ -373,13 +373,13 @@ def _refuse_unknown(source: str, found: Sequence[str], known: tuple[str, ...], *
 def parse_source(source: str) -> tuple[Path | None, str]:
     """Path (None for the embedded digits), and what stands behind the # ("" when nothing does)."""
     head, _, split = source.partition("#")
-    if head == "digits":
+    if head == DIGITS:
         return None, split
     head, mark, split = source.partition("#")
-    if mark and head.lower().endswith((".csv", ".tsv", ".parquet")):
+    if mark and has_suffix(head, TABLE, PARQUET):
         return Path(head).expanduser(), split
     head, mark, split = source.rpartition("#")
-    if mark and head.lower().endswith(".npz"):
+    if mark and has_suffix(head, NPZ):
         return Path(head).expanduser(), split
     whole = Path(source).expanduser()
     if mark and not whole.exists() and parquet.parquet_files(Path(head).expanduser()):

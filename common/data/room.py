@@ -1,11 +1,14 @@
-"""Whether images fit into memory, found out before it is taken: a system that runs out kills instead of refusing."""
+"""Whether images fit into memory, found out before it is taken: a system that runs out kills instead of refusing.
+
+Tests: tests/silo/cli/test_bad_input.py.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from common.describe import describe_bytes
-from common.errors import BadData
+from semisilo.common.errors import BadData
+from semisilo.common.text.describe import describe_bytes
 
 __all__ = ["check_room", "free_bytes"]
 

@@ -1,8 +1,9 @@
 """What a study's table [simulation.split] says: which rule deals the images of a set to silos, and its numbers.
 
 Every rule deals the unlabelled images; who holds labels is chosen before. So each works in both scenarios, except
-`class_mismatch`, whose unlabelled images depend on the labels that a silo holds. `common.data.named_splits` deals. This
-module imports no numpy, so that the light processes may read study files.
+`class_mismatch`, whose unlabelled images depend on the labels that a silo holds.
+`semisilo.simulation.splits.named_splits` deals. This module imports no numpy, so that the light processes may read
+study files.
 
 | name               | unlabelled images of a silo                                     | source                 |
 |--------------------|-----------------------------------------------------------------|------------------------|
@@ -17,6 +18,8 @@ module imports no numpy, so that the light processes may read study files.
 | shvr_iid           | as iid                                                          | Fed-SHVR, MNIST        |
 | shvr_noniid        | Dirichlet; labels of two classes only                           | Fed-SHVR, MNIST        |
 | class_mismatch     | a share `mismatch_ratio` of classes that it has no labels of    | Fed-SHVR, CIFAR-10     |
+
+Tests: tests/semisilo/simulation/splits/test_named_splits.py.
 """
 
 from __future__ import annotations

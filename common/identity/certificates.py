@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from common.errors import BadPayload, ClockSkew, StorageDamaged, UsageError, WrongAuthority
+from semisilo.common.errors import BadPayload, ClockSkew, StorageDamaged, UsageError, WrongAuthority
 
 __all__ = [
     "AUTHORITY_SECONDS",
@@ -147,7 +147,7 @@ def make_key() -> ec.EllipticCurvePrivateKey:
 
 
 def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """PKCS#8 PEM without a password; whoever writes it to disk uses `common.durable.write_secret`."""
+    """PKCS#8 PEM without a password; whoever writes it to disk uses `semisilo.common.storage.durable.write_secret`."""
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
                              serialization.NoEncryption())
 

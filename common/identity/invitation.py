@@ -1,4 +1,7 @@
-"""Invitation lines: what an operator sends to a silo, on one line that survives mail, chat and shells."""
+"""Invitation lines: what an operator sends to a silo, on one line that survives mail, chat and shells.
+
+Tests: tests/common/identity/test_certificates.py.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from dataclasses import dataclass, field
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from common.errors import InvitationInvalid, WrongAuthority
-from common.identity import federation_of_authority, is_name
+from semisilo.common.errors import InvitationInvalid, WrongAuthority
+from semisilo.common.identity.certificates import federation_of_authority, is_name
 
 __all__ = ["INVITATION_PREFIX", "InvitationLine", "decode_invitation", "encode_invitation", "token_hash"]
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.losses import first_argmax
-from common.tensors import check_same_layout
+from semisilo.common.learning.losses import first_argmax
+from semisilo.common.learning.tensors import check_same_layout
 
 __all__ = ["AgreementVotes", "ConsistencyLoss", "OverHelpers", "PsiRegulariser", "TieBreak", "agreement_votes",
-           "iccs_kl", "psi_regulariser", "soft_threshold", "soft_threshold_"]
+           "iccs_kl", "psi_regulariser", "soft_threshold_"]
 
 TieBreak = Literal["lowest_index", "local_first"]
 """Which class wins among those with equally many votes: the lowest, as in the official code, or the local model's if it
@@ -43,7 +43,7 @@ class ConsistencyLoss:
     """The inter-client term of a batch."""
 
     loss: Tensor
-    """Sum or mean of `per_helper`; 0 without helpers. Scalar ()."""
+    """Sum or mean of `per_helper_H`; 0 without helpers. Scalar ()."""
     per_helper_H: Tensor
     """Mean KL(p_hj || p) over the batch for every helper, (H,)."""
 
@@ -114,18 +114,14 @@ def psi_regulariser(sigma: Mapping[str, Tensor], psi: Mapping[str, Tensor], *, l
     return PsiRegulariser(lambda_l2 * l2 + lambda_l1 * l1, l2, l1)
 
 
-def soft_threshold(x: Tensor, width: float) -> Tensor:
-    """sign(x) * max(|x| - width, 0): the proximal step of width * ||x||_1, which makes exact zeros.
+def soft_threshold_(parameters: Iterable[Tensor], width: float) -> None:
+    """sign(x) * max(|x| - width, 0), in place: the proximal step of width * ||x||_1, which makes exact zeros.
 
     Args:
+        parameters: changed without gradient.
         width: lr * lambda_l1, at least 0.
     Source: ISTA, Daubechies et al. 2004; in FedMatch ours (`l1_update = "proximal"`).
     """
-    return x - x.clamp(-width, width)
-
-
-def soft_threshold_(parameters: Iterable[Tensor], width: float) -> None:
-    """As `soft_threshold`, in place and without gradient."""
     with torch.no_grad():
         for parameter in parameters:
             parameter.sub_(parameter.clamp(-width, width))

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.data import augment
-from common.data.form import ImageForm
-from common.errors import BadPayload, LayoutMismatch
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadPayload, LayoutMismatch
 
 __all__ = [
     "LayerStatistics", "NoReplacement", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics",

@@ -1,13 +1,12 @@
 """Losses that ask a network to agree with pseudo-labels or with a teacher: pure functions, each with its equation.
 
 Shapes: B images in a batch, K classes. Logits are float (B, K), unnormalised; natural logarithms. Targets never carry a
-gradient: `weak_logits`, `original_logits` and `teacher_logits` are detached here, whoever calls.
+gradient: `weak_logits_BK`, `original_logits_BK` and `teacher_logits_BK` are detached here, whoever calls.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.losses import PseudoLabels, pseudo_labels
-from common.tensors import check_same_layout
+from semisilo.common.learning.losses import PseudoLabels, pseudo_labels
 
 __all__ = [
-    "MaskMean", "TSALoss", "TSASchedule", "UDALoss", "UnlabelledLoss", "ema", "ema_into", "fixmatch_unsup",
+    "MaskMean", "TSALoss", "TSASchedule", "UDALoss", "UnlabelledLoss", "ema_into", "fixmatch_unsup",
     "masked_mean", "mt_consistency", "pseudo_label_loss", "tsa_loss", "tsa_threshold", "uda_unsup",
 ]
 
@@ -145,20 +143,12 @@ def pseudo_label_loss(logits_BK: Tensor, hard_label_B: Tensor | None = None) -> 
     return UnlabelledLoss(values_B, PseudoLabels(found.max_prob_B, label_B, torch.ones_like(label_B, dtype=torch.bool)))
 
 
-def ema(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], *, decay: float) -> dict[str, Tensor]:
-    """decay * teacher + (1 - decay) * student, tensor by tensor, as new tensors; oracle B7.
+def ema_into(teacher: list[Tensor], student: list[Tensor], *, decay: float) -> None:
+    """teacher = decay * teacher + (1 - decay) * student, in place; oracle B7. Lists of equal length and shapes.
 
-    decay = 1 gives the teacher, 0 the student. Raises: LayoutMismatch.
+    decay = 1 leaves the teacher as it is, 0 makes it the student.
     Source: Mean teacher, Tarvainen and Valpola (NeurIPS 2017) Eq. 2.
     """
-    check_same_layout(teacher, student)
-    result = {name: tensor.detach().clone() for name, tensor in teacher.items()}
-    ema_into(list(result.values()), [student[name] for name in result], decay=decay)
-    return result
-
-
-def ema_into(teacher: list[Tensor], student: list[Tensor], *, decay: float) -> None:
-    """As `ema`, in place: `teacher` changes. For the step after every step; lists of equal length and shapes."""
     with torch.no_grad():
         torch._foreach_mul_(teacher, decay)
         torch._foreach_add_(teacher, student, alpha=1.0 - decay)

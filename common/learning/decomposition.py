@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.losses import cross_entropy
-from common.sgd import SGD, SGDSettings, momentum_of, step
-from common.tensors import add, check_same_layout
+from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.sgd import SGD, SGDSettings, momentum_of, step
+from semisilo.common.learning.tensors import add, check_same_layout
 
 __all__ = ["Decomposed", "initial_psi", "parts_of_trained", "theta"]
 

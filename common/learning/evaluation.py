@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.data import augment
-from common.data.form import ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadData
-from common.losses import first_argmax
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.learning.losses import first_argmax
 
 __all__ = ["Evaluation", "evaluate", "inference_batches"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common import tensors
+from semisilo.common.learning import tensors
 
 __all__ = ["group_mean", "mean_of_groups", "split_into_groups"]
 

@@ -77,17 +77,18 @@ def mix_loss(mix_logits_BK: Tensor, y_fix_B: Tensor, y_mix_B: Tensor, lam: float
     return lam * cross_entropy(mix_logits_BK, y_fix_B) + (1.0 - lam) * cross_entropy(mix_logits_BK, y_mix_B)
 
 
-def semifl_loss(strong_logits_BK: Tensor, mix_logits_BK: Tensor, y_fix_B: Tensor, y_mix_B: Tensor, lam: float, *,
-                fix_weight: float = 1.0, mix_weight: float = 1.0) -> SemiFLLoss:
+def semifl_loss(strong_logits_BK: Tensor | None, mix_logits_BK: Tensor | None, y_fix_B: Tensor, y_mix_B: Tensor,
+                lam: float, *, fix_weight: float = 1.0, mix_weight: float = 1.0) -> SemiFLLoss:
     """L = fix_weight * CE(f(strong(x_fix)), y_fix) + mix_weight * L_mix. Oracle S3.
 
     Args:
-        strong_logits_BK: of the strong view of confidently labelled images.
-        mix_logits_BK: of `mix(weak(x_fix), weak(x_mix), lam)`.
+        strong_logits_BK: of the strong view of confidently labelled images; None leaves the term out.
+        mix_logits_BK: of `mix(weak(x_fix), weak(x_mix), lam)`; None leaves the term out.
         y_fix_B, y_mix_B: int64 hard pseudo-labels of the two.
         lam: one Beta(a, a) draw for the whole batch, 0..1.
     Source: SemiFL (Diao et al., NeurIPS 2022) Eq. 3 to 5; the paper has fix_weight = 1, mix_weight = lambda = 1.
     """
-    fix = cross_entropy(strong_logits_BK, y_fix_B)
-    mixed = mix_loss(mix_logits_BK, y_fix_B, y_mix_B, lam)
+    nothing = torch.zeros((), device=y_fix_B.device)
+    fix = nothing if strong_logits_BK is None else cross_entropy(strong_logits_BK, y_fix_B)
+    mixed = nothing if mix_logits_BK is None else mix_loss(mix_logits_BK, y_fix_B, y_mix_B, lam)
     return SemiFLLoss(fix_weight * fix + mix_weight * mixed, fix, mixed)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.agreement import psi_regulariser
-from common.losses import PseudoLabels, cross_entropy, first_argmax
-from common.tensors import check_same_layout
+from semisilo.common.learning.agreement import psi_regulariser
+from semisilo.common.learning.losses import PseudoLabels, cross_entropy, first_argmax
+from semisilo.common.learning.tensors import check_same_layout
 
-__all__ = ["FedMixLoss", "LabelRule", "fedmix_client_loss", "fedmix_inferred_sigma", "fedmix_mix", "fedmix_pseudo",
-           "mean_over_views"]
+__all__ = ["FedMixLoss", "LabelRule", "fedmix_client_loss", "fedmix_mix", "fedmix_pseudo", "mean_over_views"]
 
 LabelRule = Literal["mean", "vote"]
 
@@ -58,19 +57,6 @@ def fedmix_mix(psi: Mapping[str, Tensor], sigma: Mapping[str, Tensor], w: Mappin
     for weight, part in rest:
         mixed = {name: torch.add(tensor, part[name], alpha=weight) for name, tensor in mixed.items()}
     return mixed
-
-
-def fedmix_inferred_sigma(w_next: Mapping[str, Tensor], psi: Mapping[str, Tensor], w: Mapping[str, Tensor], *,
-                          mix_alpha: float, mix_beta: float, mix_gamma: float) -> dict[str, Tensor]:
-    """sigma = (w_next - mix_alpha * psi - mix_gamma * w) / mix_beta: `fedmix_mix` solved for sigma; oracle X5.
-
-    What a silo of the paper infers. It would need psi and w as well, so we send sigma instead.
-
-    Raises: ValueError when mix_beta is 0, for then w_next says nothing of sigma.
-    """
-    if mix_beta == 0:
-        raise ValueError("mix_beta = 0: sigma leaves no trace in the mixed model.")
-    return {name: (w_next[name] - mix_alpha * psi[name] - mix_gamma * w[name]) / mix_beta for name in w_next}
 
 
 def mean_over_views(prob_views_ABK: Tensor) -> Tensor:

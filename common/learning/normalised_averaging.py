@@ -5,8 +5,11 @@ the mean of the gradients it followed. Normalised averaging weighs these means, 
 
     w_{t+1} = w_t - lr * tau_bar * sum_k p_k Delta_k,      tau_bar = sum_k p_k tau_k                          (Eq. 14)
 
-What a silo followed is its own gradient plus a correction d_k. The paper's rule for d_k (Eq. 15, `next_correction`) and
-VRL-SGD's (`next_vrl_correction`) are defined while every silo takes part. Both are differences of *control variates*:
+What a silo followed is its own gradient plus a correction d_k. The paper's rule for d_k (Eq. 15) and VRL-SGD's,
+
+    d_k + (w_t - w_{t+1}) / (lr tau_bar) - (w_t - w_k) / (lr tau_k)      and      d_k - (w_{t+1} - w_k) / (lr tau_k),
+
+are defined while every silo takes part. Both are differences of *control variates*:
 with c_k the mean raw gradient of silo k's last round, and s_k = 1 (Fed-SHVR) or tau_k (VRL-SGD),
 
     C = sum_k p_k s_k c_k / sum_k p_k,      d_k = C / s_k - c_k,      hence sum_k p_k s_k d_k = 0,
@@ -25,10 +28,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from common import tensors
+from semisilo.common.learning import tensors
 
 __all__ = ["control_increment", "correction", "local_steps", "mean_gradient", "mean_steps", "next_control",
-           "next_correction", "next_vrl_correction", "normalised_factors"]
+           "normalised_factors"]
 
 
 def local_steps(num_labelled: int, num_unlabelled: int, *, epochs: int, labelled_batch: int,
@@ -69,26 +72,6 @@ def mean_gradient(difference: Mapping[str, Tensor], *, lr: float, steps: int) ->
         difference: w_k - w_t.
     """
     return {name: tensor.double() / -(lr * steps) for name, tensor in difference.items()}
-
-
-def next_correction(d: Mapping[str, Tensor], w: Mapping[str, Tensor], w_next: Mapping[str, Tensor],
-                    w_silo: Mapping[str, Tensor], *, lr: float, steps: int, tau_bar: float) -> dict[str, Tensor]:
-    """d_k + (w_t - w_{t+1}) / (lr tau_bar) - (w_t - w_k) / (lr tau_k); oracle V9. Keeps sum p_k d_k = 0.
-
-    The paper's rule, defined while all silos take part. Source: Fed-SHVR Eq. 15.
-    """
-    everyone = tensors.scale(tensors.subtract(w, w_next), 1.0 / (lr * tau_bar))
-    own = tensors.scale(tensors.subtract(w, w_silo), 1.0 / (lr * steps))
-    return tensors.subtract(tensors.add(d, everyone), own)
-
-
-def next_vrl_correction(d: Mapping[str, Tensor], w_next: Mapping[str, Tensor], w_silo: Mapping[str, Tensor], *,
-                        lr: float, steps: int) -> dict[str, Tensor]:
-    """d_k - (w_{t+1} - w_k) / (lr tau_k), with d_k = -delta_k of the paper. Keeps sum p_k tau_k d_k = 0.
-
-    With plain averaging of the models, while all silos take part. Source: VRL-SGD, Liang et al. (2019), Algorithm 1.
-    """
-    return tensors.add(d, tensors.subtract(w_next, w_silo), factor=-1.0 / (lr * steps))
 
 
 def correction(mean_control: Mapping[str, Tensor], control: Mapping[str, Tensor], *, share: int = 1

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import torch
 
-from common.exchange import Numerics
+from semisilo.common.methods.contract import Numerics, NumericsRecord
 
-__all__ = ["NumericsRecord", "apply", "record"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NumericsRecord:
-    """What a computation's bits depend on, besides its inputs and seeds. Kept in the ledger."""
-
-    device: str
-    """"cpu", or the accelerator's name as its driver gives it."""
-    torch: str
-    """Version of torch."""
-    cpu_capability: str
-    """Instruction set that torch uses, for example "AVX2"."""
-    threads: int
-    deterministic: bool
+__all__ = ["apply", "record"]
 
 
 def apply(numerics: Numerics, *, device: str = "cpu") -> NumericsRecord:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from common.tensors import check_same_layout
+from semisilo.common.learning.tensors import check_same_layout
 
-__all__ = ["SGD", "SGDSettings", "clip_gradients", "descend", "make_optimiser", "momentum_of", "step"]
+__all__ = ["SGD", "SGDSettings", "clip_gradients", "descend", "make_optimiser", "momentum_of", "sgd_settings", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,28 @@ class SGDSettings:
     weight_decay: float = 5e-4
     clip_norm: float = 1.0
     """Largest global norm of the raw gradient; 0 turns clipping off."""
+
+
+class DescentFields(Protocol):
+    """Settings of a method that descends: what of them SGD needs, besides the learning rate."""
+
+    @property
+    def momentum(self) -> float:
+        """0 for none."""
+
+    @property
+    def weight_decay(self) -> float:
+        """L2 decay of every parameter."""
+
+    @property
+    def clip_norm(self) -> float:
+        """As in `SGDSettings`."""
+
+
+def sgd_settings(settings: DescentFields, lr: float, *, nesterov: bool = False) -> SGDSettings:
+    """Descent as the settings of a method have it, with this learning rate."""
+    return SGDSettings(lr=lr, momentum=settings.momentum, nesterov=nesterov, weight_decay=settings.weight_decay,
+                       clip_norm=settings.clip_norm)
 
 
 @dataclass(kw_only=True, slots=True)

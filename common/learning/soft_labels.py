@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.losses import first_argmax
+from semisilo.common.learning.losses import first_argmax
 
 __all__ = ["ObjectiveTerms", "RampShape", "confidence_penalty", "label_regulariser", "objective", "ramp",
            "soft_cross_entropy", "soft_labels"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.tensors import check_same_layout
+from semisilo.common.learning.tensors import check_same_layout
 
 __all__ = ["SparseDelta", "comm_cost", "density", "nonzero_count", "num_elements", "sparse_delta", "threshold"]
 

@@ -1,7 +1,7 @@
 """Arithmetic on named tensors: add, subtract, scale, same-layout check, digest, and the way in and out of a model.
 
 A model's tensors are its trainable parameters in the order of `named_parameters()`; batch-norm affine parameters are
-among them, batch-norm statistics are not (common/batch_norm.py).
+among them, batch-norm statistics are not (common/learning/batch_norm.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from common.errors import LayoutMismatch
-from common.exchange import TensorGroup, TensorSpec
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.methods.contract import TensorGroup, TensorSpec
 
 __all__ = [
     "add", "all_finite", "check_same_layout", "digest", "group_digest", "load_into", "norm", "parameters_of", "scale",

@@ -7,24 +7,27 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import OneValuePerChannel
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadData, ComputeFailed
-from common.evaluation import Evaluation, evaluate
-from common.losses import cross_entropy
-from common.seeds import derive_seed, torch_generator
-from common.sgd import SGDSettings, make_optimiser, momentum_of, step
-from common.tensors import all_finite
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData, ComputeFailed
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.evaluation import Evaluation, evaluate
+from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.seeds import derive_seed, torch_generator
+from semisilo.common.learning.sgd import SGDSettings, make_optimiser, momentum_of, step
+from semisilo.common.learning.tensors import all_finite, load_into
+from semisilo.common.methods.contract import ModelBuilder
 
 __all__ = [
-    "Evaluation", "LabelledTraining", "SGDSettings", "check_finite", "cosine_lr", "evaluate", "make_optimiser",
-    "momentum_of", "named_randomness", "step", "train_labelled", "view_block_images",
+    "Evaluation", "LabelledTraining", "SGDSettings", "check_finite", "cosine_lr", "evaluate", "loaded_model",
+    "lr_of_round", "make_optimiser", "momentum_of", "named_randomness", "step", "train_labelled", "unloaded_model",
+    "view_block_images",
 ]
 
 _LOG = logging.getLogger("semisilo.training")
@@ -47,6 +50,28 @@ class LabelledTraining:
 def cosine_lr(lr: float, *, round: int, rounds: int) -> float:
     """lr_t = lr / 2 * (1 + cos(pi * (t - 1) / rounds)) for round t = 1..rounds; oracle S6. Round 0 counts as 1."""
     return 0.5 * lr * (1.0 + math.cos(math.pi * (max(round, 1) - 1) / rounds))
+
+
+def lr_of_round(lr: float, schedule: Literal["cosine", "constant"], *, round: int, rounds: int) -> float:
+    """lr_t by a method's schedule: `cosine_lr`, or `lr` in all rounds."""
+    return lr if schedule == "constant" else cosine_lr(lr, round=round, rounds=rounds)
+
+
+def unloaded_model(build: ModelBuilder, *, seed: int, round: int = 0, silo: str = "", device: str = "cpu") -> nn.Module:
+    """A network of the study on the device, whose weights are still to be loaded: those that it has mean nothing.
+
+    torch's global generator, which they are drawn from, is afterwards as it was before.
+    """
+    with named_randomness(seed, "unused_weights", round=round, silo=silo):
+        return build().to(device)
+
+
+def loaded_model(build: ModelBuilder, parameters: Mapping[str, Tensor], *, seed: int, round: int = 0, silo: str = "",
+                 device: str = "cpu") -> nn.Module:
+    """A network of the study on the device, with these trainable parameters. Raises: LayoutMismatch."""
+    model = unloaded_model(build, seed=seed, round=round, silo=silo, device=device)
+    load_into(model, parameters)
+    return model
 
 
 @contextmanager

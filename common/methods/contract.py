@@ -3,6 +3,8 @@
 A strategy (at the coordinator) and a trainer (at a silo) see tensors and numbers only: no clock, no disk, no network.
 Whatever crosses is named here and in the method's `MethodSpec`. This module imports no torch, so that the light
 processes may import it.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -12,18 +14,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from common.data.form import AugmentationSettings, ImageForm
-from common.uplink import Uplink
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.methods.uplink import Uplink
 
 if TYPE_CHECKING:
     import torch
 
-    from common.data.readers import ImageSet
+    from semisilo.common.data.readers import ImageSet
 
 __all__ = [
     "FROM_TASK", "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "ModelBuilder", "ModelSettings",
-    "Numerics", "PayloadRef", "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally", "Task", "TaskSpec",
-    "TensorGroup", "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader",
+    "Numerics", "NumericsRecord", "PayloadRef", "Phase", "SiloData", "SiloState", "SiloTask", "Strategy", "Tally",
+    "Task", "TaskSpec", "TensorGroup", "TensorSpec", "Tensors", "Trainer", "Update", "UpdateHeader",
 ]
 
 _WITHOUT_NORMALISATION = ("resnet9", "alexnet_like", "mlp_5000")
@@ -82,9 +84,11 @@ class TensorGroup:
     tensors: Tensors
     meaning: Meaning = Meaning.VALUES
     base: str = ""
-    """Hex digest (`common.tensors.digest`) of the tensors that a DIFFERENCE or OVERWRITE refers to; else empty."""
+    """Hex digest (`semisilo.common.learning.tensors.digest`) of the tensors that a DIFFERENCE or OVERWRITE refers to;
+    else empty."""
     digest: str = ""
-    """Hex digest of `tensors` where it is known, so that nobody computes it twice (`common.tensors.group_digest`)."""
+    """Hex digest of `tensors` where it is known, so that nobody computes it twice
+    (`semisilo.common.learning.tensors.group_digest`)."""
     base_tensors: Tensors | None = None
     """The tensors that `base` is the digest of, set by who hands over an OVERWRITE: what the receiver has already, so
     that only the elements whose bits differ are sent. A receiver gets groups without it."""
@@ -128,6 +132,20 @@ class Numerics:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NumericsRecord:
+    """What a computation's bits depend on, besides its inputs and seeds. Kept in the ledger."""
+
+    device: str
+    """"cpu", or the accelerator's name as its driver gives it."""
+    torch: str
+    """Version of torch."""
+    cpu_capability: str
+    """Instruction set that torch uses, for example "AVX2"."""
+    threads: int
+    deterministic: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
     """The network of a study."""
 
@@ -168,7 +186,7 @@ class TaskSpec:
     phase: str
     silo: str
     method: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     model: ModelSettings
     image: ImageForm
     augmentation: AugmentationSettings
@@ -218,13 +236,11 @@ class SiloTask:
 
 @dataclass(frozen=True, slots=True)
 class UpdateHeader:
-    """What is known of an update before its tensors are read."""
+    """What is known of an accepted update before its tensors are read."""
 
     silo: str
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    abstention: str = ""
-    """Reason of an abstention; empty for an update. Headers given to `Strategy.begin` never abstain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,8 +312,9 @@ class Strategy(Protocol[State]):
     """The coordinator half of a method. Built as `Strategy(settings, environment)`.
 
     State, Tally and SiloState are frozen dataclasses whose fields are numbers, text, None, JSON lists/dicts or
-    `dict[str, torch.Tensor]`, so that `common.checkpoint` can write them. Folding happens in silo order (byte order of
-    names), so the same accepted updates give the same bits whatever their order of arrival.
+    `dict[str, torch.Tensor]`, so that `semisilo.common.storage.checkpoint` can write them. Folding happens in silo
+    order (byte order of names), so the same accepted updates give the same bits whatever their order of arrival. What
+    is computed once for many silos is remembered by the state that it is made of, never by the strategy.
 
     A strategy may have two more methods:
 

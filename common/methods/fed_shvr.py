@@ -8,6 +8,8 @@ pull the silos apart; and silos that took more steps weigh no more.
 Where few silos take part in a round, the correction of one may be many rounds old. If silos often lose what they
 keep, or their images change in number, choose `correction_at = "coordinator"`: else every such event costs all silos
 one round without correction (metric correction_lost).
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, positive
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, positive
 
 __all__ = ["FED_SHVR", "FedSHVRSettings"]
 

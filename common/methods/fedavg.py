@@ -14,6 +14,8 @@ Where all images are labelled, "sl" is the supervised upper bound. FedMatch comp
 With labels-at-silo a silo trains on what it has: labelled images, unlabelled ones or both. With labels-at-coordinator
 the coordinator trains the labelled term before it sends, silos the unlabelled term alone, and the round's model is
 their average, not trained on labels since.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings, refuse_unused
-from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, below_one
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings, refuse_unused
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, below_one
 
 __all__ = ["FEDAVG", "FedAvgSettings"]
 

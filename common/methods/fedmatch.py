@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from common.exchange import Meaning
-from common.methods.spec import (
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     MethodSpec,
     Scenario,

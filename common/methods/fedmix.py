@@ -1,13 +1,16 @@
-"""FedMix: supervised, unsupervised and previous global model are mixed; FedFreq weighs the silos by participation."""
+"""FedMix: supervised, unsupervised and previous global model are mixed; FedFreq weighs the silos by participation.
+
+Tests: tests/test_contract.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.objectives import refuse_unused
-from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, within
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.objectives import refuse_unused
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, within
 
 __all__ = ["FEDMIX", "FedMixSettings"]
 

@@ -3,13 +3,15 @@
 Silos that take more steps move further, so a plain average leans towards them. Here each difference is divided by its
 silo's number of steps and all are multiplied by the mean number. Local objectives and scenarios are those of fedavg.
 With the objective of Fed-SHVR it is fed_shvr's variant fed_sh.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from common.methods.fedavg import FEDAVG, FedAvgSettings
+from semisilo.common.methods.fedavg import FEDAVG, FedAvgSettings
 
 __all__ = ["FEDNOVA", "FedNovaSettings"]
 

@@ -1,6 +1,8 @@
 """FedProx: FedAvg whose silos are held near the model that they received.
 
 A silo adds mu (w - w_t) to every gradient. Local objectives and scenarios are those of fedavg.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.methods.fedavg import FEDAVG, FedAvgSettings
-from common.methods.spec import at_least
+from semisilo.common.methods.fedavg import FEDAVG, FedAvgSettings
+from semisilo.common.methods.spec import at_least
 
 __all__ = ["FEDPROX", "FedProxSettings"]
 

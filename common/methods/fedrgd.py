@@ -3,6 +3,8 @@
 The coordinator trains on its labels while the silos train on pseudo-labels. In the next round a silo goes on from the
 mean of its group, so that fewer models are averaged at a time. The paper uses networks with group normalisation
 (`[model] normalisation = "group"`).
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings, refuse_unused
-from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings, refuse_unused
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive
 
 __all__ = ["FEDRGD", "FedRGDSettings"]
 

@@ -2,6 +2,8 @@
 
 What central training does with the silos' batches put together, at the price of very many rounds: a baseline of
 SemiFL's Figure 2.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.objectives import ObjectiveSettings, refuse_unused
-from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, Scenario, StatisticsSource
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.objectives import ObjectiveSettings, refuse_unused
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, Scenario, StatisticsSource
 
 __all__ = ["FEDSGD", "FedSGDSettings"]
 

@@ -3,6 +3,8 @@
 A silo starts from the study's initial model, keeps its own from round to round and tells how accurate it is, on its
 test set where it has one and on its labelled images. The study's own model stays the initial one. Local objectives are
 those of fedavg.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings
-from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec
 
 __all__ = ["LOCAL", "LocalSettings"]
 

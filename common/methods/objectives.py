@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from common.methods.spec import Scenario, at_least, below_one, positive, within
+from semisilo.common.methods.spec import Scenario, at_least, below_one, positive, within
 
 __all__ = ["OBJECTIVE_METRICS", "Objective", "ObjectiveSettings", "refuse_unused"]
 

@@ -1,7 +1,7 @@
 """Methods of others: installed plug-ins of the entry point group `semisilo.methods`, looked for only when needed.
 
 A plug-in is code that its owner has installed on this machine, as any package; no code ever comes over the network.
-A silo runs a plug-in only when its silo.toml lists it by name (silo/policy.py).
+A silo runs a plug-in only when its silo.toml lists it by name (silo/site/policy.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.errors import BadConfiguration, UnknownName
-from common.methods import METHODS, MethodPlugin, MethodSpec
+from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.methods import METHODS, MethodPlugin, MethodSpec
+from semisilo.common.methods.builtin import BUILT_IN
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -24,6 +24,24 @@ __all__ = ["GROUP", "find_plugin", "load_half", "plugin_names"]
 
 GROUP = "semisilo.methods"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_NEW_NAMES = {
+    "common.exchange": "semisilo.common.methods.contract",
+    "common.methods": "semisilo.common.methods",
+    "common.tensors": "semisilo.common.learning.tensors",
+    "common.training": "semisilo.common.learning.training",
+    "common.sgd": "semisilo.common.learning.sgd",
+    "common.losses": "semisilo.common.learning.losses",
+    "common.consistency": "semisilo.common.learning.consistency",
+    "common.batch_norm": "semisilo.common.learning.batch_norm",
+    "common.evaluation": "semisilo.common.learning.evaluation",
+    "common.seeds": "semisilo.common.learning.seeds",
+    "common.data": "semisilo.common.data",
+    "common.errors": "semisilo.common.errors",
+    "coordinator.weights": "semisilo.coordinator.strategies.parts.weights",
+    "coordinator.static_statistics": "semisilo.coordinator.strategies.parts.batch_norm",
+    "silo.statistics": "semisilo.silo.trainers.batch_norm_phase",
+}
+"""Where the modules that methods import have gone: until version 0.1 they stood at top level (decision 0018)."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
 
 
@@ -48,24 +66,23 @@ def find_plugin(name: str) -> MethodPlugin:
     return _loaded(found[0])
 
 
-def load_half(name: str, built_in: Mapping[str, str], half: Literal["strategy", "trainer"]) -> type[Any]:
-    """The class of one half of a method: of `built_in` ("module:Class" by method), or of an installed plug-in.
+def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
+    """The class of one half of a method, built in or an installed plug-in's.
 
     Imports it, and with it torch: for compute processes.
     Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported.
     """
-    if name in built_in:
-        module, _, cls = built_in[name].partition(":")
+    method = BUILT_IN[name] if name in BUILT_IN else find_plugin(name)
+    where = method.strategy if half == "strategy" else method.trainer
+    module, _, cls = where.partition(":")
+    if name in BUILT_IN:
         loaded: type[Any] = getattr(importlib.import_module(module), cls)
         return loaded
-    plugin = find_plugin(name)
-    where: str = getattr(plugin, half)
-    module, _, cls = where.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), cls)
     except Exception as error:
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' cannot be imported:"
-                               f" {_said(error)}.", remedy="Mend or reinstall the plug-in.") from error
+                               f" {_said(error)}.", remedy=_remedy(error, "Mend or reinstall the plug-in.")) from error
     if not isinstance(loaded, type):
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' is not a class.",
                                remedy="Mend or reinstall the plug-in.")
@@ -95,7 +112,7 @@ def _loaded(entry: EntryPoint) -> MethodPlugin:
         plugin = entry.load()
     except Exception as error:
         raise BadConfiguration(f"{what} cannot be imported: {_said(error)}.",
-                               remedy="Mend, reinstall or uninstall it.") from error
+                               remedy=_remedy(error, "Mend, reinstall or uninstall it.")) from error
     if trouble := _trouble(entry.name, plugin):
         raise BadConfiguration(f"{what} cannot be used: {trouble}.", remedy="Mend, update or uninstall it.")
     if not heavy and "torch" in sys.modules:
@@ -131,3 +148,17 @@ def _package(entry: EntryPoint) -> str:
 def _said(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": .")
+
+
+def _remedy(error: Exception, otherwise: str) -> str:
+    """What to do about an import that failed; that a plug-in was written to the old import names is told by them."""
+    old = error.name if isinstance(error, ImportError) and error.name else ""
+    if old.partition(".")[0] not in ("common", "coordinator", "silo"):
+        return otherwise
+    parts = old.split(".")
+    for length in range(len(parts), 0, -1):
+        if new := _NEW_NAMES.get(".".join(parts[:length])):
+            return (f"Import {'.'.join([new, *parts[length:]])} instead of {old}: the names of semisilo's modules have"
+                    " changed.")
+    return (f"The plug-in was written to the old import names: {old.partition('.')[0]} is now"
+            f" semisilo.{old.partition('.')[0]}. docs/adding-a-method.md has the modules that a method needs.")

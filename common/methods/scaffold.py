@@ -3,6 +3,8 @@
 A silo adds c - c_k to every gradient: c_k is its mean gradient in the last round that it took part in, c their mean
 over all silos, with 0 for one that has not taken part yet. So many local steps do not pull the silos apart. Local
 objectives and scenarios are those of fedavg. A silo keeps c_k; where it loses it, all silos go one round without.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.fedavg import FEDAVG, FedAvgSettings
-from common.methods.spec import at_least, positive
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.fedavg import FEDAVG, FedAvgSettings
+from semisilo.common.methods.spec import at_least, positive
 
 __all__ = ["SCAFFOLD", "ScaffoldSettings"]
 

@@ -2,6 +2,8 @@
 
 After every aggregation the coordinator fine-tunes the model on its labels; a silo labels its images once a round with
 the model that it received, keeps the confident ones, and trains on them with a FixMatch and a MixUp loss.
+
+Tests: tests/test_contract.py.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, within
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, within
 
 __all__ = ["SEMIFL", "SemiFLSettings"]
 

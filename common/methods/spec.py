@@ -1,4 +1,7 @@
-"""What a method declares once, for both sides, the ledger, the policy of silos and the documentation."""
+"""What a method declares once, for both sides, the ledger, the policy of silos and the documentation.
+
+Tests: tests/test_contract.py.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from common.errors import BadPayload
-from common.exchange import Meaning
-from common.logs import printable
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.text.logs import printable
 
 __all__ = ["FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource",
            "at_least", "below_one", "check_metrics", "counts_of", "is_declared", "positive", "within"]
 
 Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
 StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
-"""Who measures static batch-norm statistics: `coordinator.static_statistics`."""
+"""Who measures static batch-norm statistics: `semisilo.coordinator.strategies.parts.batch_norm`."""
 
 MAX_COUNT = 10**9
 """Largest number of images or steps that a silo may claim; a product of two still fits into 64 bits."""
@@ -26,8 +29,8 @@ trains. It comes down and never goes up. Strategies and trainers do not see it."
 _STATISTICS = "statistics"
 """Name of the phase in which silos measure batch-norm statistics and train nothing."""
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
-"""What `silo.pseudo_label_report` gives for every method that makes pseudo-labels. The last two are known in
-simulations only; "pseudo_labels/<label>" is how many kept images have that class."""
+"""What `semisilo.silo.objectives.pseudo_label_report` gives for every method that makes pseudo-labels. The last two are
+known in simulations only; "pseudo_labels/<label>" is how many kept images have that class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +70,8 @@ class MethodSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodPlugin:
-    """A method of somebody else's: what an entry point of the group `semisilo.methods` names.
+    """A method with where its halves are: a row of `semisilo.common.methods.builtin`, or a method of somebody else's,
+    which an entry point of the group `semisilo.methods` names.
 
         [project.entry-points."semisilo.methods"]
         ours = "our_package.method:OURS"          # OURS is a MethodPlugin, its spec is called "ours"
@@ -77,7 +81,7 @@ class MethodPlugin:
     """
 
     spec: MethodSpec
-    """Its name is the entry point's. Its settings need a field `scenario`, as those of every method."""
+    """Its name is the entry point's (of a plug-in). Its settings need a field `scenario`, as those of every method."""
     strategy: str
     """"package.module:Class" of the coordinator half, built as `Class(settings, environment)`."""
     trainer: str

@@ -1,11 +1,14 @@
-"""The AlexNet-like network of FedMatch's first version (and Table 6 of its third)."""
+"""The AlexNet-like network of FedMatch's first version (and Table 6 of its third).
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from common.errors import BadConfiguration
-from common.models.initialisation import variance_scaling
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.models.initialisation import variance_scaling
 
 __all__ = ["AlexNetLike"]
 

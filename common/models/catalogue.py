@@ -10,15 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from common import batch_norm
-from common.config import to_dict
-from common.errors import UnknownName
-from common.exchange import ModelSettings
-from common.models.factory import WrongSize, build_model, model_names
-from common.models.freezing import head_of
-from common.models.image_sizes import sizes_that_work
-from common.models.timm_models import timm_is_installed, timm_names
-from common.models.torchvision_models import torchvision_names
+from semisilo.common.config import to_dict
+from semisilo.common.errors import UnknownName
+from semisilo.common.learning import batch_norm
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import WrongSize, build_model, model_names
+from semisilo.common.models.freezing import head_of
+from semisilo.common.models.image_sizes import sizes_that_work
+from semisilo.common.models.timm_models import timm_is_installed, timm_names
+from semisilo.common.models.torchvision_models import torchvision_names
 
 __all__ = ["Catalogue", "ListedNetwork", "NetworkParts", "Part", "listed", "matching", "parts_of"]
 

@@ -1,11 +1,14 @@
-"""The 13-layer network of the semi-supervised literature, which Fed-SHVR uses on CIFAR-10."""
+"""The 13-layer network of the semi-supervised literature, which Fed-SHVR uses on CIFAR-10.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from common.batch_norm import Normalisation, normalisation_layer
-from common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.learning.batch_norm import Normalisation, normalisation_layer
 
 __all__ = ["CNN13"]
 

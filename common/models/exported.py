@@ -6,6 +6,8 @@ entry, "semisilo", JSON of `ModelFacts`; several would have no fixed order, and 
 
 What was handed over by somebody is not trusted: sizes are compared before memory is taken, a model factory is imported
 only if whoever reads the file names it, and nothing is unpickled. torch is imported only where tensors are.
+
+Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.config import canonical_json, from_dict
-from common.data.form import ImageForm
-from common.durable import write_durably
-from common.errors import BadConfiguration, BadData
-from common.exchange import ModelSettings
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.storage.durable import write_durably
 
 if TYPE_CHECKING:
     import torch
@@ -152,15 +154,16 @@ def read_model(path: Path, *, allow_factories: Collection[str] = (), device: str
 
 def logits_of(model: nn.Module, images_NCHW: torch.Tensor, form: ImageForm, *, batch_size: int = 250,
               progress: Callable[[float], None] | None = None) -> torch.Tensor:
-    """What the model answers, float32 (N, K) on the CPU: the batches and bits of `common.evaluation.evaluate`.
+    """What the model answers, float32 (N, K) on the CPU: the batches and bits of
+    `semisilo.common.learning.evaluation.evaluate`.
 
     Args:
         images_NCHW: uint8, in the geometry of the form.
     """
     import torch
 
-    from common.data import augment
-    from common.evaluation import inference_batches
+    from semisilo.common.data.augmentation import augment
+    from semisilo.common.learning.evaluation import inference_batches
 
     device = next(model.parameters()).device
     was_training = model.training
@@ -185,7 +188,7 @@ def _tensors_of(model: nn.Module, *, missing_too: bool = False) -> dict[str, Ten
     """
     import torch
 
-    from common import batch_norm
+    from semisilo.common.learning import batch_norm
 
     tensors: dict[str, Tensor] = dict(model.state_dict())
     for name, layer in batch_norm.layers_of(model, fixed_too=True).items():
@@ -201,7 +204,7 @@ def _tensors_of(model: nn.Module, *, missing_too: bool = False) -> dict[str, Ten
 def _built(facts: ModelFacts, allow_factories: Collection[str]) -> nn.Module:
     import torch
 
-    from common.models import build_model
+    from semisilo.common.models.factory import build_model
 
     with torch.random.fork_rng(devices=[]):
         return build_model(facts.model, channels=facts.image.channels, size=facts.image.size,
@@ -216,7 +219,7 @@ def _check_without_memory(facts: ModelFacts, held: dict[str, tuple[int, ...]], a
     """
     import torch
 
-    from common.errors import SemisiloError
+    from semisilo.common.errors import SemisiloError
 
     if ":" in facts.model.name:
         return  # the user's own code, which they have permitted
@@ -244,7 +247,7 @@ def _check_layout(wanted: dict[str, tuple[int, ...]], held: dict[str, tuple[int,
 
 
 def _load(model: nn.Module, found: dict[str, Tensor]) -> None:
-    from common import batch_norm
+    from semisilo.common.learning import batch_norm
 
     statistics = {f"{name}.{kind}" for name in batch_norm.layers_of(model) for kind in ("mean", "var")}
     model.load_state_dict({name: tensor for name, tensor in found.items() if name not in statistics})

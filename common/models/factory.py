@@ -1,4 +1,7 @@
-"""From a model's name to a network: built in, torchvision's, timm's, or a factory that this machine's owner permits."""
+"""From a model's name to a network: built in, torchvision's, timm's, or a factory that this machine's owner permits.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,21 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert
-from common.data.form import ImageForm
-from common.errors import BadConfiguration, NotPermitted, UnknownName
-from common.exchange import ModelBuilder, ModelSettings, Tensors
-from common.models.alexnet_like import AlexNetLike
-from common.models.cnn13 import CNN13
-from common.models.freezing import freeze
-from common.models.mlp_5000 import MLP5000
-from common.models.resnet9 import ResNet9
-from common.models.small_cnn import SmallCNN
-from common.models.timm_models import PREFIX, build_timm_model, timm_names
-from common.models.torchvision_models import build_torchvision_model, torchvision_names
-from common.models.wide_resnet import WideResNet28
-from common.seeds import derive_seed
-from common.tensors import parameters_of
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadConfiguration, NotPermitted, UnknownName
+from semisilo.common.learning.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert
+from semisilo.common.learning.seeds import derive_seed
+from semisilo.common.learning.tensors import parameters_of
+from semisilo.common.methods.contract import ModelBuilder, ModelSettings, Tensors
+from semisilo.common.models.alexnet_like import AlexNetLike
+from semisilo.common.models.cnn13 import CNN13
+from semisilo.common.models.freezing import freeze
+from semisilo.common.models.mlp_5000 import MLP5000
+from semisilo.common.models.resnet9 import ResNet9
+from semisilo.common.models.small_cnn import SmallCNN
+from semisilo.common.models.timm_models import PREFIX, build_timm_model, timm_names
+from semisilo.common.models.torchvision_models import build_torchvision_model, torchvision_names
+from semisilo.common.models.wide_resnet import WideResNet28
 
 __all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "initial_model", "model_builder", "model_names"]
 
@@ -83,7 +86,7 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
         model = _call_factory(name, num_classes=classes, channels=channels, size=size, allowed=allow_factories)
     elif name in _BUILT_IN:
         if name in _NOTHING_TO_NORMALISE and kind != "none":
-            raise _no_place_for(settings)
+            raise _takes_no_normalisation(settings)
         return _BUILT_IN[name](classes, channels, size, kind)
     elif name in (timm_names() if name.startswith(PREFIX) else torchvision_names()):
         build = build_timm_model if name.startswith(PREFIX) else build_torchvision_model
@@ -95,7 +98,7 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
     else:
         raise _unknown(name)
     if settings.normalisation not in ("auto", "none") and not any(map(_is_batch_norm, model.modules())):
-        raise _no_place_for(settings)
+        raise _takes_no_normalisation(settings)
     try:
         convert(model, kind)
     except NoReplacement as error:
@@ -172,7 +175,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, (StaticBatchNorm, nn.modules.batchnorm._BatchNorm))
 
 
-def _no_place_for(settings: ModelSettings) -> BadConfiguration:
+def _takes_no_normalisation(settings: ModelSettings) -> BadConfiguration:
     return BadConfiguration(
         f'[model] normalisation = "{settings.normalisation}" has no effect: {settings.name} has no batch-norm layers.',
         remedy="Remove normalisation, or choose another [model] name.")

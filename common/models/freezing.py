@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm
-from common.errors import BadConfiguration, BadPayload, LayoutMismatch
+from semisilo.common.errors import BadConfiguration, BadPayload, LayoutMismatch
+from semisilo.common.learning import batch_norm
 
 __all__ = ["fixed_statistics", "freeze", "frozen_names", "head_of"]
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from common.errors import SemisiloError
-from common.exchange import ModelSettings
-from common.models.factory import build_model
+from semisilo.common.errors import SemisiloError
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import build_model
 
 __all__ = ["sizes_that_work"]
 

@@ -1,4 +1,7 @@
-"""How the weights of FedMatch's networks start: TensorFlow's variance scaling."""
+"""How the weights of FedMatch's networks start: TensorFlow's variance scaling.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 

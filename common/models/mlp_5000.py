@@ -1,4 +1,7 @@
-"""The network of Fed-SHVR on MNIST: one hidden layer of 5000."""
+"""The network of Fed-SHVR on MNIST: one hidden layer of 5000.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""The ResNet-9 of FedMatch's official code: no bias, and no normalisation unless a study asks for it."""
+"""The ResNet-9 of FedMatch's official code: no bias, and no normalisation unless a study asks for it.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from common.batch_norm import Normalisation, normalisation_layer
-from common.errors import BadConfiguration
-from common.models.initialisation import variance_scaling
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.learning.batch_norm import Normalisation, normalisation_layer
+from semisilo.common.models.initialisation import variance_scaling
 
 __all__ = ["ResNet9"]
 
@@ -35,8 +38,8 @@ class _Residual(nn.Module):
 class ResNet9(nn.Module):
     """64, 128 and pooling, residual; 256 and pooling, 512 and pooling, residual; pooling by 4, linear without bias.
 
-    Weights start by variance scaling (`common.models.initialisation`). Not the pre-activation "ResNet-9" of SemiFL's
-    repository.
+    Weights start by variance scaling (`semisilo.common.models.initialisation`). Not the pre-activation "ResNet-9" of
+    SemiFL's repository.
     Raises: BadConfiguration for images of another side than 32, on which the last pooling leaves one pixel.
     Source: Jeong et al., ICLR 2021, official code; models.md.
     """

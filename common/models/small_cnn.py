@@ -1,4 +1,7 @@
-"""A small convolutional network for small images, quick enough for one CPU core."""
+"""A small convolutional network for small images, quick enough for one CPU core.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from common.batch_norm import Normalisation, normalisation_layer
+from semisilo.common.learning.batch_norm import Normalisation, normalisation_layer
 
 __all__ = ["SmallCNN"]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm
-from common.data.form import ImageForm
-from common.errors import BadConfiguration
-from common.exchange import ModelBuilder, ModelSettings
-from common.models.factory import build_model, model_builder
-from common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
-from common.models.weights_file import StoredWeights, read_weights
-from common.seeds import derive_seed
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.seeds import derive_seed
+from semisilo.common.methods.contract import ModelBuilder, ModelSettings
+from semisilo.common.models.factory import build_model, model_builder
+from semisilo.common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
+from semisilo.common.models.weights_file import StoredWeights, read_weights
 
 __all__ = ["StartingPoint", "starting_point"]
 

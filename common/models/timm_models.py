@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration
 
 __all__ = ["PREFIX", "build_timm_model", "timm_is_installed", "timm_names"]
 

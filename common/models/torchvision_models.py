@@ -1,4 +1,7 @@
-"""Any classification network of torchvision, untrained, made to fit a study's classes, channels and image size."""
+"""Any classification network of torchvision, untrained, made to fit a study's classes, channels and image size.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 

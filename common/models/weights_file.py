@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import BadData
+from semisilo.common.errors import BadData
 
 __all__ = ["StoredWeights", "read_weights"]
 

@@ -1,4 +1,7 @@
-"""Wide ResNet 28-k, pre-activation. Source: Zagoruyko and Komodakis, BMVC 2016, as SemiFL's official code has it."""
+"""Wide ResNet 28-k, pre-activation. Source: Zagoruyko and Komodakis, BMVC 2016, as SemiFL's official code has it.
+
+Tests: tests/common/models/test_models.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.batch_norm import Normalisation, normalisation_layer
+from semisilo.common.learning.batch_norm import Normalisation, normalisation_layer
 
 __all__ = ["WideResNet28"]
 

@@ -13,9 +13,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import BadPayload
-from common.payload_reader import read_manifest
-from common.store import PayloadStore
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.storage.store import PayloadStore
 
 __all__ = ["TensorCache"]
 

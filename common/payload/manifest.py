@@ -1,4 +1,7 @@
-"""What a payload says about itself: parsed from a stranger's message and checked, before a byte of it is taken."""
+"""What a payload says about itself: parsed from a stranger's message and checked, before a byte of it is taken.
+
+Tests: tests/common/payload/test_writer.py.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from common.codec import ELEMENT_TYPES, largest_encoded_bytes, smallest_encoded_bytes
-from common.errors import BadPayload, LayoutMismatch, WrongBase
-from common.exchange import Meaning, PayloadRef, TensorSpec
-from common.wire import tensors_pb2 as pb
+from semisilo.common.errors import BadPayload, LayoutMismatch, WrongBase
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorSpec
+from semisilo.common.payload.codec import ELEMENT_TYPES, largest_encoded_bytes, smallest_encoded_bytes
+from semisilo.common.wire import tensors_pb2 as pb
 
 __all__ = [
     "DEFAULT_MAX_BYTES", "FORMAT", "MAX_GROUPS", "MAX_TENSORS", "GroupManifest", "ReferenceForm", "check_base",
@@ -56,7 +59,7 @@ class ReferenceForm(StrEnum):
     ALONE = "alone"
     """It is not."""
     BITS = "bits"
-    """Differences of the bit patterns (`common.codec.subtract_bits`)."""
+    """Differences of the bit patterns (`semisilo.common.payload.codec.subtract_bits`)."""
     SUM = "sum"
     """Numbers to be added in the type's own arithmetic, where that gives every bit of the result."""
 
@@ -81,7 +84,8 @@ class GroupManifest:
     encoded_bytes: int
     """Payload bytes of the group."""
     tensors_digest: str = ""
-    """Hex digest (`common.tensors.digest`) of what the blocks decode to; empty where nobody refers to it."""
+    """Hex digest (`semisilo.common.learning.tensors.digest`) of what the blocks decode to; empty where nobody refers to
+    it."""
     reference: str = ""
     """Hex digest of the tensors that the blocks are coded against; empty when they stand alone."""
     reference_form: ReferenceForm = ReferenceForm.ALONE

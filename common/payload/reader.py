@@ -1,5 +1,7 @@
 """Reading a payload file, tensor by tensor. Everything in it may come from a stranger: counts, names, shapes and sizes
-are checked before memory is taken. `common.payload` writes the file and describes its layout.
+are checked before memory is taken. `semisilo.common.payload.writer` writes the file and describes its layout.
+
+Tests: tests/common/payload/test_hostile_payloads.py.
 """
 
 from __future__ import annotations
@@ -8,13 +10,16 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from common.codec import (
+from semisilo.common.errors import BadPayload, LayoutMismatch, WrongBase
+from semisilo.common.methods.contract import Meaning, TensorSpec
+from semisilo.common.payload.codec import (
     BLOCK_ELEMENTS,
     ELEMENT_TYPES,
     HEADER_BYTES,
@@ -29,14 +34,18 @@ from common.codec import (
     parse_header,
     smallest_encoded_bytes,
 )
-from common.errors import BadPayload, LayoutMismatch, WrongBase
-from common.exchange import Meaning, TensorSpec
-from common.held_tensors import HeldTensors
-from common.manifest import DEFAULT_MAX_BYTES, MAX_GROUPS, GroupManifest, ReferenceForm, parse_manifest, runs_of
-from common.reference_form import add_reference, can_sum
-from common.wire import tensors_pb2 as pb
+from semisilo.common.payload.manifest import (
+    DEFAULT_MAX_BYTES,
+    MAX_GROUPS,
+    GroupManifest,
+    ReferenceForm,
+    parse_manifest,
+    runs_of,
+)
+from semisilo.common.payload.reference import HeldTensors, add_reference, can_sum
+from semisilo.common.wire import tensors_pb2 as pb
 
-__all__ = ["MAGIC", "MAX_MANIFEST_BYTES", "TRAILER", "PayloadReader", "read_manifest"]
+__all__ = ["MAGIC", "MAX_MANIFEST_BYTES", "TRAILER", "HeldFile", "PayloadReader", "read_manifest"]
 
 MAGIC = b"SEMISILO"
 TRAILER = "<I8s"
@@ -363,3 +372,25 @@ def read_manifest(path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES) -> tuple[Gr
     """The checked manifest of a payload file. Raises: BadPayload, as `PayloadReader`."""
     with PayloadReader(path, max_bytes=max_bytes) as reader:
         return reader.groups
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFile:
+    """The first group of a payload that stands alone; what is read raises BadPayload as `PayloadReader` does."""
+
+    reader: PayloadReader
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """As the manifest says; nothing for a file without groups."""
+        return self.reader.groups[0].tensors if self.reader.groups else ()
+
+    def rows(self) -> Iterator[Bits]:
+        """See `HeldTensors`."""
+        if self.reader.groups:
+            for _, bits in self.reader.tensors(self.reader.groups[0].name):
+                yield bits.reshape(-1)
+
+    def sample(self, name: str, count: int) -> Bits:
+        """See `HeldTensors`."""
+        return self.reader.sample(self.reader.groups[0].name, name, count)

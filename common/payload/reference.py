@@ -7,21 +7,70 @@ significant bits. A sample decides which is smallest, or whether the tensors are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from common.codec import ELEMENT_TYPES, Bits, ElementType, Plan, add_bits, coded_kind, encode_blocks, subtract_bits
-from common.errors import LayoutMismatch
-from common.exchange import TensorSpec
-from common.held_tensors import HeldTensors
-from common.manifest import ReferenceForm
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.methods.contract import TensorSpec
+from semisilo.common.payload.codec import (
+    ELEMENT_TYPES,
+    Bits,
+    ElementType,
+    Plan,
+    add_bits,
+    coded_kind,
+    encode_blocks,
+    subtract_bits,
+)
+from semisilo.common.payload.manifest import ReferenceForm
 
-__all__ = ["add_reference", "can_sum", "choose_form", "code_against"]
+__all__ = ["HeldInMemory", "HeldTensors", "add_reference", "can_sum", "choose_form", "code_against"]
 
 _SAMPLE_ELEMENTS = 2**18
 _SUM_TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+
+
+class HeldTensors(Protocol):
+    """One tensor group that writer and reader of a payload both hold."""
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Its tensors, in order."""
+
+    def rows(self) -> Iterator[Bits]:
+        """The elements (n,) of every tensor in order, as little-endian unsigned integers; one tensor at a time."""
+
+    def sample(self, name: str, count: int) -> Bits:
+        """The first `count` elements, or all, of one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldInMemory:
+    """Tensors that somebody has at hand: no second copy on disk, and none in memory.
+
+    `semisilo.common.payload.torch_tensors.held_in_memory` makes it of torch tensors; light processes may import this
+    module.
+    """
+
+    tensors: Sequence[tuple[TensorSpec, Callable[[], Bits]]]
+    """(spec, gives its elements as little-endian unsigned integers) in order."""
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of all tensors."""
+        return tuple(spec for spec, _ in self.tensors)
+
+    def rows(self) -> Iterator[Bits]:
+        """See `HeldTensors`."""
+        for _, bits in self.tensors:
+            yield bits().reshape(-1)
+
+    def sample(self, name: str, count: int) -> Bits:
+        """See `HeldTensors`."""
+        return next(bits for spec, bits in self.tensors if spec.name == name)().reshape(-1)[:count]
 
 
 def choose_form(held: HeldTensors, tensors: Sequence[tuple[TensorSpec, Callable[[], Bits]]],
@@ -38,7 +87,7 @@ def choose_form(held: HeldTensors, tensors: Sequence[tuple[TensorSpec, Callable[
         raise LayoutMismatch("The reference of a tensor group has other tensors.")
     if not tensors:
         return ReferenceForm.ALONE
-    largest = max(range(len(tensors)), key=lambda place: tensors[place][0].num_elements)
+    largest = max(range(len(tensors)), key=lambda index: tensors[index][0].num_elements)
     kind = ELEMENT_TYPES[tensors[largest][0].dtype]
     new = tensors[largest][1]().reshape(-1)[:_SAMPLE_ELEMENTS]
     base = held.sample(tensors[largest][0].name, _SAMPLE_ELEMENTS)

@@ -1,4 +1,7 @@
-"""Torch tensors <-> payload files, bit for bit. For the compute processes: light processes do not import torch."""
+"""Torch tensors <-> payload files, bit for bit. For the compute processes: light processes do not import torch.
+
+Tests: tests/common/payload/test_writer.py.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.codec import ELEMENT_TYPES, Bits, Plan
-from common.errors import BadPayload, LayoutMismatch, WrongBase
-from common.exchange import Meaning, PayloadRef, TensorGroup, Tensors, TensorSpec
-from common.held_tensors import HeldFile, HeldInMemory, HeldTensors
-from common.manifest import DEFAULT_MAX_BYTES, GroupManifest
-from common.payload import EncodedInput, Reference, TensorInput, write_payload
-from common.payload_reader import PayloadReader
-from common.store import PayloadStore
-from common.tensors import digest, group_digest
+from semisilo.common.errors import BadPayload, LayoutMismatch, WrongBase
+from semisilo.common.learning.tensors import digest, group_digest
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup, Tensors, TensorSpec
+from semisilo.common.payload.codec import ELEMENT_TYPES, Bits, Plan
+from semisilo.common.payload.manifest import DEFAULT_MAX_BYTES, GroupManifest
+from semisilo.common.payload.reader import HeldFile, PayloadReader
+from semisilo.common.payload.reference import HeldInMemory, HeldTensors
+from semisilo.common.payload.writer import EncodedInput, Reference, TensorInput, write_payload
+from semisilo.common.storage.store import PayloadStore
 
 __all__ = [
     "bits_to_tensor", "decode_group", "decode_groups", "encode_groups", "encoded_input", "held_in_memory",
@@ -58,10 +61,11 @@ def bits_to_tensor(bits: Bits, spec: TensorSpec) -> torch.Tensor:
 
 def encode_groups(store: PayloadStore, groups: Mapping[str, TensorGroup], *, plan: Plan = Plan(),
                   reference: Reference | None = None, durable: bool = True) -> PayloadRef:
-    """Writes tensor groups into a payload of the store; `common.payload.write_payload` says what it raises.
+    """Writes tensor groups into a payload of the store; `semisilo.common.payload.writer.write_payload` says what it
+    raises.
 
     Args:
-        plan: how blocks are encoded; lossless here (`silo.compression` sends lossily).
+        plan: how blocks are encoded; lossless here (`semisilo.silo.compute.lossy_update` sends lossily).
         reference: what a single group may be coded against; the group then has its digest.
         durable: as `write_payload` has it.
     """

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.codec import BlockHeader, IndexEncoding, ValueEncoding
-from common.manifest import ReferenceForm
-from common.payload_reader import PayloadReader
+from semisilo.common.payload.codec import BlockHeader, IndexEncoding, ValueEncoding
+from semisilo.common.payload.manifest import ReferenceForm
+from semisilo.common.payload.reader import PayloadReader
 
 __all__ = ["FRAMING", "HELD", "UNKNOWN", "Encoded", "Part", "carried", "describe_encoding", "encodings_of_payload",
            "parts_of"]
@@ -55,8 +55,9 @@ class Part:
 
     encoding: str
     """`[FORM:][INDEX+]VALUES`: "planes", "zstd-gaps+planes", "sum:bitmask+int8", "bits:zeros"; or "framing". FORM is
-    there where a group is coded against tensors that its reader holds (`common.manifest.ReferenceForm`), INDEX where
-    only some elements have a value (`common.codec.IndexEncoding`)."""
+    there where a group is coded against tensors that its reader holds
+    (`semisilo.common.payload.manifest.ReferenceForm`), INDEX where only some elements have a value
+    (`semisilo.common.payload.codec.IndexEncoding`)."""
     start: int
     end: int
     dense_bytes: int

@@ -1,7 +1,8 @@
 """Writing a payload file: the encoded blocks of every tensor, group by group, then the manifest.
 
 Layout (also at `PayloadManifest` in tensors.proto): the 8 bytes "SEMISILO", the blocks, the manifest, its length as 4
-bytes little endian, "SEMISILO" again. So a file is written and hashed in one pass. `common.payload_reader` reads it.
+bytes little endian, "SEMISILO" again. So a file is written and hashed in one pass. `semisilo.common.payload.reader`
+reads it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from common.codec import BLOCK_ELEMENTS, ELEMENT_TYPES, Bits, Plan, coded_kind, encode_blocks
-from common.errors import BadPayload, DiskFull, LayoutMismatch
-from common.exchange import Meaning, PayloadRef, TensorSpec
-from common.held_tensors import HeldFile, HeldTensors
-from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest, runs_of
-from common.payload_reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, PayloadReader
-from common.reference_form import choose_form, code_against
-from common.store import PayloadStore
+from semisilo.common.errors import BadPayload, DiskFull, LayoutMismatch
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorSpec
+from semisilo.common.payload.codec import BLOCK_ELEMENTS, ELEMENT_TYPES, Bits, Plan, coded_kind, encode_blocks
+from semisilo.common.payload.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest, runs_of
+from semisilo.common.payload.reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, HeldFile, PayloadReader
+from semisilo.common.payload.reference import HeldTensors, choose_form, code_against
+from semisilo.common.storage.store import PayloadStore
 
 __all__ = ["EncodedInput", "Reference", "TensorInput", "write_payload"]
 

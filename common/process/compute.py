@@ -1,18 +1,13 @@
-"""The resident process that holds torch, and the typed messages to it; the same on both sides.
+"""The resident process that holds torch, and how it is asked; the same on both sides.
 
-The light process calls named operations with plain JSON types and file paths; the compute process runs one at a time.
-Messages are lines of JSON on a socket pair of their own, never stdin or stdout, so that a print in a library cannot
-corrupt them; what the process prints goes to the parent's log.
-
-    request   {"id": 1, "operation": "train", "arguments": {...}}
-    answers   {"id": 1, "progress": [0.4, "epoch 2 of 5"]}      at most about ten a second
-              {"id": 1, "result": {...}, "reopen": {...}|null}
-              {"id": 1, "error": {"code", "text", "remedy", "details"}, "exits": false}
-    first     {"ready": true} or {"error": ...}
+The light process sends requests of plain JSON types and file paths; the compute process runs one at a time. Messages
+are lines of JSON on a socket pair of their own, never stdin or stdout, so that a print in a library cannot corrupt
+them; what the process prints goes to the parent's log. `semisilo.common.process.messages` has what stands in a line. A
+`Call` goes there; `Reply` after `Reply` comes back: at first that it is ready, then for every call progress, at most
+about ten a second, and an answer or an error.
 
 Abort is a kill: a process that is gone holds no lock, no device memory and no half-written file (files are renamed into
-place). What an operation opened (a study) is opened again in the next process: an Operations class may have
-`reopening(operation, arguments, result)`, whose value (arguments or None) is kept by the parent and replayed.
+place). What an operation opened (a study) is opened again in the next process: `Request.reopening` says with what.
 """
 
 from __future__ import annotations
@@ -31,20 +26,34 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from common.compute_process import (
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.errors import ComputeFailed, SemisiloError, by_code
+from semisilo.common.process.compute_process import (
     LIMIT_BYTES,
     OUT_OF_MEMORY,
     SEE_LOG,
     OnProgress,
     ProgressThrottle,
     describe,
+)
+from semisilo.common.process.messages import (
+    Call,
+    Failure,
+    Handler,
+    Operations,
+    Reply,
+    Request,
+    answer_from_json,
+    as_json,
+    handlers_of,
     run_operation,
 )
-from common.errors import ComputeFailed, SemisiloError, by_code
 
 __all__ = ["Compute", "ComputeAborted", "ComputeCrashed", "InlineCompute", "OnProgress", "ProcessCompute"]
+
+AnswerT = TypeVar("AnswerT")
 
 _LOGGER = logging.getLogger("semisilo.compute")
 _CLOSE_SECONDS = 5.0
@@ -52,11 +61,10 @@ _NAME = re.compile(r"[A-Za-z_][\w.]{0,99}|Out of memory", re.ASCII)
 
 
 class Compute(Protocol):
-    """Runs named operations one at a time, away from the event loop."""
+    """Answers requests one at a time, away from the event loop."""
 
-    async def call(self, operation: str, arguments: dict[str, Any], *,
-                   on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """Runs an operation; arguments and result are plain JSON types.
+    async def call(self, request: Request[AnswerT], *, on_progress: OnProgress | None = None) -> AnswerT:
+        """Has a request answered.
 
         Raises: the SemisiloError that the operation raised; ComputeFailed for anything else, also when the process
             died; ComputeAborted after `abort` or `close`.
@@ -96,7 +104,7 @@ class ProcessCompute:
         self._threads = threads
         self._lock = asyncio.Lock()
         self._child: _Child | None = None
-        self._reopen: tuple[str, dict[str, Any]] | None = None
+        self._reopen: Request[Any] | None = None
         self._calls = 0
         self._running = False
         self._abort_wanted = False
@@ -110,17 +118,16 @@ class ProcessCompute:
         async with self._lock:
             await self._ready_child("start")
 
-    async def call(self, operation: str, arguments: dict[str, Any], *,
-                   on_progress: OnProgress | None = None) -> dict[str, Any]:
+    async def call(self, request: Request[AnswerT], *, on_progress: OnProgress | None = None) -> AnswerT:
         """See `Compute.call`. Cancelling the call kills the process."""
         async with self._lock:
             self._running, self._abort_wanted = True, False
             try:
-                child = await self._ready_child(operation)
-                if self._reopen is not None and not child.opened and self._reopen[0] != operation:
-                    await self._exchange(child, *self._reopen, on_progress)
+                child = await self._ready_child(request.operation())
+                if self._reopen is not None and not child.opened and type(self._reopen) is not type(request):
+                    await self._exchange(child, self._reopen, on_progress)
                 child.opened = True
-                return await self._exchange(child, operation, arguments, on_progress)
+                return await self._exchange(child, request, on_progress)
             except asyncio.CancelledError:
                 self._discard()
                 raise
@@ -168,42 +175,40 @@ class ProcessCompute:
             if self._closed or self._abort_wanted:
                 self._discard(aborted=True)
             try:
-                message = await child.receive("start")
+                reply = await child.receive("start")
             except BaseException:
                 self._discard()
                 raise
-            if "error" in message:
+            if reply.error is not None:
                 self._discard()
-                raise _rebuilt(message["error"], "start")
+                raise _rebuilt(reply.error, "start")
         return self._child
 
-    async def _exchange(self, child: _Child, operation: str, arguments: dict[str, Any],
-                        on_progress: OnProgress | None) -> dict[str, Any]:
+    async def _exchange(self, child: _Child, request: Request[AnswerT], on_progress: OnProgress | None) -> AnswerT:
         self._calls += 1
-        number = self._calls
-        line = json.dumps({"id": number, "operation": operation, "arguments": arguments}).encode() + b"\n"
+        operation = request.operation()
+        call = Call(id=self._calls, operation=operation, arguments=to_dict(request))
+        line = json.dumps(to_dict(call)).encode() + b"\n"
         if len(line) > LIMIT_BYTES:
             raise ComputeFailed(f"The arguments of '{operation}' take {len(line)} bytes; the limit is {LIMIT_BYTES}.")
         try:
             await child.send(line)
             while True:
-                message = await child.receive(operation)
-                assert message["id"] == number, "answers follow requests one by one"
-                if "progress" in message:
-                    _tell(on_progress, *message["progress"])
-                    continue
-                break
+                reply = await child.receive(operation)
+                assert reply.id == call.id, "answers follow requests one by one"
+                if reply.progress is None:
+                    break
+                _tell(on_progress, reply.progress.fraction, reply.progress.text)
         except SemisiloError:
             self._discard()
             raise
-        if "error" in message:
-            if message.get("exits"):
+        if reply.error is not None:
+            if reply.exits:
                 self._discard()
-            raise _rebuilt(message["error"], operation)
-        if message["reopen"] is not None:
-            self._reopen = (operation, message["reopen"])
-        result: dict[str, Any] = message["result"]
-        return result
+            raise _rebuilt(reply.error, operation)
+        answer = answer_from_json(request, reply.answer)
+        self._reopen = request.reopening(answer) or self._reopen
+        return answer
 
 
 class InlineCompute:
@@ -213,18 +218,21 @@ class InlineCompute:
     torch's threads, so two at once would disturb each other.
     """
 
-    def __init__(self, build: Callable[[OnProgress], object]) -> None:
+    def __init__(self, build: Callable[[OnProgress], Operations]) -> None:
         """`build` is the Operations class, or any function of the progress callable."""
         self._build = build
-        self._operations: object | None = None
+        self._handlers: dict[str, Handler] | None = None
         self._progress: OnProgress = lambda fraction, text: None
         self._lock = asyncio.Lock()
         self._stop: threading.Event | None = None
         self._closed = False
 
-    async def call(self, operation: str, arguments: dict[str, Any], *,
-                   on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """See `Compute.call`. An abort takes effect at the operation's next report of progress."""
+    async def call(self, request: Request[AnswerT], *, on_progress: OnProgress | None = None) -> AnswerT:
+        """See `Compute.call`. An abort takes effect at the operation's next report of progress.
+
+        Request and answer are converted as if they crossed to another process.
+        """
+        operation, arguments = request.operation(), as_json(request)
         async with self._lock:
             if self._closed:
                 raise ComputeAborted(f"The compute thread is closed; '{operation}' was not started.")
@@ -243,11 +251,12 @@ class InlineCompute:
                     raise ComputeAborted(f"'{operation}' was aborted.")
                 throttled(fraction, text)
 
-            def work() -> dict[str, Any]:
+            def work() -> AnswerT:
                 self._progress = progress
-                if self._operations is None:
-                    self._operations = self._build(self._forward)
-                return run_operation(self._operations, operation, arguments)
+                if self._handlers is None:
+                    self._handlers = handlers_of(self._build(self._forward))
+                answer = run_operation(self._handlers, operation, arguments)
+                return answer_from_json(request, as_json(answer))
 
             try:
                 return await loop.run_in_executor(_inline_thread(), work)
@@ -312,9 +321,9 @@ class _Child:
         try:
             # -P keeps the current folder off sys.path, so that a stray common.py in it does no harm.
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "common.compute_process", target, str(theirs.fileno()), str(os.getpid()),
-                stdin=subprocess.DEVNULL, stdout=output_write, stderr=output_write, pass_fds=(theirs.fileno(),),
-                env=environment, start_new_session=True)
+                sys.executable, "-P", "-m", "semisilo.common.process.compute_process", target, str(theirs.fileno()),
+                str(os.getpid()), stdin=subprocess.DEVNULL, stdout=output_write, stderr=output_write,
+                pass_fds=(theirs.fileno(),), env=environment, start_new_session=True)
         except OSError as error:
             ours.close()
             os.close(output_read)
@@ -333,8 +342,8 @@ class _Child:
             self._writer.write(line)
             await self._writer.drain()
 
-    async def receive(self, operation: str) -> dict[str, Any]:
-        """The next message. Raises: ComputeFailed naming how the process ended, ComputeAborted if we ended it."""
+    async def receive(self, operation: str) -> Reply:
+        """The next reply. Raises: ComputeFailed naming how the process ended, ComputeAborted if we ended it."""
         try:
             line = await self._reader.readline()
         except ValueError:
@@ -343,8 +352,7 @@ class _Child:
         except OSError:
             line = b""
         if line.endswith(b"\n"):
-            message: dict[str, Any] = json.loads(line)
-            return message
+            return from_dict(Reply, json.loads(line))
         self._writer.close()
         await self.gone()
         if self.aborted:
@@ -413,9 +421,9 @@ def _manner(status: int) -> str:
     return f"was killed by signal {-status} ({name}{guess})"
 
 
-def _rebuilt(error: dict[str, str], operation: str) -> SemisiloError:
-    """The exception that the description `error` stands for; its details go to the log."""
-    if error.get("details"):
-        _LOGGER.error("'%s' failed in the compute process:\n%s", operation, error["details"])
-        return ComputeCrashed(error["text"], remedy=error["remedy"])
-    return by_code(error["code"])(error["text"], remedy=error["remedy"])
+def _rebuilt(failure: Failure, operation: str) -> SemisiloError:
+    """The exception that `failure` stands for; its details go to the log."""
+    if failure.details:
+        _LOGGER.error("'%s' failed in the compute process:\n%s", operation, failure.details)
+        return ComputeCrashed(failure.text, remedy=failure.remedy)
+    return by_code(failure.code)(failure.text, remedy=failure.remedy)

@@ -1,7 +1,9 @@
 """The compute process itself: receives requests, runs one operation at a time, describes what went wrong.
 
-`common.compute` starts it as `python -P -m common.compute_process package.module:Class DESCRIPTOR PARENT` and documents
-the messages. Nothing heavy is imported here: that is up to the Operations class.
+`semisilo.common.process.compute` starts this module by `python -P -m` with the words `package.module:Class DESCRIPTOR
+PARENT`, and documents the conversation. Nothing heavy is imported here: that is up to the Operations class.
+
+Tests: tests/common/process/test_compute.py.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
-from common.errors import ComputeFailed, SemisiloError
-from common.logs import set_up_child_logging
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.errors import ComputeFailed, SemisiloError
+from semisilo.common.process.messages import Call, Failure, Operations, Progress, Reply, handlers_of, run_operation
+from semisilo.common.text.logs import set_up_child_logging
 
-__all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "OnProgress", "ProgressThrottle", "describe", "run_operation"]
+__all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "OnProgress", "ProgressThrottle", "describe"]
 
 OnProgress = Callable[[float, str], None]
 
@@ -33,6 +37,7 @@ LIMIT_BYTES = 64 * 2**20
 OUT_OF_MEMORY = "Use a smaller batch, fewer or smaller images, or a machine with more memory."
 SEE_LOG = "The log of this machine has the details."
 _PROGRESS_SECONDS = 0.1
+_IDLE_SECONDS = 10.0
 
 
 class ProgressThrottle:
@@ -49,17 +54,6 @@ class ProgressThrottle:
             self._send(min(1.0, max(0.0, float(fraction))), text)
 
 
-def run_operation(operations: object, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Calls the public method `operation`. Raises: ComputeFailed when there is none, else whatever it raises."""
-    method = None if operation.startswith("_") else getattr(operations, operation, None)
-    if method is None:
-        raise ComputeFailed(f"{type(operations).__module__} has no operation '{operation}'.")
-    result: dict[str, Any] = method(**arguments)
-    return result
-
-_IDLE_SECONDS = 10.0
-
-
 def _out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.cuda.OutOfMemoryError)
@@ -72,17 +66,17 @@ def _unusable_after(error: BaseException) -> bool:
     return _out_of_memory(error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
 
 
-def describe(error: BaseException) -> dict[str, str]:
-    """Plain JSON of an exception: code, text, remedy, and for one that nobody expected its traceback as details."""
+def describe(error: BaseException) -> Failure:
+    """An exception as it is sent; one that nobody expected brings its traceback."""
     if isinstance(error, SemisiloError):
-        return {"code": error.code, "text": error.text, "remedy": error.remedy}
+        return Failure(code=error.code, text=error.text, remedy=error.remedy)
     details = "".join(traceback.format_exception(error))[-16000:]
     last = " ".join("".join(traceback.format_exception_only(error)).split())[:500]
     if _out_of_memory(error):
         last, remedy = f"Out of memory: {last}", OUT_OF_MEMORY
     else:
         remedy = SEE_LOG
-    return {"code": ComputeFailed.code, "text": last, "remedy": remedy, "details": details}
+    return Failure(code=ComputeFailed.code, text=last, remedy=remedy, details=details)
 
 
 class _Connection:
@@ -95,8 +89,8 @@ class _Connection:
         self.call = 0
         self.throttle = ProgressThrottle(self._send_progress)
 
-    def send(self, message: dict[str, Any]) -> None:
-        line = json.dumps(message).encode() + b"\n"
+    def send(self, reply: Reply) -> None:
+        line = json.dumps(to_dict(reply)).encode() + b"\n"
         if len(line) > LIMIT_BYTES:
             raise ComputeFailed(f"A result takes {len(line)} bytes; the limit is {LIMIT_BYTES}.")
         with self._lock:
@@ -106,7 +100,7 @@ class _Connection:
         self.throttle(fraction, text)
 
     def _send_progress(self, fraction: float, text: str) -> None:
-        self.send({"id": self.call, "progress": [fraction, text]})
+        self.send(Reply(id=self.call, progress=Progress(fraction=fraction, text=text)))
 
     def watch(self) -> None:
         """Reads requests for ever; ends the process at once when the parent has closed its end or is gone."""
@@ -123,9 +117,9 @@ def _die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def _load(target: str) -> Callable[[OnProgress], object]:
+def _load(target: str) -> Callable[[OnProgress], Operations]:
     module, _, name = target.partition(":")
-    loaded: Callable[[OnProgress], object] = getattr(importlib.import_module(module), name)
+    loaded: Callable[[OnProgress], Operations] = getattr(importlib.import_module(module), name)
     return loaded
 
 
@@ -146,28 +140,25 @@ def _give_back_memory() -> None:
 
 def _serve(target: str, connection: _Connection) -> None:
     try:
-        operations = _load(target)(connection.progress)
+        handlers = handlers_of(_load(target)(connection.progress))
     except Exception as error:
-        described = describe(error)
+        failure = describe(error)
         if isinstance(error, ImportError):
-            described["text"] = f"The compute process cannot import what it needs: {described['text']}"
-            described["remedy"] = "Check the installation: python -c 'import torch'. " + SEE_LOG
-        connection.send({"error": described})
+            failure = replace(failure, text=f"The compute process cannot import what it needs: {failure.text}",
+                              remedy="Check the installation: python -c 'import torch'. " + SEE_LOG)
+        connection.send(Reply(error=failure))
         return
-    connection.send({"ready": True})
+    connection.send(Reply(ready=True))
     while True:
-        request = json.loads(_next_request(connection))
-        number, operation, arguments = request["id"], request["operation"], request["arguments"]
-        connection.call = number
+        call = from_dict(Call, json.loads(_next_request(connection)))
+        connection.call = call.id
         connection.throttle = ProgressThrottle(connection._send_progress)
         try:
-            result = run_operation(operations, operation, arguments)
-            reopening = getattr(operations, "reopening", None)
-            reopen = None if reopening is None else reopening(operation, arguments, result)
-            connection.send({"id": number, "result": result, "reopen": reopen})
+            answer = run_operation(handlers, call.operation, call.arguments)
+            connection.send(Reply(id=call.id, answer=to_dict(answer)))
         except Exception as error:
             exits = _unusable_after(error)
-            connection.send({"id": number, "error": describe(error), "exits": exits})
+            connection.send(Reply(id=call.id, error=describe(error), exits=exits))
             if exits:
                 return
 

@@ -11,18 +11,18 @@ import asyncio
 import os
 import threading
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from common.errors import BadPayload
-from common.store import MAX_CHUNK_BYTES, PartialFile
+from semisilo.common.errors import BadPayload
+from semisilo.common.storage.store import MAX_CHUNK_BYTES, PartialFile
 
 __all__ = [
     "CHUNK_BYTES", "DOWNLOAD_FIELD", "MAX_CHUNK_BYTES", "SUBMIT_FIELD", "ChunkSums", "Piece", "check_piece",
-    "pack_piece", "read_pieces", "receive_into", "stream_pieces", "unpack_piece",
+    "pack_piece", "receive_into", "stream_pieces", "unpack_piece",
 ]
 
 CHUNK_BYTES = 512 * 1024
@@ -193,37 +193,26 @@ class _Source:
             if not got:
                 raise OSError(f"A payload ended at {self._offset} of {self._size} bytes while it was read.")
             view = view[:got]
-        place = self._offset, len(view)
-        crc32 = self._sums.get(place)
+        span = self._offset, len(view)
+        crc32 = self._sums.get(span)
         if crc32 is None:
-            crc32 = self._sums[place] = zlib.crc32(view)
+            crc32 = self._sums[span] = zlib.crc32(view)
         self._offset += len(view)
-        return Piece(place[0], crc32, view)
+        return Piece(span[0], crc32, view)
 
 
-def read_pieces(path: Path, *, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
+async def stream_pieces(path: Path, *, offset: int = 0, chunk_bytes: int = CHUNK_BYTES,
+                        sums: ChunkSums | None = None) -> AsyncGenerator[Piece, None]:
     """Cuts a file into chunks, each read when it is asked for; its data are valid until the next one is.
+
+    What the system has in memory is read at once, all else in a thread.
 
     Args:
         path: a file that does not change meanwhile.
         offset: first byte wanted, 0 <= offset <= size; at the size nothing is left to send.
         chunk_bytes: bytes of every chunk but the last.
-    Raises: BadPayload for an offset outside the file.
-    """
-    source = _Source(path, offset=offset, chunk_bytes=chunk_bytes, sums=None)
-    try:
-        while not source.is_at_end:
-            yield source.next()
-    finally:
-        source.close()
-
-
-async def stream_pieces(path: Path, *, offset: int = 0, chunk_bytes: int = CHUNK_BYTES,
-                        sums: ChunkSums | None = None) -> AsyncGenerator[Piece, None]:
-    """`read_pieces` for an event loop. What the system has in memory is read at once, all else in a thread.
-
-    Args:
         sums: remembers checksums from one sending of a file to the next.
+    Raises: BadPayload for an offset outside the file.
     """
     source = _Source(path, offset=offset, chunk_bytes=chunk_bytes, sums=sums)
     reading: asyncio.Future[Piece] | None = None

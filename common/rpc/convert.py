@@ -11,14 +11,14 @@ import math
 import re
 from typing import Any, TypeVar
 
-from common.config import canonical_json, from_dict, to_dict
-from common.data.form import AugmentationSettings, ImageForm, Reading
-from common.errors import BadPayload
-from common.exchange import ModelSettings, Numerics, TaskSpec
-from common.manifest import parse_reference as reference_from_proto
-from common.manifest import reference_to_proto
-from common.uplink import Uplink
-from common.wire import round_service_pb2 as round_pb
+from semisilo.common.config import canonical_json, from_dict, to_dict
+from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.uplink import Uplink
+from semisilo.common.payload.manifest import parse_reference as reference_from_proto
+from semisilo.common.payload.manifest import reference_to_proto
+from semisilo.common.wire import round_service_pb2 as round_pb
 
 __all__ = [
     "augmentation_from_proto", "augmentation_to_proto", "check_metrics", "image_from_proto", "image_to_proto",
@@ -124,7 +124,7 @@ def image_from_proto(message: round_pb.ImageForm) -> ImageForm:
                               "reading": _reading_from_proto(message)}, "image")
 
 
-def _reading_from_proto(message: round_pb.ImageForm) -> dict[str, Any]:
+def _reading_from_proto(message: round_pb.ImageForm) -> dict[str, object]:
     """Plain values; empty, which is the default, where an older coordinator sends none."""
     if not message.HasField("reading"):
         return {}
@@ -185,7 +185,7 @@ def check_metrics(metrics: Any) -> dict[str, float]:
     return {name: float(value) for name, value in sorted(metrics.items())}
 
 
-def _settings(text: str) -> dict[str, Any]:
+def _settings(text: str) -> dict[str, object]:
     if len(text.encode()) > _MAX_SETTINGS_BYTES:
         raise BadPayload(f"The task's settings are longer than {_MAX_SETTINGS_BYTES} bytes.")
     try:
@@ -206,7 +206,7 @@ def _unix(message: round_pb.Task) -> float:
     return message.deadline_time.seconds + message.deadline_time.nanos / 1e9
 
 
-def _build(cls: type[T], values: dict[str, Any], what: str) -> T:
+def _build(cls: type[T], values: dict[str, object], what: str) -> T:
     return from_dict(cls, values, where=f"the task's {what}")
 
 

@@ -3,6 +3,8 @@
 Both sides use it for every service, so a silo shows the coordinator's line and remedy word for word. What the
 coordinator's operator must see and a stranger must not (paths, tracebacks) stays in the coordinator's log, under a
 request id that both have.
+
+Tests: tests/test_identity_over_the_network.py.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from common.errors import (
+from semisilo.common.errors import (
     BadConfiguration,
     BadData,
     BadPayload,
@@ -31,8 +33,8 @@ from common.errors import (
     UsageError,
     by_code,
 )
-from common.log_context import bind, log_context, request_id_in
-from common.logs import printable
+from semisilo.common.text.log_context import bind, log_context, request_id_in
+from semisilo.common.text.logs import printable
 
 __all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
 
@@ -86,7 +88,7 @@ def from_rpc_error(error: grpc.RpcError) -> SemisiloError:
 
     Text and remedy come from the network: control characters are removed and the length is bounded.
     `Unreachable` and `ConnectionRefusedByPeer` without a reason of the coordinator's are where a silo asks
-    `silo.diagnosis.diagnose` for more.
+    `semisilo.silo.link.diagnosis.diagnose` for more.
     """
     status = error.code() if callable(getattr(error, "code", None)) else grpc.StatusCode.UNKNOWN
     details = printable(str(error.details() or "") if callable(getattr(error, "details", None)) else "",

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
-from common import tcp_info
-from common.destroyed_sockets import DestroyedSockets, cookie_of
-from common.tcp_info import TcpCounters
+from semisilo.common.rpc import socket_counters
+from semisilo.common.rpc.socket_counters import DestroyedSockets, TcpCounters, cookie_of
 
 __all__ = [
     "Connection", "ConnectionMeter", "Direction", "MessageMeter", "MessageUse", "WireMeter", "WireUse",
@@ -63,8 +62,8 @@ class MessageMeter:
             calls: RPCs that began with them; 1 with the request, 0 with the answer and in the middle of a stream.
         """
         total = self._totals.setdefault((rpc, silo, direction), [0, 0, 0])
-        for place, amount in enumerate((message_bytes, messages, calls)):
-            total[place] += amount
+        for index, amount in enumerate((message_bytes, messages, calls)):
+            total[index] += amount
 
     def totals(self) -> list[MessageUse]:
         """Everything since the start, in order of (rpc, silo, direction)."""
@@ -129,10 +128,10 @@ class _Watched:
 class ConnectionMeter:
     """Reads the kernel's counters of this process's TCP connections, the last time when the kernel destroys them.
 
-    Sockets are read through their owner's descriptors and never duplicated (`common.destroyed_sockets` says why). That
-    another thread closes a descriptor meanwhile is noticed by the inode, before anything that was read is used.
-    A connection that begins and ends between two samples is not seen; `WireMeter.bind` samples at the start of the
-    first RPC, so that only connections without any RPC are missed (refused handshakes, port scans).
+    Sockets are read through their owner's descriptors and never duplicated (`semisilo.common.rpc.socket_counters` says
+    why). That another thread closes a descriptor meanwhile is noticed by the inode, before anything that was read is
+    used. A connection that begins and ends between two samples is not seen; `WireMeter.bind` samples at the start of
+    the first RPC, so that only connections without any RPC are missed (refused handshakes, port scans).
     """
 
     def __init__(self, *, local_port: int = 0, remote_port: int = 0, remote_hosts: Collection[str] = (),
@@ -157,7 +156,7 @@ class ConnectionMeter:
         self._ended: dict[Connection, TcpCounters] = {}
         self._ignored: set[int] = set()
         self._serial = 0
-        self.supported = tcp_info.available()
+        self.supported = socket_counters.available()
         """False where the kernel does not count; then there are never any connections here."""
 
     def sample(self) -> dict[Connection, TcpCounters]:
@@ -171,7 +170,7 @@ class ConnectionMeter:
         for inode, watched in self._watched.items():
             if watched.connection.peer == peer and watched.released is None:
                 with suppress(OSError):
-                    rate = tcp_info.delivery_rate(watched.descriptor)
+                    rate = socket_counters.delivery_rate(watched.descriptor)
                     return rate if _is(watched.descriptor, inode) else 0.0
         return 0.0
 
@@ -246,7 +245,7 @@ class ConnectionMeter:
         if not _is(descriptor, inode):
             return
         try:
-            counters = tcp_info.read(descriptor)
+            counters = socket_counters.read(descriptor)
         except OSError:
             return
         if counters is None:  # an old kernel
@@ -270,7 +269,7 @@ class ConnectionMeter:
 def _read(descriptor: int, inode: int) -> TcpCounters | None:
     """The counters of a socket; None when its owner has closed it meanwhile and the number is something else."""
     try:
-        counters = tcp_info.read(descriptor)
+        counters = socket_counters.read(descriptor)
     except OSError:
         return None
     return counters if _is(descriptor, inode) else None

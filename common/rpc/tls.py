@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from common.errors import BadConfiguration, PortInUse
-from common.identity import coordinator_name
+from semisilo.common.errors import BadConfiguration, PortInUse
+from semisilo.common.identity.certificates import coordinator_name
 
 if TYPE_CHECKING:
     import grpc

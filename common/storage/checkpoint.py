@@ -23,10 +23,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.durable import sync_file, sync_folder
-from common.errors import DiskFull, StorageDamaged
+from semisilo.common.config import Tables
+from semisilo.common.errors import DiskFull, StorageDamaged
+from semisilo.common.storage.durable import sync_file, sync_folder
 
-__all__ = ["load", "load_facts", "load_tensors", "save", "save_tensors", "settled"]
+__all__ = ["load", "save", "settled"]
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def save(path: Path, state: Any, *, named: bool = True) -> str:
     Returns: the SHA-256 of the file, hex.
     Raises: DiskFull, with nothing written at `path`; TypeError for a field of another kind (our own mistake).
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     groups: dict[str, list[str]] = {}
     tensors: dict[str, Tensor] = {}
     for field in dataclasses.fields(state):
@@ -65,7 +66,7 @@ def settled(state: T) -> T:
     Tensors are contiguous and on the CPU, as they come from a file, so that later arithmetic has the same order.
     """
     hints = typing.get_type_hints(type(state))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for field in dataclasses.fields(state):  # type: ignore[arg-type]
         value = getattr(state, field.name)
         if isinstance(value, Mapping) and any(isinstance(item, Tensor) for item in value.values()):
@@ -96,32 +97,7 @@ def load(path: Path, cls: type[T]) -> T:
         raise StorageDamaged(f"{path}: damaged: {type(error).__name__}.") from error
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, facts: Mapping[str, Any] | None = None) -> None:
-    """Writes named tensors, keeping their order, with JSON facts beside them. Raises: DiskFull."""
-    _write(path, dict(tensors), {"order": list(tensors), "facts": dict(facts or {})})
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads what `save_tensors` wrote, in its order; of a safetensors file from elsewhere, in byte order of names.
-
-    Raises: StorageDamaged.
-    """
-    tensors, header = _read(path, need_header=False)
-    order = header.get("order", sorted(tensors, key=str.encode))
-    if not isinstance(order, list) or sorted(map(str, order)) != sorted(tensors):
-        raise StorageDamaged(f"{path}: damaged: its order names other tensors.")
-    return {name: tensors[name] for name in order}
-
-
-def load_facts(path: Path) -> dict[str, Any]:
-    """The facts given to `save_tensors`, without reading the tensors; empty for a file from elsewhere."""
-    facts = _header(path, need_header=False).get("facts", {})
-    if not isinstance(facts, dict):
-        raise StorageDamaged(f"{path}: damaged: its facts are not a table.")
-    return facts
-
-
-def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], *, named: bool = True) -> str:
+def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, object], *, named: bool = True) -> str:
     # One metadata entry: the order of several is not fixed, and equal states must give equal bytes.
     text = json.dumps({"format": _FORMAT, **header}, sort_keys=True, separators=(",", ":"))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +134,7 @@ def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterat
         if tensor.dtype not in _TYPES:
             raise TypeError(f"Tensor '{name}' of type {tensor.dtype} cannot be kept.")
     names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name.encode()))
-    head: dict[str, Any] = {"__metadata__": dict(metadata)}
+    head: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
         tensor = tensors[name]
@@ -182,30 +158,20 @@ def _write_all(handle: int, data: bytes | memoryview) -> None:
         view = view[os.write(handle, view):]
 
 
-def _header(path: Path, *, need_header: bool) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Tensor], Tables]:
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            return _parse(path, file.metadata(), need_header=need_header)
-    except (OSError, SafetensorError) as error:
-        raise StorageDamaged(f"{path}: cannot be read: {error}.") from error
-
-
-def _read(path: Path, *, need_header: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            header = _parse(path, file.metadata(), need_header=need_header)
+            header = _parse(path, file.metadata())
             # Copies: the file may be replaced or removed while its tensors are still in use.
             return {name: torch.clone(file.get_tensor(name)) for name in file.keys()}, header  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise StorageDamaged(f"{path}: cannot be read: {error}.") from error
 
 
-def _parse(path: Path, metadata: Mapping[str, str] | None, *, need_header: bool) -> dict[str, Any]:
+def _parse(path: Path, metadata: Mapping[str, str] | None) -> Tables:
     text = (metadata or {}).get(_KEY)
     if text is None:
-        if need_header:
-            raise StorageDamaged(f"{path}: is a safetensors file, but not one of ours.")
-        return {}
+        raise StorageDamaged(f"{path}: is a safetensors file, but not one of ours.")
     try:
         header = json.loads(text)
     except ValueError:

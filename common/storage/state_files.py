@@ -10,9 +10,9 @@ import secrets
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.durable import sync_folder
-from common.errors import StorageDamaged
-from common.store import hash_file
+from semisilo.common.errors import StorageDamaged
+from semisilo.common.storage.durable import sync_folder
+from semisilo.common.storage.store import hash_file
 
 __all__ = ["STATE_ENDING", "StateFiles"]
 
@@ -39,7 +39,7 @@ class StateFiles:
 
     def save(self, state: Any) -> str:
         """Writes a state durably; returns the SHA-256 of its file, hex."""
-        from common.checkpoint import save
+        from semisilo.common.storage.checkpoint import save
 
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{secrets.token_hex(8)}.tmp"
@@ -56,7 +56,7 @@ class StateFiles:
 
         Raises: StorageDamaged when the file is missing or does not have its digest.
         """
-        from common.checkpoint import load
+        from semisilo.common.storage.checkpoint import load
 
         path = self.path(digest)
         try:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from common.errors import SemisiloError
-from common.logs import printable, writes_json
+from semisilo.common.errors import SemisiloError
+from semisilo.common.text.logs import printable, writes_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,9 +100,9 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
 
 def _system_line(error: OSError) -> str:
     """What the operating system refused, where, and what a person can do."""
-    place = f"{error.filename}: " if error.filename else ""
+    where = f"{error.filename}: " if error.filename else ""
     remedy = _REMEDIES.get(error.errno or 0, "")
-    return f"{place}{error.strerror or error}. {remedy}".strip()
+    return f"{where}{error.strerror or error}. {remedy}".strip()
 
 
 def _usage(error: Any) -> int:

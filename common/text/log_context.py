@@ -2,6 +2,8 @@
 
 Each asyncio task has a context of its own, which a task that it starts and a thread of `asyncio.to_thread` copy. So
 what one RPC binds is in its own lines and in no other's.
+
+Tests: tests/common/text/test_logs.py.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import sys
 import time
 from typing import Literal, TextIO
 
-from common.errors import SemisiloError
-from common.log_context import log_context
+from semisilo.common.errors import SemisiloError
+from semisilo.common.text.log_context import log_context
 
 __all__ = ["CALLS", "FIELDS", "FORMAT_VARIABLE", "JsonFormatter", "LineFormatter", "LogFormat", "log_call",
            "printable",

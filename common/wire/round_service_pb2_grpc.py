@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from common.wire import round_service_pb2 as semisilo_dot_v1_dot_round__service__pb2
+from semisilo.common.wire import round_service_pb2 as semisilo_dot_v1_dot_round__service__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__

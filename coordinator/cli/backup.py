@@ -1,4 +1,7 @@
-"""The commands `coordinator backup` and `coordinator restore`: parse, call, print."""
+"""The commands `coordinator backup` and `coordinator restore`: parse, call, print.
+
+Tests: tests/coordinator/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import Folder, JsonOption
+from semisilo.coordinator.cli.options import Folder, JsonOption
 
 __all__ = ["add_to"]
 
@@ -39,9 +42,9 @@ def backup(destination: Annotated[Path, typer.Argument(metavar="DEST", help="Fol
     """
     import time
 
-    from common.describe import describe_bytes
-    from coordinator.backup import back_up
-    from coordinator.federation import open_federation
+    from semisilo.common.text.describe import describe_bytes
+    from semisilo.coordinator.federation.backup import back_up
+    from semisilo.coordinator.federation.folder import open_federation
 
     facts = back_up(open_federation(folder), destination, now=time.time(), keep=keep, with_data=with_data)
     if as_json:
@@ -68,8 +71,8 @@ def restore(archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Wha
 
     Example: coordinator restore /mnt/backup/lung-20260102T030405Z.tar.zst --folder lung
     """
-    from common.identity import utc_text
-    from coordinator.restore import restore as restore_to
+    from semisilo.common.identity.certificates import utc_text
+    from semisilo.coordinator.federation.restore import restore as restore_to
 
     facts = restore_to(archive, folder)
     if as_json:
@@ -95,6 +98,6 @@ def _where(state: str, round: int) -> str:
 def _print_json(facts: object) -> None:
     import json
 
-    from common.config import to_dict
+    from semisilo.common.config import to_dict
 
     typer.echo(json.dumps(to_dict(facts), indent=2))

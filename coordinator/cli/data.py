@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import Folder, JsonOption
+from semisilo.coordinator.cli.options import Folder, JsonOption
 
 __all__ = ["add_to"]
 
@@ -46,19 +46,19 @@ def data(
     """
     import json
 
-    from common.data.preview_text import lines, progress_bar
-    from coordinator.data_view import choose, look, write_sheet
+    from semisilo.common.data.preview.preview_text import lines, progress_bar
+    from semisilo.coordinator.studies.image_preview import choose, look, write_sheet
 
     chosen = choose(source, folder=folder, study=study)
     with progress_bar() as progress:
         found = look(chosen, progress=progress)
-    place = write_sheet(found, sheet or chosen.sheet)
+    path = write_sheet(found, sheet or chosen.sheet)
     stops = chosen.stops_at(found)
     if as_json:
-        facts = {**found.facts(), "sheet": str(place), "study_stops": stops}
+        facts = {**found.facts(), "sheet": str(path), "study_stops": stops}
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
         typer.echo("\n".join([*lines(found, on_error=chosen.on_error),
-                              f"  sheet       {place}"]))
+                              f"  sheet       {path}"]))
     if found.misfits or not found.num_images or stops:
         raise typer.Exit(1)

@@ -1,4 +1,7 @@
-"""`coordinator export`: a study's model as files for others."""
+"""`coordinator export`: a study's model as files for others.
+
+Tests: tests/coordinator/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from coordinator.options import Folder, JsonOption, StudyName
+from semisilo.coordinator.cli.options import Folder, JsonOption, StudyName
 
 __all__ = ["add_to"]
 
@@ -54,13 +57,13 @@ def export(study: StudyName = "",
     """
     import json
 
-    from common.cli_errors import clean_exit_on_termination
-    from common.errors import UsageError
-    from common.logs import set_up_logging
-    from coordinator.federation import folder_option, open_federation
-    from coordinator.handover.display import export_bar, show_export
-    from coordinator.handover.export import ExportChoice, export_study
-    from coordinator.ledger import Ledger
+    from semisilo.common.errors import UsageError
+    from semisilo.common.text.cli_errors import clean_exit_on_termination
+    from semisilo.common.text.logs import set_up_logging
+    from semisilo.coordinator.export.export import ExportChoice, export_study
+    from semisilo.coordinator.export.progress import export_bar, show_export
+    from semisilo.coordinator.federation.folder import folder_option, open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
 
     set_up_logging(quiet=True)
     federation = open_federation(folder)

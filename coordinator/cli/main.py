@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from common import __version__
-from common.cli_errors import clean_exit_on_termination, run_cli
-from common.errors import UsageError
-from coordinator import (
-    commands_backup,
-    commands_data,
-    commands_handover,
-    commands_models,
-    commands_operate,
-    commands_track,
-)
-from coordinator.options import Folder, JsonOption, LogFormatOption, SiloName, StudyFileName, StudyName
+from semisilo.common import __version__
+from semisilo.common.errors import UsageError
+from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
+from semisilo.coordinator.cli import backup, data, export, models, operate, track
+from semisilo.coordinator.cli.options import Folder, JsonOption, LogFormatOption, SiloName, StudyFileName, StudyName
 
 __all__ = ["main"]
 
@@ -77,19 +71,19 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
     """
     import time
 
-    from coordinator.authority import create_authority, ensure_coordinator_certificate
-    from coordinator.federation import create_federation, open_federation
-    from coordinator.ledger import Ledger
-    from coordinator.queue import create_study
+    from semisilo.coordinator.federation.authority import create_authority, ensure_coordinator_certificate
+    from semisilo.coordinator.federation.folder import create_federation, open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
+    from semisilo.coordinator.studies.queue import create_study
 
-    place = Path(name) if folder is None else folder
-    if if_missing and (place / "federation.toml").exists():
-        if (known := open_federation(place).name) != name:
-            raise UsageError(f"{place} is the federation '{known}'.", remedy="Name another folder.")
-        facts = {"federation": name, "folder": str(place), "made": False}
-        tell(as_json, facts, f"Federation {name} is in {place} already.")
+    federation_folder = Path(name) if folder is None else folder
+    if if_missing and (federation_folder / "federation.toml").exists():
+        if (known := open_federation(federation_folder).name) != name:
+            raise UsageError(f"{federation_folder} is the federation '{known}'.", remedy="Name another folder.")
+        facts = {"federation": name, "folder": str(federation_folder), "made": False}
+        tell(as_json, facts, f"Federation {name} is in {federation_folder} already.")
         return
-    federation = create_federation(place, name=name, address=address)
+    federation = create_federation(federation_folder, name=name, address=address)
     create_authority(federation.authority, name, now=time.time())
     ensure_coordinator_certificate(federation.authority, time.time())
     Ledger(federation.ledger).close()
@@ -102,8 +96,8 @@ def init(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the f
                f"  keep secret         {federation.authority} (whoever has it can let silos in)\n\n"
                f"Next:\n"
                f"  edit    {study}\n"
-               f"  run     coordinator serve --folder {place}\n"
-               f"  invite  coordinator invite hospital-a --folder {place}")
+               f"  run     coordinator serve --folder {federation_folder}\n"
+               f"  invite  coordinator invite hospital-a --folder {federation_folder}")
 
 
 @app.command()
@@ -118,9 +112,9 @@ def invite(silo: Annotated[str, typer.Argument(metavar="SILO", help="Name of the
     Send it over a channel that you trust; it works once. A new line for the same silo replaces the one before, and,
     once used, ends the silo's earlier certificates. Example: coordinator invite hospital-a
     """
-    from coordinator import operate
-    from coordinator.federation import open_federation
-    from coordinator.ledger import Ledger
+    from semisilo.coordinator.federation import operate
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
 
     federation = open_federation(folder)
     address = federation.config.address
@@ -139,9 +133,9 @@ def revoke(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False)
     Works at the silo's next call, and ends one in flight within seconds. `coordinator invite NAME` lets it back in.
     Example: coordinator revoke hospital-a
     """
-    from coordinator import operate
-    from coordinator.federation import open_federation
-    from coordinator.ledger import Ledger
+    from semisilo.coordinator.federation import operate
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
 
     operate.revoke(Ledger(open_federation(folder).ledger), silo, origin="command")
     tell(as_json, {"silo": silo, "state": "revoked"}, f"Silo {silo} is revoked.")
@@ -151,8 +145,8 @@ def revoke(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False)
 def new(study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")], folder: Folder = Path(),
         scenario: ScenarioOption = "labels-at-coordinator", as_json: JsonOption = False) -> None:
     """Make a study file to edit. Example: coordinator new second --scenario labels-at-silo"""
-    from coordinator.federation import open_federation
-    from coordinator.queue import create_study
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.studies.queue import create_study
 
     path = create_study(open_federation(folder), study, scenario=scenario)
     tell(as_json, {"study": study, "path": str(path)}, f"Edit {path}, then: coordinator queue {study}")
@@ -164,9 +158,9 @@ def queue(study: StudyFileName, folder: Folder = Path(), as_json: JsonOption = F
 
     `coordinator serve` also queues new studies when it starts. Example: coordinator queue second
     """
-    from coordinator.federation import open_federation
-    from coordinator.ledger import Ledger
-    from coordinator.queue import queue_study
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
+    from semisilo.coordinator.studies.queue import queue_study
 
     federation = open_federation(folder)
     config = queue_study(federation, Ledger(federation.ledger), study)
@@ -193,12 +187,12 @@ def serve(folder: Folder = Path(),
 
         from rich.console import Console
 
-        from common.logs import set_up_logging
+        from semisilo.common.text.logs import set_up_logging
 
         set_up_logging(verbose=verbose, log_format=log_format)  # before gRPC, which looks once how much it should say
 
-        from coordinator.app import serve as run
-        from coordinator.federation import open_federation, with_page_at
+        from semisilo.coordinator.federation.folder import open_federation, with_page_at
+        from semisilo.coordinator.serve import serve as run
 
         federation = open_federation(folder)
         if page is not None:
@@ -217,16 +211,17 @@ def status(folder: Folder = Path(),
 
     from rich.console import Console
 
-    from common.config import to_dict
-    from coordinator.federation import open_federation
-    from coordinator.ledger import Ledger
-    from coordinator.live import read
-    from coordinator.status import gather, render
+    from semisilo.common.config import to_dict
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
+    from semisilo.coordinator.monitoring.status import gather, render
+    from semisilo.coordinator.rounds.live_file import read
 
     federation = open_federation(folder)
     if check:
         raise typer.Exit(0 if read(federation.live) is not None else 1)
-    facts = gather(federation, Ledger(federation.ledger), read(federation.live))
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        facts = gather(federation, ledger, read(federation.live))
     if as_json:
         typer.echo(json.dumps(to_dict(facts), indent=2))
     else:
@@ -240,9 +235,9 @@ def report(study: StudyName = "",
                                                          "studies/STUDY/report by default.")] = None,
            as_json: JsonOption = False) -> None:
     """Write a self-contained HTML page and PNG plots: accuracy by round and by bytes, and what everything cost."""
-    from coordinator.federation import folder_option, open_federation
-    from coordinator.ledger import Ledger
-    from coordinator.report import write_report
+    from semisilo.coordinator.federation.folder import folder_option, open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
+    from semisilo.coordinator.report.report import write_report
 
     federation = open_federation(folder)
     ledger = Ledger(federation.ledger)
@@ -257,12 +252,12 @@ def report(study: StudyName = "",
     tell(as_json, {"study": name, "page": str(page)}, f"Report: {page}")
 
 
-commands_backup.add_to(app)
-commands_data.add_to(app)
-commands_operate.add_to(app)
-commands_handover.add_to(app)
-commands_models.add_to(app)
-commands_track.add_to(app)
+backup.add_to(app)
+data.add_to(app)
+operate.add_to(app)
+export.add_to(app)
+models.add_to(app)
+track.add_to(app)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""The command `coordinator models`: parse, call, print."""
+"""The command `coordinator models`: parse, call, print.
+
+Tests: tests/coordinator/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import JsonOption
+from semisilo.coordinator.cli.options import JsonOption
 
 __all__ = ["add_to"]
 
@@ -34,9 +37,9 @@ def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part 
       coordinator models 'timm/*vit*tiny*'
       coordinator models timm/resnet18 --classes 7 --size 64 --channels 1
     """
-    from common.describe import describe_bytes
-    from common.errors import UsageError
-    from common.models.catalogue import listed, matching, parts_of
+    from semisilo.common.errors import UsageError
+    from semisilo.common.models.catalogue import listed, matching, parts_of
+    from semisilo.common.text.describe import describe_bytes
 
     if channels == 2:
         raise UsageError("--channels 2: images are grey (1) or in colour (3).")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.options import Folder, JsonOption, RunningStudyName
+from semisilo.coordinator.cli.options import Folder, JsonOption, RunningStudyName
 
 if TYPE_CHECKING:
-    from coordinator.ledger import Ledger
+    from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["add_to"]
 
@@ -30,7 +31,7 @@ def pause(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOp
 
     Example: coordinator pause
     """
-    from coordinator import operate
+    from semisilo.coordinator.federation import operate
 
     row = operate.pause(_ledger(folder), study, origin="command")
     _tell(as_json, {"study": row.name, "state": str(row.state)},
@@ -39,7 +40,7 @@ def pause(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOp
 
 def resume(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:
     """Go on with a paused study; its deadline moves on by the length of the pause. Example: coordinator resume"""
-    from coordinator import operate
+    from semisilo.coordinator.federation import operate
 
     row = operate.resume(_ledger(folder), study, origin="command")
     _tell(as_json, {"study": row.name, "state": str(row.state)}, f"Study {row.name} goes on: {row.state}.")
@@ -54,8 +55,8 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
 
     Examples: coordinator stop; coordinator stop first --yes
     """
-    from common.errors import UsageError
-    from coordinator import operate
+    from semisilo.common.errors import UsageError
+    from semisilo.coordinator.federation import operate
 
     ledger = _ledger(folder)
     row = operate.running_study(ledger, study)
@@ -86,9 +87,9 @@ def extend(duration: Annotated[str, typer.Argument(metavar="DURATION", help='How
     """
     import time
 
-    from common.config import parse_duration
-    from common.describe import describe_seconds
-    from coordinator import operate
+    from semisilo.common.config import parse_duration
+    from semisilo.common.text.describe import describe_seconds
+    from semisilo.coordinator.federation import operate
 
     phase = operate.extend(_ledger(folder), parse_duration(duration, where="DURATION"), study, origin="command")
     _tell(as_json, {"study": phase.study, "round": phase.round, "phase": phase.name,
@@ -116,7 +117,7 @@ def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this s
       coordinator page --token
       coordinator page first --folder runs/study
     """
-    from coordinator.page.command import print_token, say_where, show
+    from semisilo.coordinator.cli.page import print_token, say_where, show
 
     if token:
         print_token(folder, as_json=as_json)
@@ -127,13 +128,13 @@ def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this s
 
 
 def _ledger(folder: Path) -> Ledger:
-    from coordinator.federation import open_federation
-    from coordinator.ledger import Ledger
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
 
     return Ledger(open_federation(folder).ledger)
 
 
-def _tell(as_json: bool, facts: dict[str, Any], text: str) -> None:
+def _tell(as_json: bool, facts: Mapping[str, str | int | float], text: str) -> None:
     import json
 
-    typer.echo(json.dumps(facts, indent=2) if as_json else text)
+    typer.echo(json.dumps(dict(facts), indent=2) if as_json else text)

@@ -1,4 +1,7 @@
-"""Options that several commands of `coordinator` take."""
+"""Options that several commands of `coordinator` take.
+
+Tests: tests/coordinator/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ __all__ = ["Folder", "JsonOption", "LogFormatOption", "RunningStudyName", "SiloN
 
 
 def _studies(ctx: typer.Context, incomplete: str) -> list[str]:
-    from coordinator.completion import studies  # late: only the shell's TAB needs it
+    from semisilo.coordinator.cli.completion import studies  # late: only the shell's TAB needs it
 
     return studies(ctx, incomplete)
 
 
 def _study_files(ctx: typer.Context, incomplete: str) -> list[str]:
-    from coordinator.completion import study_files
+    from semisilo.coordinator.cli.completion import study_files
 
     return study_files(ctx, incomplete)
 
 
 def _silos(ctx: typer.Context, incomplete: str) -> list[str]:
-    from coordinator.completion import silos
+    from semisilo.coordinator.cli.completion import silos
 
     return silos(ctx, incomplete)
 

@@ -1,4 +1,7 @@
-"""`coordinator page`: where the page is, the operator's token, and a page over a study without `coordinator serve`."""
+"""`coordinator page`: where the page is, the operator's token, and a page over a study without `coordinator serve`.
+
+Tests: tests/coordinator/cli/test_operate.py.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import contextlib
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from common.errors import UsageError
-from coordinator.federation import Federation, PageSettings, folder_option, open_federation
-from coordinator.ledger import Ledger
-from coordinator.live import read
-from coordinator.page.reader import PageSource
-from coordinator.page.token import operator_token
+from semisilo.common.errors import UsageError
+from semisilo.coordinator.federation.folder import Federation, PageSettings, folder_option, open_federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.page.reader import PageSource
+from semisilo.coordinator.page.token import operator_token
+from semisilo.coordinator.rounds.live_file import read
 
 __all__ = ["print_token", "say_where", "show"]
 
@@ -73,8 +76,8 @@ def _source(folder: Path) -> tuple[PageSource, Federation | None]:
 
 async def _serve(source: PageSource, federation: Federation | None, study: str, settings: PageSettings, *,
                  as_json: bool) -> None:
-    from coordinator.page.server import PageServer, bind
-    from coordinator.page.service import PageService
+    from semisilo.coordinator.page.server import PageServer, bind
+    from semisilo.coordinator.page.service import PageService
 
     service = PageService(source, federation=federation,
                           live=lambda: read(federation.live) if federation is not None else None)
@@ -91,5 +94,5 @@ async def _serve(source: PageSource, federation: Federation | None, study: str, 
     await asyncio.gather(running, return_exceptions=True)
 
 
-def _say(as_json: bool, facts: dict[str, Any], text: str) -> None:
+def _say(as_json: bool, facts: Mapping[str, object], text: str) -> None:
     print(json.dumps(facts, indent=2) if as_json else text)

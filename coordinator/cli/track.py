@@ -1,4 +1,7 @@
-"""The command `coordinator track`: parse, call, print."""
+"""The command `coordinator track`: parse, call, print.
+
+Tests: tests/coordinator/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import Folder, JsonOption, StudyName
+from semisilo.coordinator.cli.options import Folder, JsonOption, StudyName
 
 __all__ = ["add_to"]
 
@@ -41,11 +44,12 @@ def track(study: StudyName = "",
     """
     import json
 
-    from coordinator.tracking.command import track_study
+    from semisilo.common.config import to_dict
+    from semisilo.coordinator.tracking.hand_over import track_study
 
     told = track_study(folder, study, tensorboard=tensorboard, mlflow=mlflow, experiment=experiment)
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(to_dict(told), indent=2))
         return
-    for name, entry in told["trackers"].items():
-        typer.echo(f"{name}: {entry['rounds']} new rounds of {told['study']} in {entry['target']}")
+    for name, entry in told.trackers.items():
+        typer.echo(f"{name}: {entry.rounds} new rounds of {told.study} in {entry.target}")

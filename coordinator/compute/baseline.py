@@ -9,31 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common import batch_norm, tensors
-from common.errors import BadData
-from common.evaluation import Evaluation, evaluate
-from common.exchange import Environment
-from common.models import initial_model
-from common.seeds import torch_generator
-from common.training import SGDSettings, check_finite, cosine_lr, named_randomness, train_labelled
+from semisilo.common.errors import BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.evaluation import Evaluation, evaluate
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.training import SGDSettings, check_finite, cosine_lr, named_randomness, train_labelled
+from semisilo.common.methods.contract import Environment
+from semisilo.common.models.factory import initial_model
+from semisilo.coordinator.ledger.records import HistoryPoint
 
-__all__ = ["HistoryPoint", "LabelledOnly", "train_labelled_only"]
+__all__ = ["LabelledOnly", "train_labelled_only"]
 
 _EPOCHS = 400
 _LR = 0.1
 _MANY_LABELS = 1000
 _POINTS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryPoint:
-    """The model after some epochs."""
-
-    epoch: int
-    loss: float
-    """Mean training cross-entropy of that epoch; 0 where every batch was skipped."""
-    accuracy: float
-    """On the test images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

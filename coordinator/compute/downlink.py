@@ -11,16 +11,16 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 
-from common.codec import Aim, Plan
-from common.errors import BadPayload, LayoutMismatch
-from common.exchange import Meaning, PayloadRef, TensorGroup
-from common.manifest import GroupManifest
-from common.payload import Reference
-from common.payload_reader import read_manifest
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.tensors import group_digest
-from common.torch_payload import encode_groups, tensor_spec
+from semisilo.common.errors import BadPayload, LayoutMismatch
+from semisilo.common.learning.tensors import group_digest
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.codec import Aim, Plan
+from semisilo.common.payload.manifest import GroupManifest
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.payload.torch_tensors import encode_groups, tensor_spec
+from semisilo.common.payload.writer import Reference
+from semisilo.common.storage.store import PayloadStore
 
 __all__ = ["SPARE_REFERENCES", "Downlink"]
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from common import batch_norm
-from common.errors import SemisiloError
-from common.evaluation import Evaluation, evaluate
-from common.exchange import Environment, Strategy, TensorGroup, Tensors
-from common.exported_model import ModelFacts, write_model
-from common.tensors import load_into
+from semisilo.common.errors import SemisiloError
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.evaluation import Evaluation, evaluate
+from semisilo.common.learning.tensors import load_into
+from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
+from semisilo.common.models.exported import ModelFacts, write_model
 
 __all__ = ["MOST_LABELLED", "LocalModels", "UpdateObserver", "build_with", "diagnostics_of", "export_model",
            "measurable", "measure_model", "metrics_of"]
@@ -129,7 +129,7 @@ def metrics_of(evaluation: Evaluation, classes: tuple[str, ...]) -> dict[str, fl
 
 def export_model(path: Path, environment: Environment, parameters: Tensors, statistics: Tensors,
                  facts: ModelFacts) -> None:
-    """Writes a model as a file of its own, atomically: see `common.exported_model`.
+    """Writes a model as a file of its own, atomically: see `semisilo.common.models.exported`.
 
     Batch-norm statistics that nobody has measured yet are not in it.
     """

@@ -1,37 +1,38 @@
-"""What the coordinator's compute process does: the strategy, its data and its files. Called through common.compute.
+"""What the coordinator's compute process does: the strategy, its data and its files. Called through
+semisilo.common.process.compute.
 
-Arguments and results are plain JSON types. A state of the strategy is a file `<study>/states/<sha256>.safetensors`; a
-payload is a file of the federation's store. Every operation is a function of the files it names, so that a process that
-died may be replaced and the operation called again with the same bits.
+`semisilo.coordinator.compute.messages` has the requests and answers. A state of the strategy is a file
+`<study>/states/<sha256>.safetensors`; a payload is a file of the federation's store. Every operation is a function of
+the files it names, so that a process that died may be replaced and the operation called again with the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from common import numerics
-from common.checkpoint import settled
-from common.codec import Aim, Plan
-from common.config import from_dict, to_dict
-from common.encodings import encodings_of_payload
-from common.errors import BadPayload, ComputeFailed
-from common.exchange import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, UpdateHeader
-from common.exported_model import ModelFacts, inference_settings
-from common.manifest import GroupManifest, check_manifest
-from common.methods import MethodSpec, check_metrics, find_method
-from common.methods.spec import FROZEN
-from common.models import initial_model
-from common.state_files import StateFiles
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from coordinator.baseline import train_labelled_only
-from coordinator.downlink import Downlink
-from coordinator.evaluation import (
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.errors import BadPayload, ComputeFailed
+from semisilo.common.learning import numerics
+from semisilo.common.methods import MethodSpec, check_metrics, find_method
+from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup
+from semisilo.common.methods.spec import FROZEN
+from semisilo.common.models.exported import ModelFacts, inference_settings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.codec import Aim, Plan
+from semisilo.common.payload.manifest import GroupManifest, check_manifest
+from semisilo.common.payload.usage import encodings_of_payload
+from semisilo.common.process.messages import Handler
+from semisilo.common.storage.checkpoint import settled
+from semisilo.common.storage.state_files import StateFiles
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute.baseline import train_labelled_only
+from semisilo.coordinator.compute.downlink import Downlink
+from semisilo.coordinator.compute.evaluation import (
     LocalModels,
     UpdateObserver,
     diagnostics_of,
@@ -39,11 +40,33 @@ from coordinator.evaluation import (
     measure_model,
     metrics_of,
 )
-from coordinator.spooled import Expected, SoundFiles, check_file, expected_of
-from coordinator.stores import open_payloads
-from coordinator.strategies import load_strategy
-from coordinator.study import FrozenStudy, StudyConfig, config_from_dict
-from coordinator.study_data import StudyData, read_study_data
+from semisilo.coordinator.compute.messages import (
+    Aggregate,
+    Aggregated,
+    Baseline,
+    BaselineFound,
+    CheckedUpdate,
+    CheckUpdate,
+    Evaluate,
+    Evaluated,
+    Export,
+    Exported,
+    OpenedStudy,
+    OpenStudy,
+    Phases,
+    PhasesOfRound,
+    Prepare,
+    Prepared,
+    Tasks,
+    WrittenTask,
+    WrittenTasks,
+)
+from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
+from semisilo.coordinator.ledger.cleanup import open_payloads
+from semisilo.coordinator.ledger.records import LabelledOnlyResult
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Operations"]
 
@@ -77,134 +100,107 @@ class Operations:
         self._expects: tuple[tuple[str, str, int], Mapping[str, GroupLayout]] = (("", "", 0), {})
         self._sound = SoundFiles()
 
-    def reopening(self, operation: str, arguments: dict[str, Any], result: dict[str, Any]) -> dict[str, Any] | None:
-        """How the study is opened again in a fresh process: with what was frozen the first time."""
-        return {**arguments, "frozen": result["frozen"]} if operation == "open_study" else None
+    def handlers(self) -> tuple[Handler, ...]:
+        """See `semisilo.common.process.messages.Operations`."""
+        return (OpenStudy.handled_by(self.open_study), Prepare.handled_by(self.prepare),
+                Baseline.handled_by(self.baseline), Phases.handled_by(self.phases), Tasks.handled_by(self.tasks),
+                CheckUpdate.handled_by(self.check_update), Aggregate.handled_by(self.aggregate),
+                Evaluate.handled_by(self.evaluate), Export.handled_by(self.export))
 
-    def open_study(self, name: str, config: dict[str, Any], study_folder: str, payloads_folder: str, num_silos: int,
-                   frozen: dict[str, Any] | None) -> dict[str, Any]:
+    def open_study(self, request: OpenStudy) -> OpenedStudy:
         """Reads the coordinator's images, freezes what follows from them and builds the strategy.
 
-        Args:
-            config: the study's settings, as `to_dict(StudyConfig)`.
-            num_silos: silos that must have joined before round 1.
-            frozen: what an earlier opening returned; None at the first.
-        Returns: {"frozen": FrozenStudy, "numerics": NumericsRecord}.
         Raises: BadConfiguration, BadData or UnknownName for a study that cannot run.
         """
         self._study, self._last, self._expects = None, ("", None), (("", "", 0), {})
-        where = f"study {name}"
-        settings = config_from_dict(config, where=where)
+        settings, folder = request.config, request.study_folder
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         record = numerics.apply(settings.numerics, device=device)
-        folder = Path(study_folder)
-        before = None if frozen is None else from_dict(FrozenStudy, frozen, where=where)
-        data = read_study_data(settings, folder=folder, frozen=before, progress=self._progress)
+        data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress)
         environment = Environment(
-            seed=settings.study.seed, rounds=settings.study.rounds, num_silos=num_silos, data=data.images,
+            seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation, device=device,
             progress=self._progress, trained_before=bool(data.frozen.weights_digest))
         strategy = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()
         self._study = _Opened(
-            name=name, config=settings, spec=find_method(settings.method.name), data=data, environment=environment,
-            strategy=strategy(settings.method.settings, environment), state_type=strategy.State,
-            kept_type=getattr(strategy, "SiloState", type(None)), states=states,
-            payloads=open_payloads(Path(payloads_folder)))
-        return {"frozen": to_dict(data.frozen), "numerics": to_dict(record)}
+            name=request.name, config=settings, spec=find_method(settings.method.name), data=data,
+            environment=environment, strategy=strategy(settings.method.settings, environment),
+            state_type=strategy.State, kept_type=getattr(strategy, "SiloState", type(None)), states=states,
+            payloads=open_payloads(request.payloads_folder))
+        return OpenedStudy(frozen=data.frozen, numerics=record)
 
-    def prepare(self) -> dict[str, Any]:
-        """Round 0, from the initial model. Returns: {"state": digest, "metrics": as `evaluate` has them}."""
+    def prepare(self, request: Prepare) -> Prepared:
+        """Round 0, from the initial model."""
         study = self._opened()
         state = self._save(study.strategy.start(initial_model(study.data.build_model, study.config.study.seed)))
-        return {"state": state, "metrics": self.evaluate(state, 0)["metrics"]}
+        return Prepared(state=state, metrics=self._measured(state))
 
-    def baseline(self, epochs: int) -> dict[str, Any]:
-        """The same network trained on the coordinator's labels alone, measured on its test set; {} without either."""
+    def baseline(self, request: Baseline) -> BaselineFound:
+        """The same network trained on the coordinator's labels alone, measured on its test set."""
         study = self._opened()
         if study.data.images.test is None or study.data.images.labelled is None:
-            return {}
-        found = train_labelled_only(study.environment, epochs=epochs)
-        return {"metrics": metrics_of(found.evaluation, study.data.frozen.classes), "epochs": found.epochs,
-                "lr": found.lr, "batch_size": found.batch_size, "steps": found.steps,
-                "num_labelled": found.num_labelled, "history": [to_dict(point) for point in found.history]}
+            return BaselineFound(result=None)
+        found = train_labelled_only(study.environment, epochs=request.epochs)
+        return BaselineFound(result=LabelledOnlyResult(
+            metrics=metrics_of(found.evaluation, study.data.frozen.classes), epochs=found.epochs, lr=found.lr,
+            batch_size=found.batch_size, steps=found.steps, num_labelled=found.num_labelled, history=found.history))
 
-    def phases(self, state: str, round: int) -> dict[str, Any]:
-        """The phases of a round: {"phases": [{"name", "asks", "quorum"}]}."""
-        phases = self._opened().strategy.phases(self._load(state), round)
-        return {"phases": [to_dict(phase) for phase in phases]}
+    def phases(self, request: Phases) -> PhasesOfRound:
+        """The phases of a round."""
+        return PhasesOfRound(phases=self._opened().strategy.phases(self._load(request.state), request.round))
 
-    def tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None],
-              held: dict[str, list[str]], link_bytes_per_second: float) -> dict[str, Any]:
-        """What each silo is asked in a phase, with its payloads written.
-
-        Every tensor group is a payload of its own, so that a group that did not change keeps its digest: what is frozen
-        of the network comes with every task, and is sent to a silo once.
-        Args:
-            silos: by name, the digest of what the strategy keeps for the silo, or None.
-            held: by name, the digests of tensor groups that the silo has said to hold.
-            link_bytes_per_second: the slowest of the silos' links, which the round waits for; 0 when not measured.
-        Returns: {"tasks": {silo: {"settings", "payloads": [PayloadRef]}}, "expects": {group: GroupLayout}}.
-        """
-        study, now, step = self._opened(), self._load(state), from_dict(Phase, phase)
-        plan = Plan(aim=Aim(study.config.wire.downlink), link_bytes_per_second=link_bytes_per_second)
+    def tasks(self, request: Tasks) -> WrittenTasks:
+        """What each silo is asked in a phase, with its payloads written."""
+        study, now, step, round = self._opened(), self._load(request.state), request.phase, request.round
+        plan = Plan(aim=Aim(study.config.wire.downlink), link_bytes_per_second=request.link_bytes_per_second)
         downlink = Downlink(study.payloads, TensorCache(study.payloads), plan=plan)
-        answer: dict[str, Any] = {}
-        for number, silo in enumerate(sorted(silos, key=str.encode)):
-            task = study.strategy.task(now, step, silo, self._kept(silos[silo]), round=round)
+        written: dict[str, WrittenTask] = {}
+        for number, silo in enumerate(sorted(request.silos, key=str.encode)):
+            task = study.strategy.task(now, step, silo, self._kept(request.silos[silo]), round=round)
             _assert_declared(study.spec, task.groups)
             groups = dict(task.groups)
             if study.data.frozen_group is not None:
                 groups[FROZEN] = study.data.frozen_group
             settings = {**to_dict(study.config.method.settings), **to_dict(dict(task.settings))}
             from_dict(study.spec.settings, settings, where=f"strategy {study.spec.name}")  # as the silo will read it
-            answer[silo] = {"settings": settings, "payloads": [
-                to_dict(downlink.payload(name, group, held.get(silo, ()))) for name, group in groups.items()]}
-            self._progress((number + 1) / len(silos), f"task for {silo}")
+            written[silo] = WrittenTask(settings=settings, payloads=tuple(
+                downlink.payload(name, group, request.held.get(silo, ())) for name, group in groups.items()))
+            self._progress((number + 1) / len(request.silos), f"task for {silo}")
         downlink.finish()
-        expects = study.strategy.expects(now, step, round=round)
-        return {"tasks": answer, "expects": {name: to_dict(layout) for name, layout in expects.items()}}
+        return WrittenTasks(tasks=written, expects=dict(study.strategy.expects(now, step, round=round)))
 
-    def check_update(self, state: str, round: int, phase: dict[str, str], path: str,
-                     metrics: dict[str, float], silo: str, kept: str | None) -> dict[str, Any]:
+    def check_update(self, request: CheckUpdate) -> CheckedUpdate:
         """Whether an update that has arrived may be folded.
 
-        Args:
-            kept: digest of what the strategy keeps for the silo, as when the task was written.
-        Returns: {"held": digests of tensors that the silo holds from now on, since its update has overwritten some,
-            "encoded": [Encoded], what its blocks take by encoding}.
         Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
         """
-        study = self._opened()
-        check_metrics(study.spec, metrics, update=True, phase=phase["name"])
-        step = from_dict(Phase, phase)
-        before = self._kept(kept) if self._builds_on_task(state, step, round) else None  # a file as large as the model
-        held = check_file(Path(path), self._expected_of(state, step, round, silo, before))
-        self._sound.note(Path(path))
-        return {"held": held, "encoded": [to_dict(each) for each in encodings_of_payload(Path(path))]}
+        study, state, round, step = self._opened(), request.state, request.round, request.phase
+        update, header = request.update, request.update.header
+        check_metrics(study.spec, header.metrics, update=True, phase=step.name)
+        # What is kept for a silo is a file as large as the model.
+        before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
+        held = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
+        self._sound.note(update.path)
+        return CheckedUpdate(held=tuple(held), encoded=tuple(encodings_of_payload(update.path)))
 
-    def aggregate(self, state: str, round: int, phase: dict[str, str], updates: list[dict[str, Any]]) -> dict[str, Any]:
+    def aggregate(self, request: Aggregate) -> Aggregated:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
 
-        Args:
-            updates: [{"silo", "num_examples", "metrics", "path", "kept"}] in byte order of the names of silos; may be
-                empty.
-        Returns: {"state": digest, "kept": {silo: digest or None}, "metrics": {name: number}}; the metrics are those of
-            the silos' own models, where the study asks for them.
         Raises: StorageDamaged when a spooled file is not what was accepted.
         """
-        study, now, step = self._opened(), self._load(state), from_dict(Phase, phase)
-        names = [update["silo"] for update in updates]
+        study, now, step, updates = self._opened(), self._load(request.state), request.phase, request.updates
+        state, round = request.state, request.round
+        names = [update.header.silo for update in updates]
         assert names == sorted(set(names), key=str.encode), "updates are folded in silo order, each silo once"
-        headers = tuple(UpdateHeader(silo=update["silo"], num_examples=update["num_examples"],
-                                     metrics=update["metrics"]) for update in updates)
+        headers = tuple(update.header for update in updates)
         observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
-            before = self._kept(update["kept"])
-            groups = self._sound.read(Path(update["path"]), header.silo,
+            before = self._kept(update.kept)
+            groups = self._sound.read(update.path, header.silo,
                                       self._expected_of(state, step, round, header.silo, before))
             tally, after = study.strategy.fold(now, tally, header, groups, before)
             kept[header.silo] = None if after is None else study.states.save(after)
@@ -216,32 +212,34 @@ class Operations:
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
-        return {"state": self._save(study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)),
-                "kept": kept, "metrics": metrics}
+        after_phase = self._save(study.strategy.finish(handed.pop(0), step, handed.pop(), round=round))
+        return Aggregated(state=after_phase, kept=kept, metrics=metrics)
 
     def _observers(self, round: int) -> list[UpdateObserver]:
         """What looks at every update before it is folded. To be extended where more may be seen than here."""
         study = self._opened()
         return [LocalModels(study.strategy, study.environment)] if study.config.study.local_accuracy else []
 
-    def evaluate(self, state: str, round: int) -> dict[str, Any]:
-        """The model of a state on the coordinator's images, and the strategy's diagnostics.
+    def evaluate(self, request: Evaluate) -> Evaluated:
+        """The model of a state on the coordinator's images, and the strategy's diagnostics."""
+        return Evaluated(metrics=self._measured(request.state))
 
-        Returns: {"metrics": {name: number}}; what is measured goes before a diagnostic of the same name.
-        """
+    def _measured(self, state: str) -> dict[str, float]:
+        """What is measured goes before a diagnostic of the same name."""
         study, now = self._opened(), self._load(state)
         parameters, statistics = study.strategy.model(now)
         measured = measure_model(study.environment, study.data.frozen.classes, parameters, statistics)
-        return {"metrics": {**diagnostics_of(study.strategy, now), **measured}}
+        return {**diagnostics_of(study.strategy, now), **measured}
 
-    def export(self, state: str, path: str) -> dict[str, Any]:
+    def export(self, request: Export) -> Exported:
         """Writes the model of a state as one safetensors file that needs nothing else to be used."""
         study = self._opened()
-        parameters, statistics = study.strategy.model(self._load(state))
-        export_model(Path(path), study.environment, parameters, statistics, ModelFacts(
+        parameters, statistics = study.strategy.model(self._load(request.state))
+        export_model(request.path, study.environment, parameters, statistics, ModelFacts(
             model=inference_settings(replace(study.config.model, classes=study.data.frozen.classes)),
-            image=study.data.frozen.image, study=study.name, method=study.config.method.name, round=None, state=state))
-        return {"path": path}
+            image=study.data.frozen.image, study=study.name, method=study.config.method.name, round=None,
+            state=request.state))
+        return Exported(path=request.path)
 
     # Files ------------------------------------------------------------------------------------------------------------
 

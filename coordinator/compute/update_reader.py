@@ -1,4 +1,7 @@
-"""Updates in the spool, as the compute process reads them: what was checked when it arrived is not checked again."""
+"""Updates in the spool, as the compute process reads them: what was checked when it arrived is not checked again.
+
+Tests: tests/coordinator/compute/test_operations.py.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
-from common.exchange import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors
-from common.manifest import GroupManifest, check_base, check_manifest
-from common.payload_reader import PayloadReader
-from common.store import hash_file
-from common.tensors import group_digest
-from common.torch_payload import decode_group, decode_groups
+from semisilo.common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
+from semisilo.common.learning.tensors import group_digest
+from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors
+from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest
+from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.payload.torch_tensors import decode_group, decode_groups
+from semisilo.common.storage.store import hash_file
 
 __all__ = ["Expected", "SoundFiles", "check_file", "check_groups", "expected_of"]
 

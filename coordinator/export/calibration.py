@@ -1,4 +1,8 @@
-"""Whether a model's probabilities mean what they say, and whether they rank the classes well. numpy alone.
+"""Whether a model's probabilities mean what they say, and whether they rank the classes well.
+
+The area under the curve and the Brier score are scikit-learn's, imported where they are computed: predicting with an
+exported model needs numpy alone. It has no calibration error, no temperature and no interval, and it clips
+probabilities of 0 out of its likelihood, so these are ours.
 
 Shapes: N images, K classes, M bins.
 """
@@ -11,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import BadData
+from semisilo.common.errors import BadData
 
 __all__ = ["BINS", "Auroc", "Bin", "Calibration", "auroc", "calibration_of", "fit_temperature",
            "negative_log_likelihood", "probabilities"]
@@ -81,21 +85,22 @@ def calibration_of(probabilities_NK: NDArray[np.float64], labels_N: NDArray[np.i
     Source: ECE: Naeini, Cooper and Hauskrecht, AAAI 2015, and Guo et al., ICML 2017 (15 bins); Brier, Monthly Weather
         Review 78 (1950), in its form for several classes.
     """
+    from sklearn.metrics import brier_score_loss
+
     count, classes = _checked(probabilities_NK, labels_N)
     confidence_N, right_N = probabilities_NK.max(axis=1), probabilities_NK.argmax(axis=1) == labels_N
-    place_N = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
+    bin_index_N = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
     found, error = [], 0.0
-    for place in range(bins):
-        inside_N = place_N == place
+    for bin_index in range(bins):
+        inside_N = bin_index_N == bin_index
         size = int(inside_N.sum())
         confidence = float(confidence_N[inside_N].mean()) if size else None
         accuracy = float(right_N[inside_N].mean()) if size else None
         if confidence is not None and accuracy is not None:
             error += size / count * abs(accuracy - confidence)
-        found.append(Bin(low=place / bins, high=(place + 1) / bins, count=size, confidence=confidence,
+        found.append(Bin(low=bin_index / bins, high=(bin_index + 1) / bins, count=size, confidence=confidence,
                          accuracy=accuracy))
-    one_hot_NK = np.eye(classes)[labels_N]
-    brier = float(((probabilities_NK - one_hot_NK) ** 2).sum(axis=1).mean())
+    brier = float(brier_score_loss(labels_N, probabilities_NK, labels=range(classes), scale_by_half=False))
     true_N = probabilities_NK[np.arange(count), labels_N]
     with np.errstate(divide="ignore"):
         likelihood = float(-np.log(true_N).mean())
@@ -142,33 +147,21 @@ def fit_temperature(logits_NK: Floats, labels_N: NDArray[np.int64]) -> float:
 def auroc(scores_NK: Floats, labels_N: NDArray[np.int64]) -> Auroc | None:
     """How often an image of a class has a higher score for it than an image of another class; ties count half.
 
-    Computed from ranks, as the statistic of Mann and Whitney: exact, with ties.
     Args:
         scores_NK: probabilities, say; column k ranks class k.
     Returns: None when no class has both images and others.
     Source: Hanley and McNeil, Radiology 143 (1982); macro mean of one class against the rest.
     """
-    count, classes = _checked(scores_NK, labels_N)
+    from sklearn.metrics import roc_auc_score
+
+    _, classes = _checked(scores_NK, labels_N)
     found: list[float | None] = []
     for label in range(classes):
         is_class_N = labels_N == label
-        inside = int(is_class_N.sum())
-        if inside in (0, count):
-            found.append(None)
-            continue
-        ranks_N = _ranks(scores_NK[:, label])
-        above = float(ranks_N[is_class_N].sum()) - inside * (inside + 1) / 2
-        found.append(above / (inside * (count - inside)))
+        found.append(None if is_class_N.all() or not is_class_N.any()
+                     else float(roc_auc_score(is_class_N, scores_NK[:, label])))
     known = [area for area in found if area is not None]
     return Auroc(macro=math.fsum(known) / len(known), per_class=tuple(found)) if known else None
-
-
-def _ranks(values_N: Floats) -> NDArray[np.float64]:
-    """Places from 1 in rising order; equal values share the mean of theirs."""
-    _, inverse_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    shared: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse_N]
-    return shared
 
 
 def _checked(scores_NK: Floats, labels_N: NDArray[np.int64]) -> tuple[int, int]:

@@ -1,6 +1,8 @@
 """The facts of a model card as plain JSON types: what the model is, its worth, its cost, where it comes from.
 
 What was not measured is said so; nothing is made up in its place.
+
+Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PureWindowsPath
 from typing import Any
@@ -16,17 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import __version__
-from common.calibration import BINS
-from common.config import to_dict
-from common.exported_model import ModelFacts
-from common.methods import MethodSpec
-from coordinator.handover.choosing import STUDY_TEST, ChosenModel
-from coordinator.handover.measures import Measures
-from coordinator.handover.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
-from coordinator.roster import SiloRow
-from coordinator.states import RoundState, TaskState
-from coordinator.summary import StudySummary, Traffic, traffic_of
+from semisilo.common import __version__
+from semisilo.common.config import to_dict
+from semisilo.common.methods import MethodSpec
+from semisilo.common.models.exported import ModelFacts
+from semisilo.coordinator.export.calibration import BINS
+from semisilo.coordinator.export.choose_model import STUDY_TEST, ChosenModel
+from semisilo.coordinator.export.measures import Measures
+from semisilo.coordinator.export.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
+from semisilo.coordinator.ledger.roster import SiloRow
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.monitoring.participants import participants_of
+from semisilo.coordinator.monitoring.summary import StudySummary
+from semisilo.coordinator.monitoring.traffic import traffic_of
 
 __all__ = ["CARD_FORMAT", "INTENDED_USE", "cost_facts", "limits_of", "measure_facts", "onnx_facts", "settings_shown",
            "silo_facts", "software_versions", "study_facts"]
@@ -56,14 +59,15 @@ _PATHS = {"data": ("labelled", "validation", "test"), "model": ("weights",)}
 
 def study_facts(chosen: ChosenModel, facts: ModelFacts, spec: MethodSpec) -> dict[str, Any]:
     """Which model of which study this is."""
-    frozen = chosen.study.frozen or {}
+    frozen = chosen.study.frozen
     return {"study": facts.study, "study_state": str(chosen.study.state), "round": chosen.round.number,
             "chosen": chosen.rule, "planned_rounds": chosen.study.config["study"]["rounds"],
             "method": {"name": spec.name, "source": spec.source, "scenario": _scenario(chosen.study.config),
                        "discloses": spec.discloses},
             "network": {"name": facts.model.name, "normalisation": facts.model.normalisation_layers,
-                        "parameters": frozen.get("num_parameters"), "frozen": frozen.get("num_frozen", 0),
-                        "weights_sha256": frozen.get("weights_digest", "")},
+                        "parameters": None if frozen is None else frozen.num_parameters,
+                        "frozen": 0 if frozen is None else frozen.num_frozen,
+                        "weights_sha256": "" if frozen is None else frozen.weights_digest},
             "classes": list(facts.model.classes), "image": to_dict(facts.image)}
 
 
@@ -77,15 +81,12 @@ def silo_facts(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, n
     Args:
         names: False numbers them in the place of their names.
     """
-    answers: dict[str, Counter[TaskState]] = {}
-    for entry in summary.rounds:
-        for silo, state in entry.outcomes.items() if entry.number <= up_to else ():
-            answers.setdefault(silo, Counter())[state] += 1
+    answers = {silo: part.outcomes for silo, part in participants_of(summary, up_to=up_to).items() if part.outcomes}
     known = {row.name: row for row in silos}
     rows = []
-    for place, silo in enumerate(sorted(answers, key=str.encode), 1):
+    for number, silo in enumerate(answers, 1):
         row = known.get(silo)
-        rows.append({"silo": silo if names else f"silo {place}",
+        rows.append({"silo": silo if names else f"silo {number}",
                      "labelled": None if row is None else row.labelled_count,
                      "unlabelled": None if row is None else row.unlabelled_count,
                      "updates": answers[silo][TaskState.UPDATED], "abstentions": answers[silo][TaskState.ABSTAINED],
@@ -120,8 +121,8 @@ def onnx_facts(check: OnnxCheck) -> dict[str, Any]:
 
 def cost_facts(summary: StudySummary, *, up_to: int) -> dict[str, Any]:
     """Bytes from the beginning to the end of a round."""
-    traffic: Traffic = traffic_of((cost for cost in summary.costs if cost.round <= up_to),
-                                  dense_bytes=summary.traffic.dense_bytes)
+    traffic = traffic_of((cost for cost in summary.costs if cost.round <= up_to),
+                         dense_bytes=summary.traffic.dense_bytes)
     network = bool(traffic.wire or traffic.message_down or traffic.message_up)
     dense = traffic.dense_total
     return {"up_to_round": up_to, "payload_down": traffic.payload_down, "payload_up": traffic.payload_up,
@@ -132,8 +133,8 @@ def cost_facts(summary: StudySummary, *, up_to: int) -> dict[str, Any]:
             "downloads": traffic.downloads, "uploads": traffic.uploads,
             "updates_accepted": sum(entry.updates for entry in summary.rounds
                                     if entry.number <= up_to and entry.state is RoundState.COMPLETED),
-            "payload_share_of_dense": traffic.payload / dense if dense else None,
-            "wire_share_of_dense": traffic.wire / dense if dense and network else None}
+            "payload_share_of_dense": traffic.payload_share,
+            "wire_share_of_dense": traffic.share if network else None}
 
 
 def software_versions() -> dict[str, str]:

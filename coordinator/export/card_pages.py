@@ -1,19 +1,29 @@
 """A model card as Markdown and as one HTML page, from the same parts.
 
-Names of classes, silos and sources are somebody's, so everything that is not markup of ours is escaped in both.
+Names of classes, silos and sources are somebody's, so everything that is not markup of ours is escaped in both: in
+Markdown here, in HTML by the template beside this module.
+
+Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
-from common.describe import describe_bytes, describe_share
-from coordinator.handover.choosing import STUDY_TEST
+from semisilo.common.text.describe import (
+    describe_bytes,
+    describe_percentage,
+    describe_points,
+    describe_range,
+    describe_share,
+)
+from semisilo.common.text.html import Table, render_html
+from semisilo.common.text.setting_rows import setting_rows
+from semisilo.coordinator.export.choose_model import STUDY_TEST
 
 __all__ = ["card_html", "card_markdown"]
 
@@ -25,33 +35,44 @@ _MOST_CONFUSED = 20
 
 @dataclass(frozen=True, slots=True)
 class _Text:
+    kind: ClassVar = "text"
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Points:
+    kind: ClassVar = "points"
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 1
-    """First columns that are text; the others are numbers."""
+    kind: ClassVar = "table"
+    content: Table
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
+    kind: ClassVar = "picture"
     file: str
     text: str
+
+
+_Block = _Text | _Points | _Table | _Picture
+"""Its `kind` tells the template which it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Section:
     title: str
-    blocks: tuple[_Text | _Points | _Table | _Picture, ...]
+    blocks: tuple[_Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    title: str
+    subtitle: str
+    sections: tuple[_Section, ...]
 
 
 def card_markdown(facts: Mapping[str, Any]) -> str:
@@ -66,29 +87,7 @@ def card_markdown(facts: Mapping[str, Any]) -> str:
 
 def card_html(facts: Mapping[str, Any]) -> str:
     """The card as a page without scripts; pictures are the files beside it."""
-    body = "".join(
-        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_html_block, section.blocks))}</section>"
-        for section in _sections(facts))
-    title = escape(_title(facts))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src 'self'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p class="under">{escape(_subtitle(facts))}</p>
-{body}
-</main>
-</body>
-</html>
-"""
+    return render_html(__name__, _Page(_title(facts), _subtitle(facts), tuple(_sections(facts))))
 
 
 # What stands in it ----------------------------------------------------------------------------------------------------
@@ -102,7 +101,8 @@ def _title(facts: Mapping[str, Any]) -> str:
 def _subtitle(facts: Mapping[str, Any]) -> str:
     model, test = facts["model"], facts["test"]
     accuracy = ("accuracy not measured" if test is None else
-                f"test accuracy {_percent(test['accuracy'])}, 95 % interval {_interval(test['accuracy_interval'])}")
+                f"test accuracy {describe_percentage(test['accuracy'])},"
+                f" 95 % interval {_interval(test['accuracy_interval'])}")
     return (f"{model['network']['name']} for {len(model['classes'])} classes, trained with {model['method']['name']};"
             f" {accuracy}. Not for clinical use.")
 
@@ -129,20 +129,20 @@ def _model(facts: Mapping[str, Any]) -> _Section:
             ("What the method discloses", model["method"]["discloses"]),
             ("Round", f"{model['round']} of {model['planned_rounds']} ({model['chosen']}); the study is"
                       f" {model['study_state']}")]
-    return _Section("Model", (_Table("The model", ("What", "Value"), tuple(rows), words=2),))
+    return _Section("Model", (_table("The model", ("What", "Value"), tuple(rows), words=2),))
 
 
 def _data(facts: Mapping[str, Any]) -> _Section:
     own, silos = facts["data"]["coordinator"], facts["data"]["silos"]
-    table = _Table("Images at the coordinator", ("Set", "Images"),
+    table = _table("Images at the coordinator", ("Set", "Images"),
                    tuple((name, str(own[name])) for name in ("labelled", "validation", "test")))
     rows: list[tuple[str, ...]] = [
         (each["silo"], _count(each["labelled"]), _count(each["unlabelled"]),
          *(str(each[name]) for name in _ANSWERS)) for each in silos["silos"]]
     rows.append(("all", str(silos["labelled"]), str(silos["unlabelled"]),
                  *(str(sum(each[name] for each in silos["silos"])) for name in _ANSWERS)))
-    many = _Table("Images at the silos, as announced", ("Silo", "Labelled", "Unlabelled", "Updates", "Abstentions",
-                                                        "Refusals", "Late"), tuple(rows))
+    many = _table("Images at the silos, as announced", ("Silo", "Labelled", "Unlabelled", "Updates", "Abstentions",
+                                                        "Refusals", "Expired"), tuple(rows))
     note = [_Text(text) for text in _left_out(own["left_out_files"], own["unreadable_files"])]
     return _Section("Data", (_Text("Images at the coordinator:"), table, *note,
                              _Text("Images at the silos, as these have announced them, and how often they answered:"),
@@ -167,22 +167,23 @@ def _worth(facts: Mapping[str, Any]) -> _Section:
     test, alone = facts["test"], facts["labelled_only"]
     if test is None:
         return _Section("Result", (_Text("Not measured: there are no test images."),))
-    rows = [("Accuracy", _percent(test["accuracy"]), _interval(test["accuracy_interval"])),
-            ("Balanced accuracy", _percent(test["balanced_accuracy"]),
+    rows = [("Accuracy", describe_percentage(test["accuracy"]), _interval(test["accuracy_interval"])),
+            ("Balanced accuracy", describe_percentage(test["balanced_accuracy"]),
              _interval(test["balanced_accuracy_interval"])),
             ("AUROC, macro", _DASH if test["auroc_macro"] is None else f"{test['auroc_macro']:.4f}", _DASH)]
     if alone is not None:
-        rows.append(("Labels alone, no silos", _percent(alone["accuracy"]), _interval(alone["accuracy_interval"])))
+        rows.append(("Labels alone, no silos", describe_percentage(alone["accuracy"]),
+                     _interval(alone["accuracy_interval"])))
     if alone is not None and test["source"] == STUDY_TEST and facts["cost"]["updates_accepted"]:
-        rows.append(("Gain", f"{100 * (test['accuracy'] - alone['accuracy']):+.1f} points", _DASH))
+        rows.append(("Gain", f"{describe_points(test['accuracy'], alone['accuracy'])} points", _DASH))
     before = facts["recorded_accuracy"]
     check = ("" if before is None else " The ledger has the same accuracy for this round." if before == test["accuracy"]
-             else f" The ledger has {_percent(before)} for this round.")
-    blocks: list[_Text | _Points | _Table | _Picture] = [
+             else f" The ledger has {describe_percentage(before)} for this round.")
+    blocks: list[_Block] = [
         _Text(f"{test['right']} of {test['images']} images are right; measured on {test['source']}.{check} Intervals of"
               " 95 %: Wilson's for shares; for the balanced accuracy a bootstrap within each class"
               " (2000 resamples of a named seed)."),
-        _Table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
+        _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
         blocks.append(_Text(f"Labels alone: the same network trained on the {alone['num_labelled']} labelled images of"
                             f" the coordinator for {alone['epochs']} epochs, on the study's own test images."))
@@ -193,16 +194,17 @@ def _classes(facts: Mapping[str, Any]) -> list[_Section]:
     test = facts["test"]
     if test is None:
         return []
-    rows = tuple((each["name"], str(each["images"]), _percent(each["recall"]), _interval(each["recall_interval"]),
-                  str(each["predicted"]), _percent(each["precision"]), _interval(each["precision_interval"]),
+    rows = tuple((each["name"], str(each["images"]), describe_percentage(each["recall"]),
+                  _interval(each["recall_interval"]), str(each["predicted"]),
+                  describe_percentage(each["precision"]), _interval(each["precision_interval"]),
                   _DASH if each["auroc"] is None else f"{each['auroc']:.3f}") for each in test["classes"])
-    table = _Table("Every class", ("Class", "Images", "Recall", "95 % interval", "Predicted", "Precision",
+    table = _table("Every class", ("Class", "Images", "Recall", "95 % interval", "Predicted", "Precision",
                                    "95 % interval", "AUROC"), rows)
     blocks: list[_Text | _Table] = [table]
     names = [each["name"] for each in test["classes"]]
     if len(names) <= _MOST_CONFUSED:
         blocks += [_Text("Confusion: a row for each true class, a column for each predicted one."),
-                   _Table("Confusion", ("True", *names), tuple(
+                   _table("Confusion", ("True", *names), tuple(
                        (name, *(str(cell) for cell in row))
                        for name, row in zip(names, test["confusion"], strict=True)))]
     else:
@@ -227,7 +229,7 @@ def _calibration(facts: Mapping[str, Any]) -> list[_Section]:
         text += (f" The temperature was fitted on the {facts['data']['coordinator']['validation']} validation images"
                  " alone; predictions do not change with it. Whoever uses the model divides the logits by it, as"
                  " semisilo predict does.")
-    return [_Section("Calibration", (_Table("Calibration", columns, rows), _Text(text),
+    return [_Section("Calibration", (_table("Calibration", columns, rows), _Text(text),
                                      _Picture("reliability.png", "Accuracy by confidence of the prediction")))]
 
 
@@ -244,12 +246,12 @@ def _cost(facts: Mapping[str, Any]) -> _Section:
     return _Section("Cost", (
         _Text(f"Bytes up to the end of round {cost['up_to_round']}: {cost['downloads']} downloads, {cost['uploads']}"
               f" accepted updates; a dense model has {describe_bytes(cost['dense_model'])}."),
-        _Table("Cost", ("What", "Down", "Up", "Of dense"), tuple(rows))))
+        _table("Cost", ("What", "Down", "Up", "Of dense"), tuple(rows))))
 
 
 def _files(facts: Mapping[str, Any]) -> _Section:
     rows = tuple((name, describe_bytes(each["bytes"]), each["sha256"]) for name, each in facts["files"].items())
-    blocks: list[_Text | _Table] = [_Table("Files", ("File", "Size", "SHA-256"), rows, words=3)]
+    blocks: list[_Text | _Table] = [_table("Files", ("File", "Size", "SHA-256"), rows, words=3)]
     onnx = facts["onnx"]
     if onnx is not None:
         blocks.append(_Text(
@@ -269,30 +271,22 @@ def _provenance(facts: Mapping[str, Any]) -> _Section:
                                    for name, value in found.items() if not isinstance(value, Mapping)]
     for name in ("event_chain", "numerics_of_training", "numerics_of_this_card", "software"):
         rows += [(f"{name.replace('_', ' ')}: {key}", str(value)) for key, value in (found[name] or {}).items()]
-    return _Section("Provenance", (_Table("Provenance", ("What", "Value"), tuple(rows), words=2),))
+    return _Section("Provenance", (_table("Provenance", ("What", "Value"), tuple(rows), words=2),))
 
 
 def _settings(facts: Mapping[str, Any]) -> _Section:
-    rows = tuple((f"[{table}]", key, value) for table, content in facts["settings"].items()
-                 for key, value in _flat(content))
+    rows = tuple((f"[{table}]", key, value) for table, key, value in setting_rows(facts["settings"]))
     return _Section("Settings", (_Text("All settings, as frozen when the study was queued; of an absolute path its last"
                                        " part:"),
-                                 _Table("Settings", ("Table", "Key", "Value"), rows, words=3)))
+                                 _table("Settings", ("Table", "Key", "Value"), rows, words=3)))
 
 
-def _flat(content: Any, prefix: str = "") -> list[tuple[str, str]]:
-    if not isinstance(content, Mapping):
-        return [(prefix, content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))]
-    return [pair for key, value in content.items()
-            for pair in _flat(value, str(key) if prefix in ("", "settings") else f"{prefix}.{key}")]
-
-
-def _percent(value: float | None) -> str:
-    return _DASH if value is None else f"{100 * value:.1f} %"
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> _Table:
+    return _Table(Table(caption, columns, rows, words))
 
 
 def _interval(value: Mapping[str, float] | None) -> str:
-    return _DASH if value is None else f"{100 * value['low']:.1f} to {100 * value['high']:.1f} %"
+    return _DASH if value is None else describe_range(value["low"], value["high"])
 
 
 def _count(value: int | None) -> str:
@@ -317,57 +311,14 @@ def _md(text: str) -> str:
     return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)  # within a word it means nothing
 
 
-def _md_block(block: _Text | _Points | _Table | _Picture) -> str:
+def _md_block(block: _Block) -> str:
     if isinstance(block, _Text):
         return _md(block.text)
     if isinstance(block, _Points):
         return "\n".join(f"- {_md(line)}" for line in block.lines)
     if isinstance(block, _Picture):
         return f"![{_md(block.text)}]({block.file})"
-    head = f"| {' | '.join(map(_md, block.columns))} |"
-    rule = "|" + "|".join("---" if place < block.words else "---:" for place in range(len(block.columns))) + "|"
-    return "\n".join([head, rule, *(f"| {' | '.join(map(_md, row))} |" for row in block.rows)])
-
-
-# HTML -----------------------------------------------------------------------------------------------------------------
-
-
-def _html_block(block: _Text | _Points | _Table | _Picture) -> str:
-    if isinstance(block, _Text):
-        return f"<p>{escape(block.text)}</p>"
-    if isinstance(block, _Points):
-        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in block.lines)}</ul>"
-    if isinstance(block, _Picture):
-        return f'<img src="{escape(block.file)}" alt="{escape(block.text)}">'
-
-    def cells(row: Sequence[str], tag: str) -> str:
-        return "".join(f"<{tag}{'' if place < block.words else ' class=number'}>{escape(cell)}</{tag}>"
-                       for place, cell in enumerate(row))
-
-    rows = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in block.rows)
-    return (f'<div class="scroll" role="region" aria-label="{escape(block.caption)}" tabindex="0"><table>'
-            f"<thead><tr>{cells(block.columns, 'th')}</tr></thead><tbody>{rows}</tbody></table></div>")
-
-
-_STYLE = """
-:root { --paper: #f6f7f9; --card: #ffffff; --text: #1f2933; --faint: #5b6770; --line: #dfe4e8; --accent: #0067a3; }
-@media (prefers-color-scheme: dark) { :root { --paper: #10151a; --card: #171d24; --text: #e6eaee; --faint: #9aa7b3;
-  --line: #303a45; --accent: #56b4e9; } }
-body { margin: 0; background: var(--paper); color: var(--text); line-height: 1.5;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.8rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.2rem 0 .7rem; }
-.under { color: var(--faint); margin: 0; }
-p, li { max-width: 60rem; }
-img { width: 100%; max-width: 46rem; height: auto; display: block; border: 1px solid var(--line); background: #fff; }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: .6rem; }
-.scroll:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
-  overflow-wrap: anywhere; }
-th { color: var(--faint); font-weight: 600; font-size: .82rem; overflow-wrap: normal; }
-.number { text-align: right; white-space: nowrap; }
-td:first-child { min-width: 6.5rem; }
-tbody tr:last-child td { border-bottom: 0; }
-"""
+    table = block.content
+    head = f"| {' | '.join(map(_md, table.columns))} |"
+    rule = "|" + "|".join("---" if column < table.words else "---:" for column in range(len(table.columns))) + "|"
+    return "\n".join([head, rule, *(f"| {' | '.join(map(_md, row))} |" for row in table.rows)])

@@ -1,15 +1,18 @@
-"""Which model of a study is handed over: of the last round, the best one, or a certain one. From the ledger."""
+"""Which model of a study is handed over: of the last round, the best one, or a certain one. From the ledger.
+
+Tests: tests/coordinator/export/test_export.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UsageError
-from common.state_files import STATE_ENDING
-from coordinator.ledger import Ledger
-from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import RoundState
+from semisilo.common.errors import UsageError
+from semisilo.common.storage.state_files import STATE_ENDING
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.states import RoundState
 
 __all__ = ["STUDY_TEST", "ChosenModel", "choose_model"]
 

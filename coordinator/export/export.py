@@ -1,6 +1,6 @@
 """Writes a study's model as a folder for others: weights, ONNX graph, model card. Nothing of the study changes.
 
-    model.safetensors   the network with all that it needs (`common.exported_model`)
+    model.safetensors   the network with all that it needs (`semisilo.common.models.exported`)
     model.onnx          the same as a graph, checked against the network
     model_card.md, model_card.html, model_card.json, reliability.png
 
@@ -25,20 +25,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from common import batch_norm, numerics
-from common.config import canonical_json, from_dict, to_dict
-from common.data.image_set import ImageSet
-from common.data.readers import read_images
-from common.durable import write_durably
-from common.errors import BadData, StorageDamaged, UsageError
-from common.exchange import Environment
-from common.exported_model import ModelFacts, inference_settings, logits_of, read_model, write_model
-from common.intervals import wilson
-from common.methods import find_method
-from common.seeds import numpy_generator
-from common.state_files import StateFiles
-from common.tensors import load_into
-from coordinator.handover.card import (
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.data.readers import read_images
+from semisilo.common.errors import BadData, StorageDamaged, UsageError
+from semisilo.common.learning import batch_norm, numerics
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.learning.tensors import load_into
+from semisilo.common.methods import find_method
+from semisilo.common.methods.contract import Environment, NumericsRecord
+from semisilo.common.models.exported import ModelFacts, inference_settings, logits_of, read_model, write_model
+from semisilo.common.storage.durable import write_durably
+from semisilo.common.storage.state_files import StateFiles
+from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,
     cost_facts,
@@ -50,17 +49,18 @@ from coordinator.handover.card import (
     software_versions,
     study_facts,
 )
-from coordinator.handover.card_pages import card_html, card_markdown
-from coordinator.handover.choosing import STUDY_TEST, ChosenModel, choose_model
-from coordinator.handover.figures import reliability_figure
-from coordinator.handover.measures import Measures, measure, temperature_for
-from coordinator.handover.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.strategies import load_strategy
-from coordinator.study import FrozenStudy, config_from_dict
-from coordinator.study_data import StudyData, read_study_data
-from coordinator.summary import StudySummary, audit, summarise
+from semisilo.coordinator.export.card_pages import card_html, card_markdown
+from semisilo.coordinator.export.choose_model import STUDY_TEST, ChosenModel, choose_model
+from semisilo.coordinator.export.figures import reliability_figure
+from semisilo.coordinator.export.intervals import wilson
+from semisilo.coordinator.export.measures import Measures, measure, temperature_for
+from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.study_file import config_from_dict
 
 __all__ = ["FORMATS", "ExportChoice", "Exported", "export_study"]
 
@@ -178,7 +178,8 @@ def _check_target(target: Path) -> None:
 def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: Progress) -> _Opened:
     row = chosen.study
     config = config_from_dict(row.config, where=f"study {row.name}")
-    frozen = from_dict(FrozenStudy, row.frozen, where=f"study {row.name}")
+    frozen = row.frozen
+    assert frozen is not None, "a model is chosen of a study whose images were read"
     device = ("cuda" if torch.cuda.is_available() else "cpu") if choice.device == "auto" else choice.device
     record = numerics.apply(config.numerics, device=device)
     data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
@@ -298,10 +299,11 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
     chosen, frozen = opened.chosen, opened.data.frozen
     number = chosen.round.number
     trail = audit(ledger, chosen.study.name)
-    head = ledger.query("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1")
+    head = ledger.last_event()
     recorded = chosen.round.metrics.get("accuracy")
     study_file = study_folder / "study.toml"
-    baseline = (chosen.study.baseline or {}).get("metrics", {}).get("accuracy")
+    labelled_only = chosen.study.baseline
+    baseline = None if labelled_only is None else labelled_only.metrics.get("accuracy")
     facts: dict[str, Any] = {
         "format": CARD_FORMAT, "intended_use": list(INTENDED_USE),
         "model": study_facts(chosen, opened.facts, find_method(opened.facts.method)),
@@ -312,9 +314,8 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         "test": None if measures is None or images is None else
         measure_facts(measures, source=source, digest=_digest_of(images)),
         "recorded_accuracy": recorded if source == STUDY_TEST else None,
-        "labelled_only": None if baseline is None else {
-            "accuracy": baseline, "num_labelled": chosen.study.baseline["num_labelled"],  # type: ignore[index]
-            "epochs": chosen.study.baseline["epochs"],  # type: ignore[index]
+        "labelled_only": None if labelled_only is None or baseline is None else {
+            "accuracy": baseline, "num_labelled": labelled_only.num_labelled, "epochs": labelled_only.epochs,
             "accuracy_interval": to_dict(wilson(round(baseline * frozen.num_test), frozen.num_test))},
         "cost": cost_facts(summary, up_to=number), "onnx": None if check is None else onnx_facts(check),
         "files": {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()},
@@ -322,12 +323,17 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
             "state_sha256": chosen.round.state_digest,
             "settings_sha256": hashlib.sha256(canonical_json(chosen.study.config).encode()).hexdigest(),
             "study_file_sha256": _sha256(study_file) if study_file.is_file() else None,
-            "event_chain": {"head": head[0]["chain"] if head else "", "events": head[0]["number"] if head else 0,
+            "event_chain": {"head": "" if head is None else head.chain,
+                            "events": 0 if head is None else head.number,
                             "intact": not trail.problem},
-            "numerics_of_training": chosen.study.numerics, "numerics_of_this_card": dict(opened.numerics),
+            "numerics_of_training": _sorted(chosen.study.numerics), "numerics_of_this_card": dict(opened.numerics),
             "software": software_versions()},
         "settings": settings_shown(chosen.study.config)}
     return {**facts, "limits": limits_of(facts)}
+
+
+def _sorted(numerics: NumericsRecord | None) -> dict[str, object] | None:
+    return None if numerics is None else dict(sorted(to_dict(numerics).items()))
 
 
 def _digest_of(images: ImageSet) -> str:

@@ -1,13 +1,17 @@
-"""The reliability diagram of a model card: how often the model is right where it says how sure it is."""
+"""The reliability diagram of a model card: how often the model is right where it says how sure it is.
+
+Tests: tests/coordinator/export/test_export.py.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from common.calibration import Calibration
-from coordinator.figure_style import Theme, legend
-from coordinator.figures import DrawnFigure, draw_figure
-from coordinator.handover.measures import Measures
+from semisilo.common.text.describe import describe_percentage
+from semisilo.coordinator.export.calibration import Calibration
+from semisilo.coordinator.export.measures import Measures
+from semisilo.coordinator.report.figure_style import Theme, legend
+from semisilo.coordinator.report.figures import DrawnFigure, draw_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,10 +22,10 @@ __all__ = ["reliability_figure"]
 def reliability_figure(measures: Measures) -> DrawnFigure:
     """Accuracy by confidence, and below how many images are how confident; two lines with a fitted temperature."""
     first = measures.calibration
-    text = f"Expected calibration error {100 * first.expected_error:.1f} % over {measures.images} images"
+    text = f"Expected calibration error {describe_percentage(first.expected_error)} over {measures.images} images"
     if measures.calibration_with_temperature is not None:
         after = measures.calibration_with_temperature.expected_error
-        text += f", {100 * after:.1f} % at the temperature {measures.temperature:.3g}"
+        text += f", {describe_percentage(after)} at the temperature {measures.temperature:.3g}"
     return draw_figure("reliability", "Reliability", f"Lines: accuracy by confidence of the prediction. {text}.",
                        lambda axes, _, theme: _draw(axes, measures, theme))
 
@@ -34,14 +38,14 @@ def _draw(axes: Axes, measures: Measures, theme: Theme) -> bool:
     series: list[tuple[str, Calibration, str]] = [("as it comes", measures.calibration, theme.accent)]
     if measures.calibration_with_temperature is not None:
         series.append((f"temperature {measures.temperature:.3g}", measures.calibration_with_temperature, theme.other))
-    for place, (name, calibration, colour) in enumerate(series):
+    for index, (name, calibration, colour) in enumerate(series):
         filled = [each for each in calibration.bins if each.count]
         xs = [100 * each.confidence for each in filled if each.confidence is not None]
         ys = [100 * each.accuracy for each in filled if each.accuracy is not None]
         upper.plot(xs, ys, color=colour, marker="o", markersize=4.5,
-                   label=f"{name}, ECE {100 * calibration.expected_error:.1f} %")
+                   label=f"{name}, ECE {describe_percentage(calibration.expected_error)}")
         width = 100 / len(calibration.bins) / len(series) * 0.9
-        lower.bar([100 * (each.low + each.high) / 2 + (place - (len(series) - 1) / 2) * width
+        lower.bar([100 * (each.low + each.high) / 2 + (index - (len(series) - 1) / 2) * width
                    for each in calibration.bins], [each.count for each in calibration.bins], width=width, color=colour,
                   linewidth=0)
     upper.set_ylim(-3, 103)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.seeds import numpy_generator
+from semisilo.common.learning.seeds import numpy_generator
 
 __all__ = ["LEVEL", "Interval", "balanced_accuracy_interval", "wilson"]
 

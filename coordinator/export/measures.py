@@ -1,6 +1,8 @@
 """What a model is worth on a set of labelled images: the numbers of a model card, from its logits alone.
 
 Shapes: N images, K classes.
+
+Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.calibration import Calibration, auroc, calibration_of, fit_temperature, probabilities
-from common.errors import ComputeFailed
-from common.intervals import Interval, balanced_accuracy_interval, wilson
+from semisilo.common.errors import ComputeFailed
+from semisilo.coordinator.export.calibration import Calibration, auroc, calibration_of, fit_temperature, probabilities
+from semisilo.coordinator.export.intervals import Interval, balanced_accuracy_interval, wilson
 
 __all__ = ["ClassMeasures", "Measures", "measure", "temperature_for"]
 

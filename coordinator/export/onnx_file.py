@@ -3,6 +3,8 @@
 Input `images`: float32 (batch, C, S, S) from 0 to 1, that is pixels / 255 in the study's geometry; mean and standard
 deviation are applied inside. Output `logits`: float32 (batch, K). Class names, preprocessing and everything else that
 is known of the model stand in the metadata of the graph.
+
+Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.config import canonical_json
-from common.data.form import ImageForm, Reading
-from common.errors import BadData, ComputeFailed, UsageError
-from common.exported_model import METADATA_KEY, ModelFacts
+from semisilo.common.config import canonical_json
+from semisilo.common.data.form import ImageForm, Reading
+from semisilo.common.errors import BadData, ComputeFailed, UsageError
+from semisilo.common.models.exported import METADATA_KEY, ModelFacts
 
 __all__ = ["ABSOLUTE_TOLERANCE", "RELATIVE_TOLERANCE", "OnnxCheck", "check_onnx", "needs_onnx", "preprocessing_of",
            "write_onnx"]

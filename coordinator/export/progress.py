@@ -1,4 +1,7 @@
-"""What the export commands show: a bar on a terminal while they work, then the result as a small table."""
+"""What the export commands show: a bar on a terminal while they work, then the result as a small table.
+
+Tests: tests/coordinator/export/test_export.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from common.describe import describe_bytes
+from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_range
 
 __all__ = ["export_bar", "show_export"]
 
@@ -47,16 +50,17 @@ def show_export(folder: Path, card: Mapping[str, Any], console: Console | None =
     if test is None:
         rows.append(("accuracy", "not measured: no test images"))
     else:
-        low, high = (100 * test["accuracy_interval"][end] for end in ("low", "high"))
-        rows += [("accuracy", f"{100 * test['accuracy']:.1f} % ({low:.1f} to {high:.1f}) of {test['images']} images"),
-                 ("balanced accuracy", f"{100 * test['balanced_accuracy']:.1f} %"),
-                 ("calibration error", f"{100 * test['calibration']['expected_error']:.1f} %")]
+        interval = describe_range(test["accuracy_interval"]["low"], test["accuracy_interval"]["high"])
+        rows += [("accuracy", f"{describe_percentage(test['accuracy'])} ({interval.removesuffix(' %')})"
+                              f" of {test['images']} images"),
+                 ("balanced accuracy", describe_percentage(test["balanced_accuracy"])),
+                 ("calibration error", describe_percentage(test["calibration"]["expected_error"]))]
         if test["calibration_with_temperature"] is not None:
             rows.append(("  with temperature",
-                         f"{100 * test['calibration_with_temperature']['expected_error']:.1f} % at"
+                         f"{describe_percentage(test['calibration_with_temperature']['expected_error'])} at"
                          f" {test['temperature']:.3g}"))
     if card["labelled_only"] is not None:
-        rows.append(("labels alone", f"{100 * card['labelled_only']['accuracy']:.1f} %"))
+        rows.append(("labels alone", describe_percentage(card["labelled_only"]["accuracy"])))
     if onnx is not None:
         rows.append(("ONNX", f"differs from the network by at most {onnx['largest_difference']:.2g}"))
     rows += [(name, describe_bytes(each["bytes"])) for name, each in card["files"].items()]

@@ -1,4 +1,7 @@
-"""The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`."""
+"""The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`.
+
+Tests: tests/coordinator/federation/test_enrollment.py.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.durable import sync_folder, write_durably, write_secret
-from common.errors import BadConfiguration, StorageDamaged, UsageError
-from common.identity import (
+from semisilo.common.errors import BadConfiguration, StorageDamaged, UsageError
+from semisilo.common.identity.certificates import (
     BACKDATE_SECONDS,
     COORDINATOR_RENEW_SECONDS,
     certificate_pem,
@@ -28,7 +30,8 @@ from common.identity import (
     not_before_unix,
     utc_text,
 )
-from common.tls import Credentials
+from semisilo.common.rpc.tls import Credentials
+from semisilo.common.storage.durable import sync_folder, write_durably, write_secret
 
 __all__ = ["AuthorityKeys", "CoordinatorCertificate", "create_authority", "ensure_coordinator_certificate",
            "load_authority"]

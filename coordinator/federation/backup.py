@@ -13,28 +13,33 @@ import fcntl
 import os
 import re
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common import __version__
-from common.errors import SemisiloError, StorageDamaged, UsageError
-from common.state_files import STATE_ENDING
-from common.store import hash_file
-from coordinator.backup_archive import FORMAT, ArchivedFile, BackupManifest, read_archive, write_archive
-from coordinator.federation import Federation
-from coordinator.ledger import Ledger
-from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import ENDED_ROUND, ENDED_STUDY, RoundState, TaskState
+from semisilo.common import __version__
+from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
+from semisilo.common.storage.state_files import STATE_ENDING
+from semisilo.common.storage.store import hash_file
+from semisilo.coordinator.federation.backup_archive import (
+    FORMAT,
+    ArchivedFile,
+    BackupManifest,
+    read_archive,
+    write_archive,
+)
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.snapshot import copy_ledger, no_commits
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, TaskState
 
 __all__ = ["BackupFacts", "NamedFiles", "StudyFacts", "back_up", "named_files", "study_facts"]
 
 _STAGING = ".backup"
 _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
-_BUSY_SECONDS = 30.0
 _ATTEMPTS = 5
 _OF_A_STUDY = ("study.toml", "model.safetensors")
 _MADE_AGAIN = ("states", "report", "export-round-", "contact-sheet")
@@ -129,18 +134,18 @@ def named_files(ledger: Ledger) -> NamedFiles:
     named = NamedFiles()
     for study in ledger.studies():
         rounds = ledger.rounds(study.name)
-        place = f"studies/{study.name}/states"
+        folder = f"studies/{study.name}/states"
         states = {digest for row in rounds for digest in (row.start_digest, row.state_digest)} - {""}
-        named.kept.update({f"{place}/{digest}{STATE_ENDING}": digest for digest in states})
+        named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in states})
         if study.state in ENDED_STUDY:
-            named.kept.update({f"{place}/{digest}{STATE_ENDING}": digest
+            named.kept.update({f"{folder}/{digest}{STATE_ENDING}": digest
                                for digest in ledger.kept_digests(study.name)})
             continue
         needed = ledger.kept_digests(study.name) | {ledger.committed_digest(study.name)}
         if rounds and rounds[-1].state not in ENDED_ROUND:
             needed |= {rounds[-1].start_digest, rounds[-1].state_digest}
             named.needed.update(_files_of_round(ledger, rounds[-1]))
-        named.needed.update({f"{place}/{digest}{STATE_ENDING}": digest for digest in needed - {""}})
+        named.needed.update({f"{folder}/{digest}{STATE_ENDING}": digest for digest in needed - {""}})
     return named
 
 
@@ -160,8 +165,7 @@ def _files_of_round(ledger: Ledger, row: RoundRow) -> dict[str, str]:
     found: dict[str, str] = {}
     for task in ledger.tasks(row.study, row.number, row.phase):
         if task.state is TaskState.OPEN:
-            found |= {f"payloads/{payload['digest']}": payload["digest"] for payload in task.spec["payloads"]
-                      if payload["digest"]}
+            found |= {f"payloads/{payload.digest}": payload.digest for payload in task.spec.payloads if payload.digest}
     for _, update in ledger.accepted_updates(row.study, row.number, row.phase):
         found[f"spool/{update.digest}"] = update.digest
     return found
@@ -194,10 +198,10 @@ def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[
     Raises: StorageDamaged when a file is missing that a study needs.
     """
     for _ in range(_ATTEMPTS):
-        with _no_commits(federation.ledger):
+        with no_commits(federation.ledger):
             copy = staging / "ledger.sqlite"
             copy.unlink(missing_ok=True)
-            _copy_ledger(federation.ledger, copy)
+            copy_ledger(federation.ledger, copy)
             ledger = Ledger(copy)
             try:
                 named, studies = named_files(ledger), ledger.studies()
@@ -212,39 +216,6 @@ def _stage(federation: Federation, staging: Path) -> tuple[dict[str, str], list[
             return there, studies
     raise StorageDamaged(f"{federation.folder / missing[0]} is missing or damaged, and a study needs it.",
                          remedy="Restore it from an earlier backup, or end the study.")
-
-
-@contextlib.contextmanager
-def _no_commits(ledger: Path) -> Iterator[None]:
-    """Holds the ledger's write lock: `serve` waits at its next commit, as it does for any command."""
-    db = sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
-    try:
-        db.execute("BEGIN IMMEDIATE")
-        yield
-        db.execute("ROLLBACK")
-    except sqlite3.OperationalError as error:
-        raise SemisiloError(f"{ledger}: {error}.",
-                            remedy="End the program that keeps it locked, or try again.") from None
-    except sqlite3.DatabaseError as error:
-        raise StorageDamaged(f"{ledger}: cannot be read as a ledger: {error}.",
-                             remedy="Check the disk, then restore the file from a backup.") from None
-    finally:
-        db.close()
-
-
-def _copy_ledger(source: Path, target: Path) -> None:
-    """SQLite's own copy of a file that others have open.
-
-    Raises: StorageDamaged when SQLite finds the copy unsound.
-    """
-    with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_SECONDS)) as old, \
-            contextlib.closing(sqlite3.connect(target)) as new:
-        old.backup(new)
-        target.chmod(0o600)
-        (found,), *_ = new.execute("PRAGMA quick_check").fetchall()
-    if found != "ok":
-        raise StorageDamaged(f"{source}: SQLite finds it damaged: {found}.",
-                             remedy="Check the disk, then restore the file from a backup.")
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -301,23 +272,23 @@ def _weights(federation: Federation, studies: list[StudyRow]) -> list[Path]:
 
 
 def _beside(federation: Federation, studies: list[StudyRow]) -> tuple[list[str], list[str]]:
-    """What lies beside the files of studies, as (places for a person, files); links are named and never followed."""
-    places, files, weights = [], [], set(_weights(federation, studies))
+    """What lies beside the files of studies, as (paths for a person, files); links are named and never followed."""
+    paths, files, weights = [], [], set(_weights(federation, studies))
     for study in sorted(path for path in federation.studies.iterdir() if path.is_dir()):
         for entry in sorted(study.iterdir()):
             if entry.name in _OF_A_STUDY or entry.name.startswith((".", *_MADE_AGAIN)) or entry in weights:
                 continue
             path = entry.relative_to(federation.folder).as_posix()
             if entry.is_symlink():
-                places.append(str(entry.absolute()))
+                paths.append(str(entry.absolute()))
             elif entry.is_dir():
                 inside = [file for file in sorted(entry.rglob("*")) if file.is_file() and not file.is_symlink()
                           and file not in weights]
                 if inside:
-                    places.append(f"{path}/")
+                    paths.append(f"{path}/")
                     files += [file.relative_to(federation.folder).as_posix() for file in inside]
             elif entry.is_file():
-                places.append(path)
+                paths.append(path)
                 files.append(path)
     # Named sets, such as "digits", lie nowhere: as paths they would be in the study's folder.
     wanted = [(federation.studies / study.name / str(study.config.get(table, {}).get(key) or "").partition("#")[0])
@@ -325,7 +296,7 @@ def _beside(federation: Federation, studies: list[StudyRow]) -> tuple[list[str],
                                                       ("model", "weights"))]
     elsewhere = {str(path.resolve()) for path in wanted if not path.resolve().is_relative_to(
         federation.studies.resolve())}
-    return places + sorted(elsewhere - {str(Path(place).resolve()) for place in places}), files
+    return paths + sorted(elsewhere - {str(Path(path).resolve()) for path in paths}), files
 
 
 def _described(path: str, source: Path, digest: str) -> ArchivedFile:
@@ -365,6 +336,6 @@ def _rotate(destination: Path, federation: str, keep: int) -> list[str]:
 
 
 def _sync(folder: Path) -> None:
-    from common.durable import sync_folder
+    from semisilo.common.storage.durable import sync_folder
 
     sync_folder(folder)

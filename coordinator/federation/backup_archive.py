@@ -3,6 +3,8 @@
 Writing streams: memory does not grow with the files. Reading trusts nothing: a member has the name, the size and the
 SHA-256 that the first one promises, in that order, and is a plain file; anything else is refused before it is written.
 `tar --zstd -xf` reads it as well.
+
+Tests: tests/coordinator/federation/test_backup.py.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.codec.zstd import zstd
-from common.config import from_dict, to_dict
-from common.durable import sync_file, sync_folder
-from common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged
+from semisilo.common.payload.codec.zstd import zstd
+from semisilo.common.storage.durable import sync_file, sync_folder
 
 __all__ = ["MANIFEST", "ArchivedFile", "BackupManifest", "read_archive", "write_archive"]
 

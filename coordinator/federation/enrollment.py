@@ -1,4 +1,5 @@
-"""Who may join: invitations, the first certificate, renewal. Transport-free; `enrollment_services` puts it on gRPC.
+"""Who may join: invitations, the first certificate, renewal. Transport-free;
+`semisilo.coordinator.rpc.enrollment_service` puts it on gRPC.
 
 A silo's name comes from the invitation, later from its certificate; never from a request. Tokens are kept as SHA-256
 only. All times are Unix seconds by the coordinator's clock.
@@ -11,7 +12,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.errors import (
+from semisilo.common.errors import (
     BadConfiguration,
     CertificateRevoked,
     InvitationExpired,
@@ -21,7 +22,7 @@ from common.errors import (
     UnknownSilo,
     UsageError,
 )
-from common.identity import (
+from semisilo.common.identity.certificates import (
     SILO_RENEW_SECONDS,
     SILO_SECONDS,
     certificate_der,
@@ -34,9 +35,9 @@ from common.identity import (
     read_request,
     utc_text,
 )
-from common.invitation import InvitationLine, encode_invitation, token_hash
-from coordinator.authority import AuthorityKeys
-from coordinator.membership import Invitation, SiloStatus
+from semisilo.common.identity.invitation import InvitationLine, encode_invitation, token_hash
+from semisilo.coordinator.federation.authority import AuthorityKeys
+from semisilo.coordinator.ledger.roster import Invitation, SiloStatus
 
 __all__ = ["Authority", "EnrollmentSettings", "Invitation", "Issued", "Roster", "SiloStatus"]
 
@@ -187,7 +188,8 @@ class Authority:
         return issued
 
     def renew(self, silo: str, *, request_der: bytes, now: float) -> Issued:
-        """The next certificate of a silo whose caller has been checked (`coordinator.callers.check_caller`).
+        """The next certificate of a silo whose caller has been checked
+        (`semisilo.coordinator.rpc.caller.check_caller`).
 
         Raises: BadPayload; UnknownSilo and CertificateRevoked when it was revoked in between.
         """

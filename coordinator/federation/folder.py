@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.config import from_dict, load_toml, parse_duration, to_dict
-from common.errors import BadConfiguration, SemisiloError, UsageError
-from common.methods import Scenario
-from coordinator.tracking.settings import TrackingSettings
+from semisilo.common.config import from_dict, load_toml, parse_duration, to_dict
+from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
+from semisilo.common.methods import Scenario
+from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
 __all__ = ["AddressSettings", "Federation", "FederationConfig", "FederationSettings", "LimitSettings",
            "PageSettings", "create_federation", "folder_option", "open_federation", "study_template", "with_page_at"]

@@ -1,13 +1,16 @@
-"""The authority of a federation folder, which makes invitations: what commands, the page and `serve` sign with."""
+"""The authority of a federation folder, which makes invitations: what commands, the page and `serve` sign with.
+
+Tests: tests/coordinator/federation/test_operate.py.
+"""
 
 from __future__ import annotations
 
-from common.config import parse_duration
-from common.errors import BadConfiguration
-from coordinator.authority import load_authority
-from coordinator.enrollment import Authority, EnrollmentSettings
-from coordinator.federation import Federation
-from coordinator.roster import LedgerRoster
+from semisilo.common.config import parse_duration
+from semisilo.common.errors import BadConfiguration
+from semisilo.coordinator.federation.authority import load_authority
+from semisilo.coordinator.federation.enrollment import Authority, EnrollmentSettings
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.roster import LedgerRoster
 
 __all__ = ["authority_of"]
 

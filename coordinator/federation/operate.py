@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config import parse_duration
-from common.errors import UsageError
-from coordinator.federation import Federation
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.rows import PhaseRow, StudyRow
-from coordinator.states import ENDED_STUDY, RoundState, StudyState, TaskState
+from semisilo.common.config import parse_duration
+from semisilo.common.errors import UsageError
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
 
 __all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "revoke", "running_study", "stop"]
 
@@ -135,7 +135,7 @@ def invite(federation: Federation, ledger: Ledger, silo: str, *, life: str = "",
         life: how long it can be used, for example "2h"; the setting `invitation_life` when empty.
     Raises: UsageError for a name or a life that is not allowed; BadConfiguration.
     """
-    from coordinator.invitations import authority_of
+    from semisilo.coordinator.federation.invitations import authority_of
 
     now = time.time()
     seconds = parse_duration(life or federation.config.limits.invitation_life, where="--life")

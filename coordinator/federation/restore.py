@@ -1,4 +1,7 @@
-"""`coordinator restore`: a federation folder from a backup, checked before any command takes it for one."""
+"""`coordinator restore`: a federation folder from a backup, checked before any command takes it for one.
+
+Tests: tests/coordinator/federation/test_backup.py.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.durable import sync_folder
-from common.errors import SemisiloError, StorageDamaged, UsageError
-from coordinator.authority import load_authority
-from coordinator.backup import StudyFacts, named_files, study_facts
-from coordinator.backup_archive import BackupManifest, read_archive
-from coordinator.federation import open_federation
-from coordinator.ledger import Ledger
+from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
+from semisilo.common.storage.durable import sync_folder
+from semisilo.coordinator.federation.authority import load_authority
+from semisilo.coordinator.federation.backup import StudyFacts, named_files, study_facts
+from semisilo.coordinator.federation.backup_archive import BackupManifest, read_archive
+from semisilo.coordinator.federation.folder import open_federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
 
 __all__ = ["RestoreFacts", "restore"]
 
@@ -104,8 +108,7 @@ def _check(folder: Path, manifest: BackupManifest, archive: Path) -> None:
 
 def _note(folder: Path, manifest: BackupManifest) -> int:
     """Ends open invitations and writes the restore into the audit trail; returns how many there were."""
-    with contextlib.closing(Ledger(folder / "ledger.sqlite")) as ledger, ledger.transaction() as db:
-        withdrawn = db.execute("DELETE FROM invitation WHERE used_unix IS NULL AND expires_unix > ?",
-                               (time.time(),)).rowcount
+    with contextlib.closing(Ledger(folder / "ledger.sqlite")) as ledger, ledger.transaction():
+        withdrawn = LedgerRoster(ledger).withdraw_invitations(time.time())
         ledger.event("restored", backup_made_unix=manifest.made_unix, invitations_withdrawn=withdrawn)
     return withdrawn

@@ -1,4 +1,7 @@
-"""Table [tracking] of federation.toml."""
+"""Table [tracking] of federation.toml.
+
+Tests: tests/coordinator/tracking/test_follow.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration
 
 __all__ = ["TrackingSettings", "check_installed", "mlflow_target"]
 

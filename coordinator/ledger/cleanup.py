@@ -1,20 +1,29 @@
-"""Removes the files of rounds that are over: updates, payloads and states that no row of the ledger needs any more."""
+"""The files that the ledger names: the stores that hold them, and which go when no row needs them any more.
+
+Updates go when their round is over, payloads with it; of the states those stay that `states_to_keep` says.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from common.store import PayloadStore
-from coordinator.ledger import Ledger
-from coordinator.retention import states_to_keep
+from semisilo.common.storage.state_files import STATE_ENDING
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow
+from semisilo.coordinator.ledger.states import RoundState
 
-__all__ = ["Leftovers"]
+__all__ = ["Cleanup", "open_payloads", "open_spool", "states_to_keep"]
 
-_STATE_ENDING = ".safetensors"
+_LAST = 3
+_SPARE_PAYLOADS = 2
+_SPARE_UPDATES = 8
+"""Old files that new ones are written over, at most; they go when the disk is short."""
 
 
-class Leftovers:
-    """What rounds and studies leave behind on the disk; which states stay is for `coordinator.retention` to say."""
+class Cleanup:
+    """What rounds and studies leave behind on the disk; which states stay is for `states_to_keep` to say."""
 
     def __init__(self, *, ledger: Ledger, payloads: PayloadStore, spool: PayloadStore, studies: Path) -> None:
         """
@@ -46,11 +55,36 @@ class Leftovers:
         self._payloads.collect(set())
         keep = states_to_keep(self._ledger.rounds(name), every=keep_every)
         keep |= self._ledger.kept_digests(name)
-        for file in (self._studies / name / "states").glob(f"*{_STATE_ENDING}"):
-            if file.name.removesuffix(_STATE_ENDING) not in keep:
+        for file in (self._studies / name / "states").glob(f"*{STATE_ENDING}"):
+            if file.name.removesuffix(STATE_ENDING) not in keep:
                 file.unlink(missing_ok=True)
 
     def remove_spares(self) -> None:
         """Removes the files that the stores keep to write over, once a study is complete."""
         for store in (self._payloads, self._spool):
             store.drop_spares()
+
+
+def states_to_keep(rounds: Sequence[RoundRow], *, every: int) -> set[str]:
+    """Digests of the state files to keep: of the last 3 rounds, of the best one, of every `every`-th.
+
+    The best is the committed round with the highest test accuracy, the earliest of equals. It is kept for a person to
+    look at; nothing of the study follows from it.
+    """
+    keep = {digest for row in rounds[-_LAST:] for digest in (row.start_digest, row.state_digest)}
+    committed = [row for row in rounds if row.state is RoundState.COMPLETED]
+    keep |= {row.state_digest for row in committed if row.number % every == 0}
+    measured = [row for row in committed if "accuracy" in row.metrics]
+    if measured:
+        keep.add(max(measured, key=lambda row: (row.metrics["accuracy"], -row.number)).state_digest)
+    return keep - {""}
+
+
+def open_payloads(folder: Path) -> PayloadStore:
+    """What silos may fetch."""
+    return PayloadStore(folder, spare_files=_SPARE_PAYLOADS)
+
+
+def open_spool(folder: Path, *, limit_bytes: int) -> PayloadStore:
+    """Updates, until their round is committed."""
+    return PayloadStore(folder, limit_bytes=limit_bytes, spare_files=_SPARE_UPDATES)

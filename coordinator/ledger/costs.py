@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from coordinator.ledger import Ledger
+from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["Cost", "Direction", "Kind", "add_costs", "costs_of", "total_bytes"]
+__all__ = ["Cost", "Direction", "Kind", "RoundBytes", "SiloRoundBytes", "add_costs", "bytes_by_round", "costs_of",
+           "has_downloads", "rounds_with_payload", "silo_round_bytes", "total_bytes"]
 
 Direction = Literal["down", "up"]
 Kind = Literal["payload", "message", "wire"]
@@ -35,6 +36,26 @@ class Cost:
     """True where the kernel's counters cannot be read and the bytes follow from the messages."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundBytes:
+    """Bytes of one kind and direction in one round, over all silos."""
+
+    round: int
+    direction: Direction
+    kind: Kind
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloRoundBytes:
+    """What one round took of one silo, over all phases. Bytes; "down" is to the silo."""
+
+    payload_down: int
+    payload_up: int
+    wire_down: int
+    wire_up: int
+
+
 def add_costs(ledger: Ledger, costs: Iterable[Cost]) -> None:
     """Appends rows in one transaction; rows without bytes and count are left out."""
     with ledger.transaction(lasting=False) as db:
@@ -52,6 +73,47 @@ def costs_of(ledger: Ledger, study: str) -> list[Cost]:
     return [Cost(study=row["study"], round=row["round"], phase=row["phase"], silo=row["silo"],
                  direction=row["direction"], kind=row["kind"], item=row["item"], bytes=row["bytes"],
                  count=row["count"], estimated=bool(row["estimated"])) for row in rows]
+
+
+def bytes_by_round(ledger: Ledger, study: str, *, after: int, up_to: int) -> list[RoundBytes]:
+    """The bytes of rounds after + 1 to `up_to` of a study, by round, direction and kind; in no order."""
+    rows = ledger.query("SELECT round, direction, kind, sum(bytes) AS bytes FROM cost WHERE study = ?"
+                        " AND round > ? AND round <= ? GROUP BY round, direction, kind", study, after, up_to)
+    return [RoundBytes(round=row["round"], direction=row["direction"], kind=row["kind"], bytes=row["bytes"])
+            for row in rows]
+
+
+def has_downloads(ledger: Ledger, *, study: str, round: int, phase: str, silo: str) -> bool:
+    """Whether any payload to a silo was counted in a phase."""
+    return bool(ledger.query("SELECT 1 FROM cost WHERE study = ? AND round = ? AND phase = ? AND silo = ?"
+                             " AND direction = 'down' AND kind = 'payload' LIMIT 1", study, round, phase, silo))
+
+
+def rounds_with_payload(ledger: Ledger, study: str, silo: str, *, looked_at: int, most: int) -> list[int]:
+    """The last rounds in which payloads went to a silo or came from it, oldest first; round 0 is none of them.
+
+    Args:
+        looked_at: only so many of the last rounds in which the silo was asked are looked at: that it was asked is found
+            by an index, while a study has a million costs.
+        most: how many rounds are returned at most.
+    """
+    rows = ledger.query(
+        "SELECT round FROM (SELECT DISTINCT round FROM task WHERE study = ?1 AND silo = ?2 AND round > 0"
+        " ORDER BY round DESC LIMIT ?3) AS asked WHERE EXISTS (SELECT 1 FROM cost WHERE study = ?1 AND"
+        " cost.round = asked.round AND kind = 'payload' AND silo = ?2) ORDER BY round DESC LIMIT ?4",
+        study, silo, looked_at, most)
+    return [int(row["round"]) for row in reversed(rows)]
+
+
+def silo_round_bytes(ledger: Ledger, study: str, silo: str, round: int) -> SiloRoundBytes:
+    """What a round took of a silo."""
+    sums: dict[tuple[Kind, Direction], int] = {
+        (row["kind"], row["direction"]): int(row["total"]) for row in ledger.query(
+            "SELECT kind, direction, sum(bytes) AS total FROM cost WHERE study = ? AND silo = ? AND round = ?"
+            " GROUP BY kind, direction", study, silo, round)}
+    return SiloRoundBytes(
+        payload_down=sums.get(("payload", "down"), 0), payload_up=sums.get(("payload", "up"), 0),
+        wire_down=sums.get(("wire", "down"), 0), wire_up=sums.get(("wire", "up"), 0))
 
 
 def total_bytes(costs: Iterable[Cost], *, kind: Kind, direction: Direction | None = None) -> int:

@@ -1,4 +1,7 @@
-"""The file of the ledger: opening, migrations, transactions that survive kill -9, and the hash-chained events."""
+"""The file of the ledger: opening, migrations, transactions that survive kill -9, and the hash-chained events.
+
+Tests: tests/coordinator/ledger/test_ledger.py.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,28 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import canonical_json
-from common.errors import DiskFull, SemisiloError, StorageDamaged
-from coordinator.schema import MIGRATIONS
+from semisilo.common.config import canonical_json
+from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged
+from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
-__all__ = ["LedgerFile"]
+__all__ = ["EventHead", "LedgerFile"]
 
 _BUSY_SECONDS = 30.0
 _FULL_BYTES = 256 * 1024  # with less, SQLite's own complaint may be another one than "full"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventHead:
+    """The last event of a ledger: whoever keeps it can tell later whether an earlier one was altered."""
+
+    number: int
+    """How many events there are."""
+    chain: str
+    """SHA-256 over the chain before and the event, hex."""
 
 
 class LedgerFile:
@@ -101,7 +115,7 @@ class LedgerFile:
                 raise
 
     def query(self, sql: str, *values: Any) -> list[sqlite3.Row]:
-        """Rows of a SELECT."""
+        """Rows of a statement. Only the modules of the ledger call this: other questions get a name there."""
         with self._explaining():
             return self._db.execute(sql, values).fetchall()
 
@@ -120,13 +134,18 @@ class LedgerFile:
         finally:
             self._origin = before
 
+    def last_event(self) -> EventHead | None:
+        """The end of the chain; None before the first event."""
+        rows = self.query("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1")
+        return EventHead(number=rows[0]["number"], chain=rows[0]["chain"]) if rows else None
+
     def event(self, kind: str, *, study: str = "", **detail: Any) -> None:
         """Appends to the audit trail: `chain = sha256(previous chain + this row)`."""
         if self._origin:
             detail["origin"] = self._origin
         with self.transaction() as db:
-            last = db.execute("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1").fetchone()
-            number, previous = (last["number"] + 1, last["chain"]) if last else (1, "")
+            last = self.last_event()
+            number, previous = (last.number + 1, last.chain) if last is not None else (1, "")
             unix, text = time.time(), canonical_json(detail)
             chain = hashlib.sha256(canonical_json([previous, number, unix, kind, study, text]).encode()).hexdigest()
             db.execute("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", (number, unix, kind, study, text, chain))

@@ -1,7 +1,7 @@
 """What each encoding carried and saved, as rows of the ledger's table `encoded`.
 
 Down: what crossed, so each download counts, and a part that was sent twice counts twice. Up: accepted updates. Both as
-the payload rows of `coordinator.costs`, whose bytes these rows add up to.
+the payload rows of `semisilo.coordinator.ledger.costs`, whose bytes these rows add up to.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.encodings import FRAMING, HELD, UNKNOWN, Encoded, Part, carried, parts_of
-from common.errors import BadPayload
-from common.exchange import PayloadRef
-from common.store import PayloadStore
-from coordinator.costs import Direction
-from coordinator.ledger import Ledger
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.payload.usage import FRAMING, HELD, UNKNOWN, Encoded, Part, carried, parts_of
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.ledger.costs import Direction
+from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["DownloadEncodings", "EncodingUse", "add_encoded", "encodings_by_round", "encodings_of", "held_groups"]
 
@@ -27,7 +27,8 @@ class EncodingUse:
     """What one encoding carried in one direction."""
 
     encoding: str
-    """`common.encodings.Part` explains the names; "held": tensor groups that were not sent, because silos had them."""
+    """`semisilo.common.payload.usage.Part` explains the names; "held": tensor groups that were not sent, because silos
+    had them."""
     direction: Direction
     blocks: int
     bytes: int

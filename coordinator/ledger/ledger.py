@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.config import canonical_json, from_dict
-from common.errors import TaskClosed, UnknownName
-from common.exchange import PayloadRef, TaskSpec
-from coordinator.ledger_file import LedgerFile
-from coordinator.rows import (
+from semisilo.common.config import canonical_json
+from semisilo.common.errors import TaskClosed, UnknownName
+from semisilo.common.methods.contract import NumericsRecord, PayloadRef, Phase, TaskSpec
+from semisilo.coordinator.ledger.database import LedgerFile
+from semisilo.coordinator.ledger.records import (
     DeclaredUpdate,
+    FrozenStudy,
+    LabelledOnlyResult,
     PhaseRow,
     RoundRow,
     StudyRow,
@@ -28,7 +30,7 @@ from coordinator.rows import (
     study_row,
     task_row,
 )
-from coordinator.states import (
+from semisilo.coordinator.ledger.states import (
     ENDED_ROUND,
     ENDED_STUDY,
     ROUND_TRANSITIONS,
@@ -131,18 +133,21 @@ class Ledger(LedgerFile):
             return None
         return float(rows[0]["unix"]), StudyState(json.loads(rows[0]["detail_json"])["before"])
 
-    def set_study_facts(self, name: str, **facts: Any) -> None:
-        """Writes `frozen`, `numerics` or `baseline` of a study."""
-        assert facts.keys() <= {"frozen", "numerics", "baseline"}, facts.keys()
+    def set_study_facts(self, name: str, *, frozen: FrozenStudy | None = None, numerics: NumericsRecord | None = None,
+                        baseline: LabelledOnlyResult | None = None) -> None:
+        """Writes what was found out about a study when it began; None leaves what is there."""
+        facts = {"frozen": frozen, "numerics": numerics, "baseline": baseline}
         with self.transaction() as db:
             for key, value in facts.items():
+                if value is None:
+                    continue
                 db.execute(f"UPDATE study SET {key}_json = ? WHERE name = ?", (canonical_json(value), name))
                 self.event(f"study_{key}", study=name, **{key: value})
 
     # Rounds and phases ------------------------------------------------------------------------------------------------
 
     def open_round(self, study: str, number: int, *, start_digest: str, sample: Sequence[str],
-                   phases: Sequence[Mapping[str, str]]) -> RoundRow:
+                   phases: Sequence[Phase]) -> RoundRow:
         """Records a new round with its sample, before any silo hears of it."""
         with self.transaction(lasting=False) as db:
             db.execute("INSERT INTO round (study, number, state, phases_json, sample_json, opened_unix, start_digest,"
@@ -260,7 +265,7 @@ class Ledger(LedgerFile):
 
     def replace_payloads(self, task: TaskRow, payloads: Sequence[PayloadRef]) -> TaskSpec:
         """The task with other payloads of the same tensor groups: its silo no longer holds what the first need."""
-        spec = replace(from_dict(TaskSpec, task.spec), payloads=tuple(payloads))
+        spec = replace(task.spec, payloads=tuple(payloads))
         with self.transaction(lasting=False) as db:
             db.execute("UPDATE task SET spec_json = ? WHERE task_id = ?", (canonical_json(spec), task.task_id))
         return spec

@@ -1,6 +1,8 @@
 """The tables of the ledger, as a list of migrations: entry n brings a ledger from version n to n + 1.
 
 Times are Unix seconds (UTC). Digests are SHA-256, hex. JSON columns hold canonical JSON.
+
+Tests: tests/coordinator/ledger/test_ledger.py.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ CREATE TRIGGER event_is_append_only_2 BEFORE DELETE ON event BEGIN SELECT RAISE(
 """
 
 _ENCODINGS_AND_TOTALS = """
-CREATE TABLE encoded (                      -- what payloads took, by encoding: common/encodings.py
+CREATE TABLE encoded (                      -- what payloads took, by encoding: common/payload/usage.py
     study TEXT NOT NULL,
     round INTEGER NOT NULL,
     direction TEXT NOT NULL CHECK (direction IN ('down', 'up')),

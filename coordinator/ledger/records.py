@@ -1,16 +1,82 @@
-"""The rows of the ledger as typed values."""
+"""The rows of the ledger as typed values.
+
+Tests: tests/coordinator/ledger/test_ledger.py.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
+import typing
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from coordinator.states import RoundState, StudyState, TaskState
+from semisilo.common.config import Tables, from_dict
+from semisilo.common.data.form import ImageForm
+from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, TaskSpec, UpdateHeader
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["DeclaredUpdate", "PhaseRow", "RoundRow", "StudyRow", "TaskRow", "declared_update", "phase_row", "round_row",
-           "study_row", "task_row"]
+__all__ = ["DeclaredUpdate", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundRow", "StudyRow",
+           "TaskRow", "declared_update", "phase_row", "round_row", "study_row", "task_row"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenStudy:
+    """What is measured once when a study starts and never changes after."""
+
+    classes: tuple[str, ...]
+    image: ImageForm
+    num_labelled: int
+    num_validation: int
+    num_test: int
+    num_parameters: int
+    """Trainable parameters of the network."""
+    dense_bytes: int
+    """4 x `num_parameters`: the papers' 100 %. Of a network with frozen parts the trained part alone."""
+    num_frozen: int = 0
+    """Parameters that nobody trains."""
+    frozen_digest: str = ""
+    """Hex digest of group `frozen` (`semisilo.common.learning.tensors.digest`); empty when all is trained."""
+    weights: str = ""
+    """Name of the file of trained weights that the study started from, without its folder; empty for random ones."""
+    weights_digest: str = ""
+    """SHA-256 of that file, hex."""
+    left_random: tuple[str, ...] = ()
+    """Parameters that the file did not give."""
+    skipped: tuple[str, ...] = ()
+    """Files of the coordinator that were left out, with the reason."""
+    num_broken: int | None = None
+    """How many of them should have been images; None in a study that an earlier version began."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """The labelled-only model after some epochs."""
+
+    epoch: int
+    loss: float
+    """Mean training cross-entropy of that epoch; 0 where every batch was skipped."""
+    accuracy: float
+    """On the test images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledOnlyResult:
+    """What labels alone give: the same network, trained on the coordinator's labelled images before round 1."""
+
+    metrics: dict[str, float]
+    """Of the last epoch, named as those of a round."""
+    epochs: int
+    lr: float
+    batch_size: int
+    steps: int
+    num_labelled: int
+    history: tuple[HistoryPoint, ...]
+    """Evenly spaced; the last is the last epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,14 +86,29 @@ class StudyRow:
     name: str
     position: int
     state: StudyState
-    config: dict[str, Any]
-    frozen: dict[str, Any] | None
-    numerics: dict[str, Any] | None
-    baseline: dict[str, Any] | None
+    config: Tables
+    """The checked tables of its study file; empty of a study that was refused. Plain, since it may name a method that
+    is not installed here (any more): `semisilo.coordinator.studies.study_file.config_from_dict` gives the settings
+    themselves."""
+    frozen: FrozenStudy | None
+    """None until its images were read for the first time."""
+    numerics: NumericsRecord | None
+    baseline: LabelledOnlyResult | None
+    """None where it was not asked for, or not trained yet."""
     queued_unix: float
     started_unix: float | None
     ended_unix: float | None
     reason: str
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in label order; () until the images were read."""
+        return () if self.frozen is None else self.frozen.classes
+
+    @property
+    def dense_bytes(self) -> int:
+        """The papers' 100 %, see `FrozenStudy`; 0 until the images were read."""
+        return 0 if self.frozen is None else self.frozen.dense_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +119,7 @@ class RoundRow:
     number: int
     state: RoundState
     phase: int
-    phases: tuple[dict[str, str], ...]
+    phases: tuple[Phase, ...]
     sample: tuple[str, ...]
     opened_unix: float
     closed_unix: float | None
@@ -61,7 +142,8 @@ class PhaseRow:
     deadline_unix: float
     limit_unix: float
     closed_unix: float | None
-    expects: dict[str, Any]
+    expects: dict[str, GroupLayout]
+    """The tensor groups that an update must hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +156,7 @@ class TaskRow:
     phase: int
     silo: str
     state: TaskState
-    spec: dict[str, Any]
+    spec: TaskSpec
     opened_unix: float
     given_unix: float | None
     closed_unix: float | None
@@ -85,7 +167,7 @@ class TaskRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredUpdate:
-    """An update that a silo has announced; complete when `accepted_unix` is set."""
+    """An update that a silo has declared; its bytes have come and are right when `accepted_unix` is set."""
 
     update_id: str
     task_id: str
@@ -99,39 +181,72 @@ class DeclaredUpdate:
     accepted_unix: float | None
     folded: bool
 
+    def header(self, silo: str) -> UpdateHeader:
+        """What a strategy hears of it before its tensors are read; `silo` is the one that was given its task."""
+        return UpdateHeader(silo=silo, num_examples=self.example_count, metrics=self.metrics)
+
 
 def _json(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
+def _record(cls: type[T], text: str) -> T:
+    """The dataclass that a column holds."""
+    found: T = _parsed(typing.cast(Hashable, cls), text)
+    return found
+
+
+@functools.lru_cache(maxsize=512)
+def _parsed(cls: Hashable, text: str) -> Any:
+    """The same row is read again and again while a round runs."""
+    return from_dict(typing.cast(type, cls), json.loads(text))
+
+
+def _record_or_none(cls: type[T], text: str | None) -> T | None:
+    return None if text is None or text == "{}" else _record(cls, text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expects:
+    groups: dict[str, GroupLayout]
+
+
 def study_row(row: sqlite3.Row) -> StudyRow:
     """A row of table study."""
     return StudyRow(name=row["name"], position=row["position"], state=StudyState(row["state"]),
-                    config=_json(row["config_json"]), frozen=_json(row["frozen_json"]),
-                    numerics=_json(row["numerics_json"]), baseline=_json(row["baseline_json"]),
+                    config=_json(row["config_json"]), frozen=_record_or_none(FrozenStudy, row["frozen_json"]),
+                    numerics=_record_or_none(NumericsRecord, row["numerics_json"]),
+                    baseline=_record_or_none(LabelledOnlyResult, row["baseline_json"]),
                     queued_unix=row["queued_unix"], started_unix=row["started_unix"], ended_unix=row["ended_unix"],
                     reason=row["reason"])
 
 
 def round_row(row: sqlite3.Row) -> RoundRow:
     """A row of table round."""
+    phases = _record(_Phases, f'{{"phases":{row["phases_json"]}}}').phases
     return RoundRow(study=row["study"], number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
-                    phases=tuple(_json(row["phases_json"])), sample=tuple(_json(row["sample_json"])),
+                    phases=phases, sample=tuple(_json(row["sample_json"])),
                     opened_unix=row["opened_unix"], closed_unix=row["closed_unix"], start_digest=row["start_digest"],
                     state_digest=row["state_digest"], metrics=_json(row["metrics_json"]), reason=row["reason"])
 
 
 def phase_row(row: sqlite3.Row) -> PhaseRow:
     """A row of table phase."""
+    expects = _record(_Expects, f'{{"groups":{row["expects_json"]}}}').groups
     return PhaseRow(study=row["study"], round=row["round"], number=row["number"], name=row["name"],
                     quorum=row["quorum"], opened_unix=row["opened_unix"], deadline_unix=row["deadline_unix"],
-                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], expects=_json(row["expects_json"]))
+                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], expects=expects)
 
 
 def task_row(row: sqlite3.Row) -> TaskRow:
     """A row of table task."""
     return TaskRow(task_id=row["task_id"], study=row["study"], round=row["round"], phase=row["phase"],
-                   silo=row["silo"], state=TaskState(row["state"]), spec=_json(row["spec_json"]),
+                   silo=row["silo"], state=TaskState(row["state"]), spec=_record(TaskSpec, row["spec_json"]),
                    opened_unix=row["opened_unix"], given_unix=row["given_unix"], closed_unix=row["closed_unix"],
                    update_id=row["update_id"], reason=row["reason"], metrics=_json(row["metrics_json"]))
 

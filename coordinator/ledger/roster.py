@@ -5,17 +5,40 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from common.config import canonical_json
-from common.errors import InvitationUsed, UnknownSilo
-from coordinator.ledger import Ledger
-from coordinator.membership import Invitation, SiloStatus
+from semisilo.common.config import canonical_json
+from semisilo.common.errors import InvitationUsed, UnknownSilo
+from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["LedgerRoster", "SiloRow"]
+__all__ = ["Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "certificate_ends",
+           "open_invitations"]
 
 _NOTES_AT_ONCE, _NOTE_SECONDS = 20, 300.0
 """So many events about a silo's being away in a row, then one in this time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invitation:
+    """An invitation as the roster keeps it."""
+
+    silo: str
+    expires_unix: float
+    used_key_fingerprint: bytes | None = None
+    """`semisilo.common.identity.certificates.fingerprint` of the key that used it; None while it is open."""
+    certificate_der: bytes | None = field(default=None, repr=False)
+    """What was issued for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloStatus:
+    """What every RPC asks of a silo."""
+
+    revoked: bool
+    valid_serials: frozenset[int]
+    """Serials issued and neither revoked nor replaced by a later invitation; expiry is not looked at."""
+    left_unix: float | None = None
+    """When it left on its own wish; None while it is a member."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +69,8 @@ class SiloRow:
 
 
 class LedgerRoster:
-    """Implements `coordinator.enrollment.Roster` on the ledger, and keeps what silos say of themselves."""
+    """Implements `semisilo.coordinator.federation.enrollment.Roster` on the ledger, and keeps what silos say of
+    themselves."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -173,26 +197,30 @@ class LedgerRoster:
             db.execute("UPDATE silo SET away_reason = ?, away_until_unix = ? WHERE name = ?",
                        (reason, until_unix, silo))
             moved = reason != known["away_reason"] or until_unix > known["away_until_unix"] + 60
-            if not moved or not self._may_note(silo):
+            # Events stay for ever, and a silo may call at any rate.
+            if not moved or (notes := self._recent_notes(silo)) > _NOTES_AT_ONCE - 1:
                 return
+            self._away_notes[silo] = notes + 1, time.monotonic()
             if reason:
                 self._ledger.event("silo_away", silo=silo, reason=reason, until_unix=until_unix)
             else:
                 self._ledger.event("silo_back", silo=silo)
 
-    def _may_note(self, silo: str) -> bool:
-        """Whether a silo's coming or going is worth an event: events stay for ever, and a silo may call at any rate."""
+    def _recent_notes(self, silo: str) -> float:
+        """Events about a silo's being away that are held against it; one is forgiven every `_NOTE_SECONDS`."""
         count, then = self._away_notes.get(silo, (0.0, 0.0))
-        count = max(0.0, count - (time.monotonic() - then) / _NOTE_SECONDS)
-        if count > _NOTES_AT_ONCE - 1:
-            return False
-        self._away_notes[silo] = count + 1, time.monotonic()
-        return True
+        return max(0.0, count - (time.monotonic() - then) / _NOTE_SECONDS)
 
     def open_invitations(self, now_unix: float) -> int:
         """How many invitations can still be used."""
         return int(self._ledger.query("SELECT count(*) AS n FROM invitation WHERE used_unix IS NULL"
                                       " AND expires_unix > ?", now_unix)[0]["n"])
+
+    def withdraw_invitations(self, now_unix: float) -> int:
+        """Removes all invitations that can still be used; returns how many there were."""
+        with self._ledger.transaction() as db:
+            return db.execute("DELETE FROM invitation WHERE used_unix IS NULL AND expires_unix > ?",
+                              (now_unix,)).rowcount
 
     def joined(self, silo: str, *, version: str, methods: tuple[str, ...], labelled_count: int, unlabelled_count: int,
                memory_study: str, memory_round: int) -> None:
@@ -232,3 +260,24 @@ class LedgerRoster:
         rows = self._ledger.query("SELECT name, away_until_unix FROM silo WHERE away_reason <> ''"
                                   " AND away_until_unix > ?", now_unix)
         return {row["name"]: row["away_until_unix"] for row in rows}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenInvitation:
+    """An invitation that can still be used."""
+
+    silo: str
+    expires_unix: float
+
+
+def open_invitations(ledger: Ledger, now_unix: float) -> tuple[OpenInvitation, ...]:
+    """Invitations that can still be used, by silo."""
+    rows = ledger.query("SELECT silo, expires_unix FROM invitation WHERE used_unix IS NULL AND expires_unix > ?"
+                        " ORDER BY silo", now_unix)
+    return tuple(OpenInvitation(silo=row["silo"], expires_unix=row["expires_unix"]) for row in rows)
+
+
+def certificate_ends(ledger: Ledger) -> dict[str, float]:
+    """Silo -> Unix seconds at which the last of its certificates ends that is not revoked."""
+    return {row["silo"]: row["unix"] for row in ledger.query(
+        "SELECT silo, max(not_after_unix) AS unix FROM certificate WHERE revoked_unix IS NULL GROUP BY silo")}

@@ -20,7 +20,7 @@ class StudyState(StrEnum):
     RUNNING = "running"
     """Rounds are under way."""
     PAUSED = "paused"
-    """The operator has paused it, or the coordinator itself where nobody trains (`coordinator.refusals`); an open round
+    """The operator has paused it, or the coordinator itself where nobody trains (`pause_when_refused`); an open round
     stays open, and answers are still taken."""
     COMPLETED = "completed"
     """All rounds are done."""

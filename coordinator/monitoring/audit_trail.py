@@ -1,13 +1,16 @@
-"""The audit trail for the page: events by filter, and the hash chain checked a stretch at a time."""
+"""The audit trail for the page: events by filter, and the hash chain checked a stretch at a time.
+
+Tests: tests/coordinator/monitoring/test_facts.py.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 
-from common.config import canonical_json
-from coordinator.ledger import Ledger
-from coordinator.page.facts import EventFacts, EventsFacts
+from semisilo.common.config import canonical_json
+from semisilo.coordinator.ledger.events import chain_of, events_after, find_events
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.monitoring.facts import EventFacts, EventsFacts
 
 __all__ = ["MOST_EVENTS", "ChainCheck", "events_of"]
 
@@ -46,23 +49,22 @@ class ChainCheck:
         """Checks the next stretch; True when there may be more."""
         if self.problem:
             return False
-        rows = ledger.query("SELECT * FROM event WHERE number > ? ORDER BY number LIMIT ?", self._last, _STRETCH)
-        for row in rows:
-            content = [self._chain, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]]
-            if row["number"] != self._last + 1:
+        rows = events_after(ledger, self._last, limit=_STRETCH)
+        for event in rows:
+            content = [self._chain, event.number, event.unix, event.kind, event.study, event.detail_json]
+            if event.number != self._last + 1:
                 self.problem = f"event {self._last + 1} is missing"
-            elif hashlib.sha256(canonical_json(content).encode()).hexdigest() != row["chain"]:
-                self.problem = f"event {row['number']} was altered"
+            elif hashlib.sha256(canonical_json(content).encode()).hexdigest() != event.chain:
+                self.problem = f"event {event.number} was altered"
             if self.problem:
                 return False
-            self.kinds.add(row["kind"])
-            self._chain, self._last, self.checked = row["chain"], row["number"], self.checked + 1
+            self.kinds.add(event.kind)
+            self._chain, self._last, self.checked = event.chain, event.number, self.checked + 1
         if len(rows) == _STRETCH:
             return True
         # Who rewrites the end, or all, of a chain leaves it sound: against that helps what was seen before.
         number, chain = self._newest
-        found = ledger.query("SELECT chain FROM event WHERE number = ?", number) if number else []
-        if number and (not found or found[0]["chain"] != chain):
+        if number and chain_of(ledger, number) != chain:
             self.problem = f"event {number} was altered or removed since it was checked"
         self._newest = (self._last, self._chain)
         self.complete = True
@@ -73,12 +75,9 @@ def events_of(ledger: Ledger, check: ChainCheck, *, study: str = "", silo: str =
               limit: int = 100) -> EventsFacts:
     """The newest events that fit, at most `limit`, of numbers below `before` where that is not 0."""
     limit = min(max(1, limit), MOST_EVENTS)
-    rows = ledger.query(
-        "SELECT * FROM event WHERE (number < ? OR ? = 0) AND (study = ? OR ? = '') AND (kind = ? OR ? = '')"
-        " AND (? = '' OR json_extract(detail_json, '$.silo') = ?) ORDER BY number DESC LIMIT ?",
-        before, before, study, study, kind, kind, silo, silo, limit + 1)
-    events = tuple(EventFacts(number=row["number"], unix=row["unix"], kind=row["kind"], study=row["study"],
-                              detail=json.loads(row["detail_json"]), chain=row["chain"]) for row in rows[:limit])
+    found = find_events(ledger, study=study, silo=silo, kind=kind, before=before, limit=limit + 1)
+    events = tuple(EventFacts(number=event.number, unix=event.unix, kind=event.kind, study=event.study,
+                              detail=event.detail, chain=event.chain) for event in found[:limit])
     return EventsFacts(events=events, chain_intact=check.intact, chain_problem=check.problem, checked=check.checked,
-                       first_number=events[-1].number if events else 0, more=len(rows) > limit,
+                       first_number=events[-1].number if events else 0, more=len(found) > limit,
                        kinds=tuple(sorted(check.kinds)))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from coordinator.forecast import Forecast
-from coordinator.status import InvitationFacts
+from semisilo.coordinator.ledger.roster import OpenInvitation
+from semisilo.coordinator.monitoring.forecast import Forecast
+from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
 
-__all__ = ["BySilo", "CostFacts", "DoingFacts", "DriftFacts", "EncodingFacts", "EventFacts", "EventsFacts",
-           "FederationFacts", "LiveFacts", "OpenRoundFacts", "PhaseFacts", "RoundDetail", "RoundLine", "SiloLine",
+__all__ = ["ByGroup", "ByRpc", "BySilo", "CostFacts", "DoingFacts", "DriftFacts", "EncodingFacts", "EventFacts",
+           "EventsFacts", "FederationFacts", "LiveFacts", "PhaseFacts", "RoundDetail", "RoundLine", "SiloLine",
            "SiloOfStudy", "StudyDetail", "StudyLine", "TaskFacts", "TrafficFacts", "TwoWays"]
 
 
@@ -74,8 +74,7 @@ class SiloLine:
 
     name: str
     state: str
-    """revoked; left; enrolled: never joined; joined: `serve` is not running; late: it owes an answer past the deadline;
-    working: it has a task; connected; away."""
+    """A `semisilo.coordinator.monitoring.silo_state.SiloState`."""
     doing: DoingFacts | None
     away_reason: str
     """Why it takes no task by its own policy, for example its hours of work; empty when it takes tasks."""
@@ -106,28 +105,10 @@ class FederationFacts:
     live: LiveFacts | None
     studies: tuple[StudyLine, ...]
     silos: tuple[SiloLine, ...]
-    invitations: tuple[InvitationFacts, ...]
+    invitations: tuple[OpenInvitation, ...]
 
 
 # GET /api/studies/NAME ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenRoundFacts:
-    """The round that is under way."""
-
-    number: int
-    state: str
-    phase: str
-    opened_unix: float
-    deadline_unix: float | None
-    """Of the open phase; None while no silo works."""
-    limit_unix: float | None
-    """When the round fails if its quorum is not reached."""
-    quorum: int
-    tasks: Mapping[str, int]
-    """Task state -> silos, of the open phase."""
-    waiting_for: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +138,7 @@ class RoundLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftFacts:
-    """How far a round's class histogram is from the silo's rounds before (`coordinator.drift`)."""
+    """How far a round's class histogram is from the silo's rounds before (`semisilo.coordinator.monitoring.drift`)."""
 
     distance: float
     threshold: float
@@ -183,7 +164,7 @@ class SiloOfStudy:
     wire_down: int
     wire_up: int
     last_reason: str
-    """Why it last abstained, refused or was late."""
+    """Why it last abstained, refused or did not answer."""
     last_reason_round: int
     """The round in which it did; 0: it never did."""
 
@@ -194,6 +175,24 @@ class TwoWays:
 
     down: int = 0
     up: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByGroup:
+    """Payload bytes of one tensor group in a study."""
+
+    group: str
+    down: int
+    up: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByRpc:
+    """Message bytes of one call in a study."""
+
+    rpc: str
+    down: int
+    up: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,11 +231,9 @@ class CostFacts:
     share_of_dense: float | None
     estimated: bool
     """Whether wire bytes follow from the messages, for want of the kernel's counters."""
-    by_group: tuple[Mapping[str, Any], ...]
-    """{group, down, up}: payload bytes."""
+    by_group: tuple[ByGroup, ...]
     by_silo: tuple[BySilo, ...]
-    by_rpc: tuple[Mapping[str, Any], ...]
-    """{rpc, down, up}: message bytes."""
+    by_rpc: tuple[ByRpc, ...]
     by_encoding: tuple[EncodingFacts, ...]
     forecast: Forecast | None
     """None before the first finished round and after the end."""
@@ -255,7 +252,8 @@ class StudyDetail:
     """Paper and venue of the method."""
     discloses: str
     """What the method lets silos and coordinator learn, beyond updates."""
-    settings: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Mapping[str, object]]
+    """Table -> setting -> value, as in the study file."""
     classes: tuple[str, ...]
     queued_unix: float
     started_unix: float | None
@@ -358,7 +356,7 @@ class EventFacts:
     unix: float
     kind: str
     study: str
-    detail: Mapping[str, Any]
+    detail: Mapping[str, object]
     chain: str
 
 

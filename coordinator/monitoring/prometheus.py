@@ -11,7 +11,7 @@ import platform
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -19,22 +19,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from common import __version__
-from common.errors import SemisiloError
-from common.identity import load_certificate, not_after_unix
-from coordinator.federation import Federation
-from coordinator.ledger import Ledger
-from coordinator.live import PRESENT_SECONDS, LiveStatus
-from coordinator.scrape import (
-    NOT_ACCEPTED,
-    SiloReading,
-    StudyReading,
-    StudyScrapes,
-    open_phase,
-    read_silos,
-    spent_bytes,
-)
-from coordinator.states import StudyState, TaskState
+from semisilo.common import __version__
+from semisilo.common.errors import SemisiloError
+from semisilo.common.identity.certificates import load_certificate, not_after_unix
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import open_phase
+from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, certificate_ends, open_invitations
+from semisilo.coordinator.ledger.states import ENDED_ROUND, StudyState, TaskState
+from semisilo.coordinator.ledger.tasks import open_tasks
+from semisilo.coordinator.ledger.traffic import total_bytes_by_silo
+from semisilo.coordinator.monitoring.ledger_metrics import NOT_ACCEPTED, StudyReading, StudyScrapes
+from semisilo.coordinator.monitoring.outcomes import OUTCOMES
+from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
+from semisilo.coordinator.rounds.live_file import LiveStatus
 
 __all__ = ["CONTENT_TYPE", "FORMER", "OVERHEAD", "Exposition"]
 
@@ -43,6 +41,7 @@ OVERHEAD = "(overhead)"
 """Label `silo` of bytes that belong to no silo; no silo can have that name."""
 FORMER = "(former)"
 """And of those of silos that are revoked or have left, together."""
+_FORMER_STATES = (SiloState.REVOKED, SiloState.LEFT)
 _RUNNING = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING, StudyState.PAUSED)
 
 
@@ -79,7 +78,9 @@ class _Coordinator(Collector):
         """Called for every scrape."""
         live, now = self._live(), self._clock()
         studies = self._studies.read(self._ledger)
-        members, revoked, left = read_silos(self._ledger, now_unix=now)
+        roster = LedgerRoster(self._ledger).silos()
+        activities = activities_of(roster, live, open_tasks(self._ledger), now_unix=now)
+        members = {row.name for row in roster if activities[row.name].state not in _FORMER_STATES}
         build = GaugeMetricFamily("semisilo_build_info", "Version of semisilo; always 1.",
                                   labels=["version", "python", "federation"])
         build.add_metric([__version__, platform.python_version(), self._federation.name], 1)
@@ -87,14 +88,15 @@ class _Coordinator(Collector):
         yield _gauge("semisilo_serving", "Whether coordinator serve is running.", float(live is not None))
         yield from _of_studies(studies)
         yield from self._of_phase(studies)
-        yield from _of_silos(members, revoked, left, live, now)
-        yield from _label_ratios(studies, {member.name for member in members})
-        yield from self._bytes({member.name for member in members})
+        yield from _of_silos([row for row in roster if row.name in members], activities, certificate_ends(self._ledger),
+                             now)
+        yield from _label_ratios(studies, members)
+        yield from self._bytes(members)
         yield from _encodings(studies)
         yield from self._machine()
         yield from self._certificate_ends()
-        yield _gauge("semisilo_invitations_open", "Invitations that can still be used.", float(self._ledger.query(
-            "SELECT count(*) AS n FROM invitation WHERE used_unix IS NULL AND expires_unix > ?", now)[0]["n"]))
+        yield _gauge("semisilo_invitations_open", "Invitations that can still be used.", float(len(
+            open_invitations(self._ledger, now))))
 
     def _of_phase(self, studies: list[StudyReading]) -> Iterator[Metric]:
         deadline = GaugeMetricFamily("semisilo_phase_deadline_timestamp_seconds",
@@ -105,10 +107,9 @@ class _Coordinator(Collector):
         for study in studies:
             found = open_phase(self._ledger, study.name) if study.state in _RUNNING else None
             if found is not None:
-                name, unix, states = found
-                deadline.add_metric([study.name, name], unix)
+                deadline.add_metric([study.name, found.name], found.deadline_unix)
                 for state in TaskState:
-                    tasks.add_metric([study.name, name, state], states.get(state, 0))
+                    tasks.add_metric([study.name, found.name, state], found.tasks.get(state, 0))
         yield deadline
         yield tasks
 
@@ -116,10 +117,10 @@ class _Coordinator(Collector):
         family = CounterMetricFamily("semisilo_bytes", "Bytes by silo, direction (down: to silos) and kind: payload"
                                      " within message within wire.", labels=["direction", "kind", "silo"])
         sums: Counter[tuple[str, str, str]] = Counter()
-        for (silo, direction, kind), size in spent_bytes(self._ledger).items():
+        for (silo, direction, kind), size in total_bytes_by_silo(self._ledger).items():
             sums[direction, kind, silo if silo in members else FORMER if silo else OVERHEAD] += size
-        for (direction, kind, silo), size in sorted(sums.items()):
-            family.add_metric([direction, kind, silo], size)
+        for labels, size in sorted(sums.items()):
+            family.add_metric(labels, size)
         yield family
 
     def _machine(self) -> Iterator[Metric]:
@@ -162,7 +163,7 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
     refusals = CounterMetricFamily("semisilo_task_refusals", "Tasks that were refused, by error code.",
                                    labels=["study", "code"])
     gauges: Mapping[str, tuple[str, Callable[[StudyReading], float | None]]] = {
-        "semisilo_study_round": ("Round that was opened last.", lambda study: _float(study.last_round)),
+        "semisilo_study_round": ("Round that was opened last.", lambda study: _float(study.progress.last_round)),
         "semisilo_study_rounds_planned": ("Rounds that the study file asks for.",
                                           lambda study: float(study.planned_rounds)),
         "semisilo_study_accuracy_ratio": ("Test accuracy after the last committed round.",
@@ -171,19 +172,20 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
                                                         lambda study: study.labelled_only),
         "semisilo_study_loss": ("Test loss after the last committed round.", lambda study: study.loss),
         "semisilo_round_last_duration_seconds": ("How long the last round took that is over.",
-                                                 lambda study: study.last_seconds),
+                                                 lambda study: study.progress.last_seconds),
         "semisilo_round_opened_timestamp_seconds": ("When the round was opened that is under way.",
-                                                    lambda study: study.round_opened_unix),
+                                                    lambda study: study.progress.round_opened_unix),
     }
     for study in studies:
         for each in StudyState:
             state.add_metric([study.name, each], float(study.state == each))
-        for ended in ("completed", "failed", "cancelled"):
-            rounds.add_metric([study.name, ended], study.rounds.get(ended, 0))
-        seconds.add_metric([study.name], study.finished_rounds, study.finished_seconds)
-        for outcome in TaskState:
-            if outcome is not TaskState.OPEN:
-                tasks.add_metric([study.name, outcome], study.tasks.get(outcome, 0))
+        over = {entry.state: entry for entry in study.progress.rounds if entry.state in ENDED_ROUND}
+        for ended in ENDED_ROUND:
+            rounds.add_metric([study.name, ended], over[ended].count if ended in over else 0)
+        seconds.add_metric([study.name], sum(entry.count for entry in over.values()),
+                           sum(entry.seconds for entry in over.values()))
+        for outcome in OUTCOMES:
+            tasks.add_metric([study.name, outcome], study.tasks.get(outcome, 0))
         rejected = study.refusals.get(NOT_ACCEPTED, 0)
         updates.add_metric([study.name, "accepted"], study.tasks.get(TaskState.UPDATED, 0))
         updates.add_metric([study.name, "refused"], rejected)
@@ -198,13 +200,8 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
         yield family
 
 
-def _of_silos(members: list[SiloReading], revoked: int, left: int, live: LiveStatus | None,
+def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity], ends: Mapping[str, float],
               now: float) -> Iterator[Metric]:
-    present = set() if live is None else {*live.connected, *(name for name, silo in live.silos.items()
-                                                            if now - silo.unix < PRESENT_SECONDS)}
-    working = set() if live is None else {name for name, silo in live.silos.items()
-                                         if name in present and silo.stage}
-    states: Counter[str] = Counter({"revoked": revoked, "left": left})
     connected = GaugeMetricFamily("semisilo_silo_connected", "Whether a silo is connected now.", labels=["silo"])
     seen = GaugeMetricFamily("semisilo_silo_last_seen_timestamp_seconds", "When a silo last asked for work.",
                              labels=["silo"])
@@ -213,22 +210,21 @@ def _of_silos(members: list[SiloReading], revoked: int, left: int, live: LiveSta
     images = GaugeMetricFamily("semisilo_silo_images", "Images that a silo has said to have.",
                                labels=["silo", "labelled"])
     for silo in members:
-        states["enrolled" if not silo.joined else "working" if silo.name in working else "connected"
-               if silo.name in present else "away"] += 1
-        connected.add_metric([silo.name], float(silo.name in present))
+        connected.add_metric([silo.name], float(activities[silo.name].present))
         if silo.seen_unix is not None:
             seen.add_metric([silo.name], silo.seen_unix)
-        if silo.certificate_expiry_unix is not None:
-            expiry.add_metric([silo.name], silo.certificate_expiry_unix)
-        if silo.joined:
+        if silo.name in ends:
+            expiry.add_metric([silo.name], ends[silo.name])
+        if silo.joined_unix is not None:
             images.add_metric([silo.name, "true"], silo.labelled_count)
             images.add_metric([silo.name, "false"], silo.unlabelled_count)
-    family = GaugeMetricFamily("semisilo_silos", "Silos by state; enrolled: never joined, away: joined and not"
-                               " connected.", labels=["state"])
-    for state in ("enrolled", "connected", "working", "away", "revoked", "left"):
+    states = Counter(activity.state for activity in activities.values())
+    family = GaugeMetricFamily("semisilo_silos", "Silos by what they are doing (docs/observability.md).",
+                               labels=["state"])
+    for state in SiloState:
         family.add_metric([state], states[state])
     paused = GaugeMetricFamily("semisilo_silos_off_duty", "Silos that take no task now by their own policy.")
-    paused.add_metric([], sum(silo.is_away for silo in members))
+    paused.add_metric([], sum(silo.is_away(now) for silo in members))
     yield from (family, paused, connected, seen, expiry, images)
 
 
@@ -249,9 +245,9 @@ def _encodings(studies: list[StudyReading]) -> Iterator[Metric]:
     dense = CounterMetricFamily("semisilo_encoded_dense_bytes", "What the same elements take dense.",
                                 labels=["study", "direction", "encoding"])
     for study in studies:
-        for (direction, encoding), row in sorted(study.encoded.items()):
-            sizes.add_metric([study.name, direction, encoding], row.bytes)
-            dense.add_metric([study.name, direction, encoding], row.dense_bytes)
+        for use in sorted(study.encodings, key=lambda use: (use.direction, use.encoding)):
+            sizes.add_metric([study.name, use.direction, use.encoding], use.bytes)
+            dense.add_metric([study.name, use.direction, use.encoding], use.dense_bytes)
     yield from (sizes, dense)
 
 

@@ -3,55 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from common.describe import describe_bytes, describe_seconds, describe_share
-from common.logs import printable
-from coordinator.costs import costs_of
-from coordinator.federation import Federation, folder_option
-from coordinator.ledger import Ledger
-from coordinator.live import PRESENT_SECONDS, LiveSilo, LiveStatus
-from coordinator.roster import LedgerRoster, SiloRow
-from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import RoundState, StudyState, TaskState
-from coordinator.summary import (
-    accuracy_in,
-    labelled_only_accuracy,
-    outcomes_of,
-    planned_rounds,
-    seconds_left,
-    traffic_of,
+from semisilo.common.text.describe import (
+    describe_bytes,
+    describe_percentage,
+    describe_progress,
+    describe_seconds,
+    describe_share,
 )
+from semisilo.common.text.logs import printable
+from semisilo.coordinator.federation.folder import Federation, folder_option
+from semisilo.coordinator.ledger.costs import costs_of
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.tasks import last_refusals, open_tasks
+from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
+from semisilo.coordinator.monitoring.study_facts import StudyFacts, open_round_facts, study_facts
+from semisilo.coordinator.monitoring.summary import planned_rounds
+from semisilo.coordinator.monitoring.traffic import traffic_of
+from semisilo.coordinator.rounds.live_file import LiveStatus
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["CostFacts", "InvitationFacts", "RefusalFacts", "RoundFacts", "SiloFacts", "StatusFacts", "StudyFacts",
-           "gather", "open_invitations", "render"]
+__all__ = ["CostFacts", "RefusalFacts", "RoundFacts", "SiloFacts", "StatusFacts", "gather", "render"]
 
 _DAY = 86400.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyFacts:
-    """One study of the queue."""
-
-    name: str
-    state: str
-    method: str
-    round: int
-    rounds: int
-    accuracy: float | None
-    """After the last committed round that was measured."""
-    labelled_only_accuracy: float | None
-    seconds_left: float | None
-    """Estimated; None before the first finished round and after the end."""
-    reason: str
+_STYLES: Mapping[str, str] = {
+    SiloState.REVOKED: "red", SiloState.CONNECTED: "green", SiloState.WORKING: "green",
+    SiloState.LATE: "yellow", SiloState.AWAY: "yellow", SiloState.AWAY_BY_POLICY: "yellow"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +48,9 @@ class SiloFacts:
 
     name: str
     state: str
-    """"revoked", "left" (on its own wish), "enrolled" (never joined), "connected" or "away"; "away by policy" while it
-    takes no task because its own policy says so; "joined" while `serve` is not running."""
+    """A `semisilo.coordinator.monitoring.silo_state.SiloState`."""
+    present: bool
+    """Whether it is there, whatever it does."""
     doing: str
     """What it works on and how far it is, for example "training 40 %"; empty when it does not."""
     seen_unix: float | None
@@ -72,14 +61,6 @@ class SiloFacts:
     away_reason: str = ""
     """Why it takes no task by its own policy; empty when it takes tasks."""
     away_until_unix: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InvitationFacts:
-    """An invitation that can still be used."""
-
-    silo: str
-    expires_unix: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +86,7 @@ class RoundFacts:
     phase: str
     opened_unix: float
     deadline_unix: float | None
-    """Of the open phase; None while no silo works."""
+    """Of the open phase; None while no silo works or the study is paused."""
     quorum: int
     tasks: dict[str, int]
     """Task state -> silos."""
@@ -133,7 +114,7 @@ class CostFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusFacts:
-    """Everything that `status` shows; `common.config.to_dict` makes JSON types of it."""
+    """Everything that `status` shows; `semisilo.common.config.to_dict` makes JSON types of it."""
 
     federation: str
     address: str
@@ -143,7 +124,7 @@ class StatusFacts:
     live: LiveStatus | None
     studies: tuple[StudyFacts, ...]
     silos: tuple[SiloFacts, ...]
-    invitations: tuple[InvitationFacts, ...]
+    invitations: tuple[OpenInvitation, ...]
     refusals: tuple[RefusalFacts, ...]
     """Of studies that have not ended, by silo."""
     current_round: RoundFacts | None
@@ -152,15 +133,16 @@ class StatusFacts:
 
 def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
            now_unix: float | None = None) -> StatusFacts:
-    """Reads the facts; `live` is what `coordinator.live.read` gave, None when `serve` is not running."""
+    """Reads the facts; `live` is what `semisilo.coordinator.rounds.live_file.read` gave, None when `serve` is not
+    running."""
     now = time.time() if now_unix is None else now_unix
     rows = ledger.studies()
-    studies, current, costs = [], None, []
+    studies, costs = [], []
+    current: RoundFacts | None = None
     for row in rows:
         rounds = ledger.rounds(row.name)
-        studies.append(_study_facts(row, rounds, now))
-        if rounds and rounds[-1].closed_unix is None and row.ended_unix is None and current is None:
-            current = _round_facts(ledger, row, rounds[-1])
+        studies.append(study_facts(row, rounds, now_unix=now))
+        current = current or (_round_facts(ledger, row, rounds[-1]) if rounds else None)
         if rounds:
             costs.append(_cost_facts(ledger, row))
     return StatusFacts(
@@ -170,55 +152,22 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
         current_round=current, costs=tuple(costs))
 
 
-def open_invitations(ledger: Ledger, now: float) -> tuple[InvitationFacts, ...]:
-    """Invitations that can still be used, by silo."""
-    rows = ledger.query("SELECT silo, expires_unix FROM invitation WHERE used_unix IS NULL AND expires_unix > ?"
-                        " ORDER BY silo", now)
-    return tuple(InvitationFacts(silo=row["silo"], expires_unix=row["expires_unix"]) for row in rows)
-
-
 def _refusals(ledger: Ledger) -> tuple[RefusalFacts, ...]:
     """A silo whose newest closed task was refused: what is in the way is still there."""
-    rows = ledger.query(
-        "SELECT silo, study, round, task.reason AS reason, max(closed_unix) AS closed_unix, task.state AS state"
-        " FROM task JOIN study ON study.name = task.study WHERE study.ended_unix IS NULL AND closed_unix IS NOT NULL"
-        " GROUP BY silo, study ORDER BY silo, study")
-    return tuple(RefusalFacts(silo=row["silo"], study=row["study"], round=row["round"], reason=row["reason"],
-                              unix=row["closed_unix"]) for row in rows if row["state"] == TaskState.REFUSED)
+    return tuple(RefusalFacts(silo=task.silo, study=task.study, round=task.round, reason=task.reason,
+                              unix=task.closed_unix) for task in last_refusals(ledger))
 
 
-def _study_facts(row: StudyRow, rounds: list[RoundRow], now: float) -> StudyFacts:
-    measured = [accuracy for entry in rounds if entry.state is RoundState.COMPLETED
-                and (accuracy := accuracy_in(entry.metrics)) is not None]
-    planned = planned_rounds(row)
-    return StudyFacts(name=row.name, state=str(row.state), method=str(row.config.get("method", {}).get("name", "?")),
-                      round=rounds[-1].number if rounds else 0, rounds=planned,
-                      accuracy=measured[-1] if measured else None, labelled_only_accuracy=labelled_only_accuracy(row),
-                      seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now),
-                      reason=row.reason)
-
-
-def _round_facts(ledger: Ledger, study: StudyRow, row: RoundRow) -> RoundFacts:
-    phases = ledger.query("SELECT * FROM phase WHERE study = ? AND round = ? ORDER BY number DESC LIMIT 1",
-                          study.name, row.number)
-    phase = phases[0] if phases else None
-    answers: dict[str, TaskState] = {}
-    if phase is not None:
-        answers = outcomes_of((task["silo"], TaskState(task["state"])) for task in ledger.query(
-            "SELECT silo, state FROM task WHERE study = ? AND round = ? AND phase = ?",
-            study.name, row.number, phase["number"]))
-    return RoundFacts(
-        study=study.name, number=row.number, rounds=planned_rounds(study), state=str(row.state),
-        phase=phase["name"] if phase is not None else "", opened_unix=row.opened_unix,
-        deadline_unix=phase["deadline_unix"] if phase is not None and row.state is RoundState.COLLECTING
-        and study.state is not StudyState.PAUSED else None,
-        quorum=phase["quorum"] if phase is not None else 0,
-        tasks={str(state): count for state, count in sorted(Counter(answers.values()).items())},
-        waiting_for=tuple(sorted((silo for silo, state in answers.items() if state is TaskState.OPEN), key=str.encode)))
+def _round_facts(ledger: Ledger, study: StudyRow, last: RoundRow) -> RoundFacts | None:
+    found = open_round_facts(ledger, study, last)
+    return None if found is None else RoundFacts(
+        study=study.name, number=found.number, rounds=planned_rounds(study), state=found.state, phase=found.phase,
+        opened_unix=found.opened_unix, deadline_unix=None if study.state is StudyState.PAUSED else found.deadline_unix,
+        quorum=found.quorum, tasks=found.tasks, waiting_for=found.waiting_for)
 
 
 def _cost_facts(ledger: Ledger, study: StudyRow) -> CostFacts:
-    traffic = traffic_of(costs_of(ledger, study.name), dense_bytes=int((study.frozen or {}).get("dense_bytes", 0)))
+    traffic = traffic_of(costs_of(ledger, study.name), dense_bytes=study.dense_bytes)
     return CostFacts(study=study.name, payload_down=traffic.payload_down, payload_up=traffic.payload_up,
                      message_down=traffic.message_down, message_up=traffic.message_up, wire_down=traffic.wire_down,
                      wire_up=traffic.wire_up, overhead=traffic.overhead, dense_bytes=traffic.dense_total,
@@ -226,36 +175,19 @@ def _cost_facts(ledger: Ledger, study: StudyRow) -> CostFacts:
 
 
 def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[SiloFacts, ...]:
-    def heard(row: SiloRow) -> LiveSilo | None:
-        said = live.silos.get(row.name) if live is not None else None
-        return said if said is not None and now - said.unix <= PRESENT_SECONDS else None
+    members = LedgerRoster(ledger).silos()
+    activities = activities_of(members, live, open_tasks(ledger), now_unix=now)
 
-    def state(row: SiloRow) -> str:
-        if row.revoked_unix is not None:
-            return "revoked"
-        if row.left_unix is not None:
-            return "left"
-        if row.joined_unix is None:
-            return "enrolled"
-        if row.is_away(now):
-            return "away by policy"
-        if live is None:
-            return "joined"
-        present = row.name in live.connected or heard(row) is not None \
-            or (row.seen_unix is not None and now - row.seen_unix <= PRESENT_SECONDS)
-        return "connected" if present else "away"
-
-    def doing(row: SiloRow) -> str:
-        said = heard(row)
-        open_task = ledger.open_task(row.name) if said is not None else None
-        return f"{said.stage} {100 * said.fraction:.0f} %" if said is not None and open_task is not None else ""
+    def doing(name: str) -> str:
+        found = activities[name].doing
+        return f"{found.stage} {describe_progress(found.fraction)}" if found is not None else ""
 
     return tuple(SiloFacts(
-        name=row.name, state=state(row), doing=doing(row), seen_unix=row.seen_unix, version=row.version,
-        labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count,
-        away_reason=row.away_reason if row.is_away(now) else "",
+        name=row.name, state=str(activities[row.name].state), present=activities[row.name].present,
+        doing=doing(row.name), seen_unix=row.seen_unix, version=row.version, labelled_count=row.labelled_count,
+        unlabelled_count=row.unlabelled_count, away_reason=row.away_reason if row.is_away(now) else "",
         away_until_unix=row.away_until_unix if row.is_away(now) else None,
-        certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in LedgerRoster(ledger).silos())
+        certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in members)
 
 
 # For people -----------------------------------------------------------------------------------------------------------
@@ -308,11 +240,11 @@ def _serve_line(facts: StatusFacts) -> Text:
     live = facts.live
     if live is None:
         return Text(f"serve is not running. Start it: coordinator serve{folder_option(facts.folder)}", "yellow")
-    present = sum(silo.state == "connected" or silo.name in live.connected for silo in facts.silos)
+    present = sum(silo.present for silo in facts.silos)
     line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {_count(present, 'silo')} connected")
     doing = live.activity or live.text
     if doing:
-        progress = f" {100 * live.fraction:.0f} %" if live.activity and live.fraction > 0 else ""
+        progress = f" {describe_progress(live.fraction)}" if live.activity and live.fraction > 0 else ""
         line.append(f": {printable(doing, limit=200)}{progress}")
     return line
 
@@ -323,8 +255,8 @@ def _study_table(facts: StatusFacts) -> Table:
                           ("accuracy", "right"), ("labelled only", "right"), ("time left", "right")):
         table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
     for study in facts.studies:
-        table.add_row(study.name, study.state, study.method, f"{study.round}/{study.rounds}", _number(study.accuracy),
-                      _number(study.labelled_only_accuracy),
+        table.add_row(study.name, study.state, study.method, f"{study.round}/{study.rounds}",
+                      describe_percentage(study.accuracy), describe_percentage(study.labelled_only_accuracy),
                       "–" if study.seconds_left is None else describe_seconds(study.seconds_left))
     return table
 
@@ -355,11 +287,11 @@ def _silo_table(facts: StatusFacts) -> Table:
     if labels:
         table.add_column("labelled", justify="right", no_wrap=True)
     table.add_column("version", no_wrap=True, overflow="ellipsis", max_width=12)
-    styles = {"revoked": "red", "connected": "green", "away": "yellow", "away by policy": "yellow"}
     for silo in facts.silos:
         seen = "never" if silo.seen_unix is None else f"{describe_seconds(facts.unix - silo.seen_unix)} ago"
         days = silo.certificate_days_left
-        table.add_row(silo.name, Text(silo.doing or silo.state, styles.get(silo.state, "dim")), seen,
+        state = Text(silo.doing if silo.state == SiloState.WORKING else silo.state, _STYLES.get(silo.state, "dim"))
+        table.add_row(silo.name, state, seen,
                       Text("expired", "red") if days <= 0 else Text(f"{days:.0f} days", "yellow" if days < 7 else ""),
                       str(silo.labelled_count + silo.unlabelled_count) if silo.version else "–",
                       *([str(silo.labelled_count) if silo.version else "–"] if labels else []), silo.version or "–")
@@ -385,7 +317,3 @@ def _count(number: int, noun: str) -> str:
 
 def _utc(unix: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"

@@ -1,21 +1,24 @@
-"""One study as the page shows it, kept up to date: rounds that are over are read once, only the last ones again."""
+"""One study as the page shows it, kept up to date: rounds that are over are read once, only the last ones again.
+
+Tests: tests/coordinator/monitoring/test_facts.py.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from coordinator.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
-from coordinator.ledger import Ledger
-from coordinator.page.cost_book import RoundCosts, StudyCosts
-from coordinator.page.facts import DriftFacts, RoundLine, SiloOfStudy
-from coordinator.rows import RoundRow
-from coordinator.states import RoundState, TaskState
-from coordinator.summary import accuracy_in, outcomes_of
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, asked_silos
+from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
+from semisilo.coordinator.monitoring.facts import DriftFacts, RoundLine, SiloOfStudy
+from semisilo.coordinator.monitoring.outcomes import outcomes_of
+from semisilo.coordinator.monitoring.summary import accuracy_in, label_ratio_in
+from semisilo.coordinator.monitoring.traffic import RoundCosts, StudyCosts
 
 __all__ = ["CELLS", "FEWEST_ROUNDS", "SiloAnswer", "StudyBook", "finite", "silo_answers",
            "silo_over_all_rounds"]
@@ -28,7 +31,7 @@ _STRETCH = 50
 _DIGITS = 4
 
 
-def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """The numbers that JSON can carry."""
     return {name: float(value) for name, value in metrics.items()
             if isinstance(value, (int, float)) and math.isfinite(value)}
@@ -96,28 +99,23 @@ def silo_answers(ledger: Ledger, study: str, *, first: int, last: int, silo: str
     Args:
         metrics_from: of rounds before this one, what silos sent is not looked at.
     """
-    found: dict[int, dict[str, list[Any]]] = {}
-    for row in ledger.query(
-            "SELECT task.round, task.silo, task.state, task.reason, declared_update.example_count,"
-            " CASE WHEN task.round >= ? THEN task.metrics_json END AS metrics_json FROM task"
-            " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
-            " WHERE task.study = ? AND task.round BETWEEN ? AND ? AND (task.silo = ? OR ? = '')"
-            " ORDER BY task.round, task.phase, task.silo", metrics_from, study, first, last, silo, silo):
-        found.setdefault(row["round"], {}).setdefault(row["silo"], []).append(row)
-    return {number: {name: _answer(rows) for name, rows in silos.items()} for number, silos in found.items()}
+    found: dict[int, dict[str, list[TaskAnswer]]] = {}
+    for answer in answers_of_study(ledger, study, first=first, last=last, silo=silo, metrics_from=metrics_from):
+        found.setdefault(answer.round, {}).setdefault(answer.silo, []).append(answer)
+    return {number: {name: _answer(answers) for name, answers in silos.items()} for number, silos in found.items()}
 
 
-def _answer(rows: list[Any]) -> SiloAnswer:
-    """One answer from the tasks of all phases, in order of the phases."""
-    state = outcomes_of(("", TaskState(row["state"])) for row in rows)[""]
-    metrics: dict[str, Any] = {}
-    for row in rows:
-        metrics.update(json.loads(row["metrics_json"] or "{}"))
-    ratio = metrics.get("label_ratio")
+def _answer(answers: Sequence[TaskAnswer]) -> SiloAnswer:
+    """One answer from those to all phases, in order of the phases."""
+    state = outcomes_of(("", answer.state) for answer in answers)[""]
+    metrics: dict[str, float] = {}
+    for answer in answers:
+        metrics.update(answer.metrics)
+    ratio = label_ratio_in(metrics)
     return SiloAnswer(
-        state=state, reason=next((row["reason"] for row in rows if row["reason"] and row["state"] == state), ""),
-        label_ratio=round(float(ratio), _DIGITS) if isinstance(ratio, (int, float)) and math.isfinite(ratio) else None,
-        pseudo_labels=pseudo_label_counts(metrics), examples=max(row["example_count"] or 0 for row in rows))
+        state=state, reason=next((answer.reason for answer in answers if answer.reason and answer.state is state), ""),
+        label_ratio=None if ratio is None else round(ratio, _DIGITS), pseudo_labels=pseudo_label_counts(metrics),
+        examples=max(answer.example_count or 0 for answer in answers))
 
 
 def _rounds_shown(silos: int) -> int:
@@ -143,8 +141,7 @@ class StudyBook:
         self._open = []
         shown_from = 0
         if len(rows) > FEWEST_ROUNDS:  # the first look at a study that has run for a while
-            silos = ledger.query("SELECT count(DISTINCT silo) AS n FROM task WHERE study = ?", self.name)[0]["n"]
-            shown_from = rows[-1].number - _rounds_shown(silos) + 1
+            shown_from = rows[-1].number - _rounds_shown(len(asked_silos(ledger, self.name))) + 1
         for start in range(0, len(rows), _STRETCH):
             self._read(ledger, rows[start:start + _STRETCH], shown_from=shown_from)
         self._forget()

@@ -2,88 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from common.errors import StorageDamaged
-from coordinator.costs import Cost, Direction, Kind, costs_of
-from coordinator.ledger import Ledger
-from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import RoundState, TaskState
+from semisilo.common.errors import StorageDamaged
+from semisilo.coordinator.ledger.costs import Cost, costs_of
+from semisilo.coordinator.ledger.events import event_kinds
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
+from semisilo.coordinator.monitoring.outcomes import outcomes_of
+from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
 
 if TYPE_CHECKING:
-    from coordinator.encodings import EncodingUse
+    from semisilo.coordinator.ledger.encodings import EncodingUse
 
-__all__ = ["AuditSummary", "RoundSummary", "StudySummary", "Traffic", "accuracy_in", "audit", "labelled_only_accuracy",
-           "outcomes_of", "planned_rounds", "seconds_left", "summarise", "traffic_of"]
+__all__ = ["AuditSummary", "RoundSummary", "StudySummary", "accuracy_in", "audit",
+           "federated_accuracy", "gain_of", "label_ratio_in", "label_ratios", "labelled_only_accuracy",
+           "last_committed", "method_name", "metric_in", "planned_rounds", "scenario_name", "seconds_left",
+           "seconds_since_start", "summarise"]
 
-# The answer of a silo to a round of several phases is the first of these that any of its tasks has.
-_NOTABLE = (TaskState.EXPIRED, TaskState.CANCELLED, TaskState.REFUSED, TaskState.ABSTAINED, TaskState.OPEN,
-            TaskState.UPDATED)
 _ETA_ROUNDS = 5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
-    """Bytes of one round or of a whole study, each way, and what dense transfers would have cost."""
-
-    payload_down: int = 0
-    payload_up: int = 0
-    message_down: int = 0
-    message_up: int = 0
-    wire_down: int = 0
-    wire_up: int = 0
-    overhead_down: int = 0
-    """Part of `wire_down` that belongs to no silo."""
-    overhead_up: int = 0
-    downloads: int = 0
-    """Silos that received a payload, counted once per round."""
-    uploads: int = 0
-    """Silos whose update was accepted, counted once per round."""
-    dense_bytes: int = 0
-    """Bytes of one dense model: 4 x its parameters; 0 when unknown."""
-    estimated: bool = False
-    """Whether wire bytes follow from the messages, for want of the kernel's counters."""
+class _Numbered(Protocol):
+    """A round, in whatever shape."""
 
     @property
-    def payload(self) -> int:
-        """Payload bytes, both ways."""
-        return self.payload_down + self.payload_up
+    def number(self) -> int: ...
 
     @property
-    def wire(self) -> int:
-        """Wire bytes, both ways."""
-        return self.wire_down + self.wire_up
+    def state(self) -> RoundState: ...
 
-    @property
-    def overhead(self) -> int:
-        """Wire bytes that belong to no silo, both ways."""
-        return self.overhead_down + self.overhead_up
 
-    @property
-    def dense_total(self) -> int:
-        """What the same transfers would have cost as dense tensors: one model per download and per upload."""
-        return self.dense_bytes * (self.downloads + self.uploads)
-
-    @property
-    def share_down(self) -> float | None:
-        """Payload bytes per download as a share of a dense model; None without downloads or model."""
-        return _ratio(self.payload_down, self.dense_bytes * self.downloads)
-
-    @property
-    def share_up(self) -> float | None:
-        """Payload bytes per accepted update as a share of a dense model."""
-        return _ratio(self.payload_up, self.dense_bytes * self.uploads)
-
-    @property
-    def share(self) -> float | None:
-        """Wire bytes as a share of the dense total."""
-        return _ratio(self.wire, self.dense_total)
+AnyRound = TypeVar("AnyRound", bound=_Numbered)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +52,10 @@ class RoundSummary:
     """On the coordinator's test images after the round; None when not measured."""
     metrics: Mapping[str, float]
     outcomes: Mapping[str, TaskState]
-    """Silo -> its answer; over several phases the one that stands out most (late before refused before abstained)."""
+    """Silo -> its answer; over several phases the one that stands out most (see
+    `semisilo.coordinator.monitoring.outcomes`)."""
     reasons: Mapping[str, str]
-    """Silo -> why it abstained, refused or was late, where that is known."""
+    """Silo -> why it abstained, refused or did not answer, where that is known."""
     label_ratio: Mapping[str, float]
     """Silo -> share of its images that got a pseudo-label, 0 to 1."""
     silo_metrics: Mapping[str, Mapping[str, float]]
@@ -144,8 +101,8 @@ class StudySummary:
     @property
     def accuracy(self) -> float | None:
         """Of the model of the last committed round with silos; None before the first or without a test set."""
-        done = [entry.accuracy for entry in self.rounds if entry.state is RoundState.COMPLETED and entry.number > 0]
-        return done[-1] if done else None
+        last = last_committed(self.rounds)
+        return None if last is None else last.accuracy
 
     @property
     def updates(self) -> int:
@@ -156,9 +113,7 @@ class StudySummary:
     def gain(self) -> float | None:
         """Federated minus labelled-only accuracy; None also where no update was accepted, for then no silo has part in
         it."""
-        if self.accuracy is None or self.labelled_only is None or not self.updates:
-            return None
-        return self.accuracy - self.labelled_only
+        return gain_of(self.accuracy, self.labelled_only, has_updates=self.updates > 0)
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -171,22 +126,23 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
 
     Raises: UnknownName when the ledger has no such study.
     """
-    from coordinator.encodings import encodings_of  # late: it needs numpy, and `coordinator status` does not
+    from semisilo.coordinator.ledger.encodings import (
+        encodings_of,  # late: it needs numpy, and `coordinator status` does not
+    )
 
     row = ledger.study(study)
-    dense = _dense_bytes(row)
-    costs = tuple(costs_of(ledger, study))
-    by_round: dict[int, list[Cost]] = {}
+    dense, costs, book = row.dense_bytes, tuple(costs_of(ledger, study)), StudyCosts()
     for cost in costs:
-        by_round.setdefault(cost.round, []).append(cost)
-    answers = _answers(ledger, study)
-    rounds = tuple(_summarise_round(entry, answers.get(entry.number, []),
-                                    traffic_of(by_round.get(entry.number, ()), dense_bytes=dense))
+        book.add(cost)
+    answers: dict[int, list[TaskAnswer]] = {}
+    for answer in answers_of_study(ledger, study):
+        answers.setdefault(answer.round, []).append(answer)
+    rounds = tuple(_summarise_round(entry, answers.get(entry.number, ()),
+                                    book.traffic(dense_bytes=dense, round=entry.number))
                    for entry in ledger.rounds(study))
-    end = row.ended_unix if row.ended_unix is not None else (time.time() if now_unix is None else now_unix)
-    return StudySummary(row=row, rounds=rounds, costs=costs, traffic=traffic_of(costs, dense_bytes=dense),
+    return StudySummary(row=row, rounds=rounds, costs=costs, traffic=book.traffic(dense_bytes=dense),
                         labelled_only=labelled_only_accuracy(row),
-                        seconds=None if row.started_unix is None else max(0.0, end - row.started_unix),
+                        seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
                         encodings=tuple(encodings_of(ledger, study)))
 
 
@@ -208,46 +164,12 @@ def audit(ledger: Ledger, study: str) -> AuditSummary:
         events, problem = ledger.check_events(), ""
     except StorageDamaged as error:
         events, problem = 0, error.line()
-    kinds = ledger.query("SELECT kind, count(*) AS count FROM event WHERE study = ? GROUP BY kind"
-                         " ORDER BY count DESC, kind", study)
-    return AuditSummary(events=events, problem=problem, kinds=tuple((row["kind"], row["count"]) for row in kinds))
-
-
-def traffic_of(costs: Iterable[Cost], *, dense_bytes: int = 0) -> Traffic:
-    """Adds costs up. A transfer is a (round, silo) with payload bytes in that direction, however many streams it took:
-    a resumed download counts once, and its repeated bytes show as a share above what one needs."""
-    totals: Counter[tuple[Kind, Direction]] = Counter()
-    overhead: dict[Direction, int] = {"down": 0, "up": 0}
-    estimated = False
-    transfers: dict[Direction, set[tuple[int, str]]] = {"down": set(), "up": set()}
-    for cost in costs:
-        totals[cost.kind, cost.direction] += cost.bytes
-        if cost.kind == "wire":
-            overhead[cost.direction] += cost.bytes if not cost.silo else 0
-            estimated = estimated or cost.estimated
-        if cost.kind == "payload" and cost.bytes:
-            transfers[cost.direction].add((cost.round, cost.silo))
-    return Traffic(payload_down=totals["payload", "down"], payload_up=totals["payload", "up"],
-                   message_down=totals["message", "down"], message_up=totals["message", "up"],
-                   wire_down=totals["wire", "down"], wire_up=totals["wire", "up"],
-                   overhead_down=overhead["down"], overhead_up=overhead["up"],
-                   downloads=len(transfers["down"]), uploads=len(transfers["up"]), dense_bytes=dense_bytes,
-                   estimated=estimated)
-
-
-def outcomes_of(tasks: Iterable[tuple[str, TaskState]]) -> dict[str, TaskState]:
-    """Silo -> answer, from the (silo, state) of its tasks in all phases of a round."""
-    result: dict[str, TaskState] = {}
-    for silo, state in tasks:
-        before = result.get(silo)
-        if before is None or _NOTABLE.index(state) < _NOTABLE.index(before):
-            result[silo] = state
-    return result
+    return AuditSummary(events=events, problem=problem, kinds=event_kinds(ledger, study))
 
 
 def labelled_only_accuracy(row: StudyRow) -> float | None:
     """The line to beat; None when it was not trained or there is no test set."""
-    return accuracy_in((row.baseline or {}).get("metrics", {}))
+    return None if row.baseline is None else accuracy_in(row.baseline.metrics)
 
 
 def planned_rounds(row: StudyRow) -> int:
@@ -270,45 +192,85 @@ def seconds_left(rounds: Iterable[RoundRow], *, planned: int, now_unix: float) -
     return max(0.0, left)
 
 
-def accuracy_in(metrics: Mapping[str, Any]) -> float | None:
-    """Test accuracy, 0 to 1, among the metrics of a round; None when it was not measured."""
-    value = metrics.get("accuracy")
+def seconds_since_start(row: StudyRow, now_unix: float) -> float | None:
+    """From a study's start to its end, or until now; None before the start."""
+    if row.started_unix is None:
+        return None
+    return max(0.0, (row.ended_unix if row.ended_unix is not None else now_unix) - row.started_unix)
+
+
+def last_committed(rounds: Iterable[AnyRound]) -> AnyRound | None:
+    """The last committed round with silos among rounds in order; None before the first."""
+    done = [entry for entry in rounds if entry.state is RoundState.COMPLETED and entry.number > 0]
+    return done[-1] if done else None
+
+
+def federated_accuracy(rounds: Iterable[RoundRow]) -> float | None:
+    """The accuracy of a study: of the model of the last committed round with silos, from 0 to 1.
+
+    None before the first, since what the coordinator trains alone in round 0 is the line to beat; and without test
+    images.
+    """
+    last = last_committed(rounds)
+    return None if last is None else accuracy_in(last.metrics)
+
+
+def gain_of(accuracy: float | None, labelled_only: float | None, *, has_updates: bool) -> float | None:
+    """Federated minus labelled-only accuracy; None also where no update was accepted: then no silo has part in it."""
+    if accuracy is None or labelled_only is None or not has_updates:
+        return None
+    return accuracy - labelled_only
+
+
+def metric_in(metrics: Mapping[str, float], name: str) -> float | None:
+    """One number of a round or a silo; None when it is not there or is not finite."""
+    value = metrics.get(name)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _summarise_round(row: RoundRow, answers: list[dict[str, Any]], traffic: Traffic) -> RoundSummary:
+def accuracy_in(metrics: Mapping[str, float]) -> float | None:
+    """Test accuracy, 0 to 1, among the metrics of a round; None when it was not measured."""
+    return metric_in(metrics, "accuracy")
+
+
+def label_ratio_in(metrics: Mapping[str, float]) -> float | None:
+    """Share of a silo's images that got a pseudo-label, 0 to 1, among its metrics; None when it did not say so."""
+    return metric_in(metrics, "label_ratio")
+
+
+def label_ratios(ledger: Ledger, study: str, last_round: int) -> dict[str, float]:
+    """Silo -> its label ratio in the last round or the one before, so that it keeps it while it works on the next."""
+    found: dict[str, float] = {}
+    for answer in answers_of_study(ledger, study, first=max(1, last_round - 1), last=last_round):
+        if (ratio := label_ratio_in(answer.metrics)) is not None:
+            found[answer.silo] = ratio
+    return found
+
+
+def method_name(row: StudyRow) -> str:
+    """The method of a study; "?" for one that was refused before its file could be read."""
+    return str(row.config.get("method", {}).get("name", "?"))
+
+
+def scenario_name(row: StudyRow) -> str:
+    """Where the labels are, as the study file says it; empty when it does not."""
+    method = row.config.get("method", {})
+    return str({**method, **method.get("settings", {})}.get("scenario", ""))
+
+
+def _summarise_round(row: RoundRow, answers: Sequence[TaskAnswer], traffic: Traffic) -> RoundSummary:
     ratios: dict[str, float] = {}
     reasons: dict[str, str] = {}
     metrics: dict[str, dict[str, float]] = {}
-    outcomes = outcomes_of((answer["silo"], answer["state"]) for answer in answers)
+    outcomes = outcomes_of((answer.silo, answer.state) for answer in answers)
     for answer in answers:
-        metrics.setdefault(answer["silo"], {}).update(answer["metrics"])
-        ratio = answer["metrics"].get("label_ratio")
-        if isinstance(ratio, (int, float)) and math.isfinite(ratio):
-            ratios[answer["silo"]] = float(ratio)
-        if answer["reason"] and answer["state"] is outcomes[answer["silo"]]:
-            reasons[answer["silo"]] = answer["reason"]
+        metrics.setdefault(answer.silo, {}).update(answer.metrics)
+        if (ratio := label_ratio_in(answer.metrics)) is not None:
+            ratios[answer.silo] = ratio
+        if answer.reason and answer.state is outcomes[answer.silo]:
+            reasons[answer.silo] = answer.reason
     return RoundSummary(number=row.number, state=row.state, accuracy=accuracy_in(row.metrics), metrics=row.metrics,
                         outcomes=outcomes, reasons=reasons, label_ratio=ratios, silo_metrics=metrics, traffic=traffic,
                         opened_unix=row.opened_unix,
                         seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
-                        reason=row.reason, updates=sum(answer["state"] is TaskState.UPDATED for answer in answers))
-
-
-def _answers(ledger: Ledger, study: str) -> dict[int, list[dict[str, Any]]]:
-    """Round -> answers of its tasks, without the long specifications."""
-    result: dict[int, list[dict[str, Any]]] = {}
-    for row in ledger.query("SELECT round, silo, state, reason, metrics_json FROM task WHERE study = ?"
-                            " ORDER BY round, phase, silo", study):
-        result.setdefault(row["round"], []).append(
-            {"silo": row["silo"], "state": TaskState(row["state"]), "reason": row["reason"],
-             "metrics": json.loads(row["metrics_json"])})
-    return result
-
-
-def _dense_bytes(row: StudyRow) -> int:
-    return int((row.frozen or {}).get("dense_bytes", 0))
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+                        reason=row.reason, updates=sum(answer.state is TaskState.UPDATED for answer in answers))

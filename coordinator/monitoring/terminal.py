@@ -6,7 +6,6 @@ Away from a terminal nothing is shown: the log lines of "semisilo" say the same.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -21,27 +20,30 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from common.describe import describe_bytes, describe_seconds, describe_share
-from common.logs import LineFormatter, printable
-from coordinator.bulletin import Bulletin, SiloProgress
-from coordinator.costs import Cost
-from coordinator.ledger import Ledger
-from coordinator.live import PRESENT_SECONDS
-from coordinator.roster import LedgerRoster, SiloRow
-from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import RoundState, StudyState, TaskState
-from coordinator.summary import (
-    Traffic,
-    accuracy_in,
-    labelled_only_accuracy,
-    outcomes_of,
-    planned_rounds,
-    seconds_left,
-    traffic_of,
+from semisilo.common.text.describe import (
+    describe_bytes,
+    describe_percentage,
+    describe_progress,
+    describe_seconds,
+    describe_share,
 )
+from semisilo.common.text.logs import LineFormatter, printable
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.tasks import OpenTask, answers_of_round, open_tasks
+from semisilo.coordinator.ledger.traffic import traffic_rows
+from semisilo.coordinator.monitoring.outcomes import OUTCOME_STYLES, outcomes_of, waiting_for
+from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
+from semisilo.coordinator.monitoring.study_facts import StudyFacts, study_facts
+from semisilo.coordinator.monitoring.summary import accuracy_in, label_ratios
+from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
+from semisilo.coordinator.rounds.live_file import LiveStatus
+from semisilo.coordinator.rounds.runtime import RuntimeState
 
 if TYPE_CHECKING:
-    from coordinator.federation import Federation
+    from semisilo.coordinator.federation.folder import Federation
 
 __all__ = ["Display", "sparkline"]
 
@@ -50,9 +52,9 @@ _FRAME_SECONDS = 0.25
 _READ_SECONDS = 1.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RECENT_ROUNDS = 40
-_ANSWER_WORDS = {TaskState.UPDATED: ("done", "green"), TaskState.ABSTAINED: ("abstained", "yellow"),
-                 TaskState.REFUSED: ("refused", "red"), TaskState.EXPIRED: ("late", "red"),
-                 TaskState.CANCELLED: ("cancelled", "red")}
+_STATE_STYLES = {SiloState.REVOKED: "red", SiloState.LEFT: "dim", SiloState.ENROLLED: "dim", SiloState.JOINED: "dim",
+                 SiloState.AWAY_BY_POLICY: "yellow", SiloState.LATE: "red", SiloState.WORKING: "cyan",
+                 SiloState.CONNECTED: "green", SiloState.AWAY: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,14 @@ class _Facts:
     """What the ledger says, read about once a second."""
 
     study: StudyRow | None = None
+    said: StudyFacts | None = None
+    """What every reader says of the study."""
     rounds: tuple[RoundRow, ...] = ()
     silos: tuple[SiloRow, ...] = ()
     answers: dict[str, TaskState] = field(default_factory=dict)
     """Answers to the last round."""
+    open_tasks: dict[str, OpenTask] = field(default_factory=dict)
+    """Silo -> the task that it owes an answer to."""
     label_ratio: dict[str, float] = field(default_factory=dict)
     """Of each silo's last answer."""
     silo_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -72,13 +78,13 @@ class _Facts:
 
 
 class Display:
-    """Draws the bulletin and the ledger four times a second while `run` is under way."""
+    """Draws the runtime state and the ledger four times a second while `run` is under way."""
 
-    def __init__(self, ledger: Ledger, roster: LedgerRoster, bulletin: Bulletin, console: Console, *,
+    def __init__(self, ledger: Ledger, roster: LedgerRoster, runtime: RuntimeState, console: Console, *,
                  federation: Federation | None = None) -> None:
         self._ledger = ledger
         self._roster = roster
-        self._bulletin = bulletin
+        self._runtime = runtime
         self._console = console
         self._federation = federation
         self._facts = _Facts()
@@ -116,7 +122,7 @@ class Display:
             parts.append(Text("No study in the queue. Add one: coordinator new NAME, then coordinator queue NAME.",
                               style="dim"))
         else:
-            parts += [self._study_line(facts.study), *self._round_lines(facts.study), Text(self._doing(), "cyan")]
+            parts += [self._study_line(facts.study), *self._round_lines(), Text(self._doing(), "cyan")]
         if facts.silos:
             parts.append(self._silo_table())
         else:
@@ -131,58 +137,64 @@ class Display:
             return Rule("semisilo coordinator", style="dim", align="left")
         title = Text.assemble(("federation ", "dim"), (self._federation.name, "bold"), ("  at  ", "dim"),
                               self._federation.config.address.public)
-        if self._bulletin.page:
-            title.append("  page  ", "dim").append(self._bulletin.page)
+        if self._runtime.page:
+            title.append("  page  ", "dim").append(self._runtime.page)
         return Rule(title, style="dim", align="left")
 
     def _study_line(self, study: StudyRow) -> RenderableType:
         style = {StudyState.FAILED: "red", StudyState.PAUSED: "yellow", StudyState.STOPPED: "yellow",
                  StudyState.COMPLETED: "green"}.get(study.state, "")
         line = Text.assemble(("study ", "dim"), (study.name, "bold"), ("   method ", "dim"),
-                             str(study.config.get("method", {}).get("name", "?")), "   ", (str(study.state), style))
+                             self._facts.said.method if self._facts.said is not None else "?", "   ",
+                             (str(study.state), style))
         if study.reason:
             line.append(f": {printable(study.reason, limit=800)}", "red")
         return line
 
-    def _round_lines(self, study: StudyRow) -> Iterator[RenderableType]:
-        planned = planned_rounds(study)
+    def _round_lines(self) -> Iterator[RenderableType]:
+        said = self._facts.said
+        if said is None:
+            return
         over = sum(row.closed_unix is not None and row.number > 0 for row in self._facts.rounds)
-        number = self._facts.rounds[-1].number if self._facts.rounds else 0
         line = Table.grid(padding=(0, 1))
-        left = None if study.ended_unix else seconds_left(self._facts.rounds, planned=planned, now_unix=time.time())
-        line.add_row(Text(f"round {number}/{planned}"),
-                     _bar(over / max(planned, 1), width=32),
+        left = said.seconds_left
+        line.add_row(Text(f"round {said.round}/{said.rounds}"), _bar(over / max(said.rounds, 1), width=32),
                      Text("" if left is None else f"about {describe_seconds(left)} left", "dim"))
         yield line
 
     def _doing(self) -> str:
-        bulletin = self._bulletin
-        parts = [f"phase {bulletin.phase}"] if bulletin.phase else []
-        waiting = [silo for silo, state in self._facts.answers.items() if state is TaskState.OPEN]
-        if bulletin.activity:
-            progress = f" {100 * bulletin.fraction:.0f} %" if bulletin.fraction > 0 else ""
-            parts.append(f"{printable(bulletin.activity, limit=100)}{progress}")
+        runtime = self._runtime
+        parts = [f"phase {runtime.phase}"] if runtime.phase else []
+        waiting = waiting_for(self._facts.answers)
+        if runtime.activity:
+            progress = f" {describe_progress(runtime.fraction)}" if runtime.fraction > 0 else ""
+            parts.append(f"{printable(runtime.activity, limit=100)}{progress}")
         elif waiting:
             named = ", ".join(waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
             parts.append(f"waiting for {named}")
-        if bulletin.text and not waiting:
-            parts.append(printable(bulletin.text, limit=200))
+        if runtime.text and not waiting:
+            parts.append(printable(runtime.text, limit=200))
         return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]) or "idle"
 
     def _silo_table(self) -> RenderableType:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
         table.add_column("silo", no_wrap=True, overflow="ellipsis", max_width=18)
-        table.add_column("state", no_wrap=True, width=11, overflow="ellipsis")
-        table.add_column("progress", no_wrap=True, width=14)
+        table.add_column("state", no_wrap=True, width=14, overflow="ellipsis")
+        table.add_column("this round", no_wrap=True, width=14, overflow="ellipsis")
         for name in ("images", "label ratio", "down", "up"):
             table.add_column(name, justify="right", no_wrap=True)
         room = max(3, self._console.height - 10)
         shown = self._facts.silos if len(self._facts.silos) <= room else self._facts.silos[: room - 1]
+        now = time.time()
+        activities = activities_of(shown, LiveStatus.from_runtime(self._runtime, now_unix=now),
+                                   self._facts.open_tasks, now_unix=now)
         for silo in shown:
-            word, style = self._silo_state(silo)
+            activity = activities[silo.name]
+            works = activity.doing if activity.state is SiloState.WORKING else None
             down, up = self._facts.silo_bytes.get(silo.name, (0, 0))
             images = silo.labelled_count + silo.unlabelled_count
-            table.add_row(silo.name, Text(word, style), self._silo_progress(silo.name),
+            table.add_row(silo.name, Text(activity.state if works is None else works.stage,
+                                          _STATE_STYLES[activity.state]), self._this_round(silo, activity),
                           str(images) if silo.joined_unix else "–",
                           describe_share(self._facts.label_ratio.get(silo.name)), describe_bytes(down),
                           describe_bytes(up))
@@ -190,61 +202,33 @@ class Display:
             table.add_row(Text(f"and {len(self._facts.silos) - len(shown)} more", "dim"))
         return table
 
-    def _silo_state(self, silo: SiloRow) -> tuple[str, str]:
-        if silo.revoked_unix is not None:
-            return "revoked", "red"
-        if silo.left_unix is not None:
-            return "left", "dim"
+    def _this_round(self, silo: SiloRow, activity: SiloActivity) -> RenderableType:
+        """How far it is, why it does not work, or what it has answered."""
         answer = self._facts.answers.get(silo.name)
-        if answer is TaskState.OPEN:
-            progress = self._current_progress(silo.name)
-            if progress is not None and self._is_present(silo):
-                return progress.stage, "cyan"
-            if silo.is_away(time.time()):
-                return silo.away_reason, "yellow"
-            return ("asked", "") if self._is_present(silo) else ("away", "yellow")
-        if answer is not None and self._facts.rounds and self._facts.rounds[-1].closed_unix is None:
-            return _ANSWER_WORDS[answer]
-        if silo.joined_unix is None:
-            return "enrolled", "dim"
-        if silo.is_away(time.time()):
-            return silo.away_reason, "yellow"
-        return ("connected", "green") if self._is_present(silo) else ("away", "yellow")
-
-    def _is_present(self, silo: SiloRow) -> bool:
-        if silo.name in self._bulletin.connected:
-            return True
-        progress = self._bulletin.silos.get(silo.name)
-        last = max(silo.seen_unix or 0.0, progress.unix if progress is not None else 0.0)
-        return time.time() - last <= PRESENT_SECONDS
-
-    def _silo_progress(self, silo: str) -> RenderableType:
-        progress = self._current_progress(silo)
-        if progress is None or self._facts.answers.get(silo) is not TaskState.OPEN:
-            return ""
-        line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_row(_bar(progress.fraction, width=8),
-                     Text(f"{100 * progress.fraction:3.0f} %"))
-        return line
-
-    def _current_progress(self, silo: str) -> SiloProgress | None:
-        progress = self._bulletin.silos.get(silo)
-        return progress if progress is not None and progress.stage else None
+        if activity.doing is not None:
+            line = Table.grid(padding=(0, 1, 0, 0))
+            line.add_row(_bar(activity.doing.fraction, width=8), Text(describe_progress(activity.doing.fraction)))
+            return line
+        if answer is not None and answer is not TaskState.OPEN and self._facts.rounds \
+                and self._facts.rounds[-1].closed_unix is None:
+            return Text(answer, OUTCOME_STYLES[answer])
+        return Text(silo.away_reason, "yellow") if activity.state is SiloState.AWAY_BY_POLICY else ""
 
     def _footer(self) -> Iterator[RenderableType]:
-        facts = self._facts
-        if facts.study is None:
+        facts, said = self._facts, self._facts.said
+        if facts.study is None or said is None:
             return
-        measured = [accuracy for row in facts.rounds if row.state is RoundState.COMPLETED
+        measured = [accuracy for row in facts.rounds if row.state is RoundState.COMPLETED and row.number > 0
                     and (accuracy := accuracy_in(row.metrics)) is not None]
-        baseline = labelled_only_accuracy(facts.study)
-        if measured or baseline is not None:
+        alone = said.labelled_only_accuracy
+        if measured or alone is not None:
             line = Text.assemble(("accuracy ", "dim"))
             if measured:
-                line.append("".join(f"{value:.3f} " for value in measured[-3:-1])).append(f"{measured[-1]:.3f}", "bold")
+                line.append("".join(f"{describe_percentage(value)}  " for value in measured[-3:-1]))
+                line.append(describe_percentage(measured[-1]), "bold")
                 line.append(f"  {sparkline(measured[-_RECENT_ROUNDS:])}", "green")
-            if baseline is not None:
-                line.append("  labelled only ", "dim").append(f"{baseline:.3f}")
+            if alone is not None:
+                line.append("  labelled only ", "dim").append(describe_percentage(alone))
             line.no_wrap, line.overflow = True, "ellipsis"
             yield line
         traffic = facts.traffic
@@ -270,42 +254,22 @@ class Display:
 
     def _read(self) -> _Facts:
         studies = self._ledger.studies()
-        study = next((row for row in studies if row.name == self._bulletin.study), studies[-1] if studies else None)
+        study = next((row for row in studies if row.name == self._runtime.study), studies[-1] if studies else None)
         silos = tuple(self._roster.silos())
         if study is None:
             return _Facts(silos=silos)
         rounds = tuple(self._ledger.rounds(study.name))
         number = rounds[-1].number if rounds else 0
-        tasks = self._ledger.query("SELECT silo, state FROM task WHERE study = ? AND round = ? ORDER BY phase",
-                                   study.name, number)
-        silo_bytes, traffic = self._read_traffic(study)
-        return _Facts(study=study, rounds=rounds, silos=silos, label_ratio=self._read_label_ratio(study.name),
-                      answers=outcomes_of((row["silo"], TaskState(row["state"])) for row in tasks),
-                      silo_bytes=silo_bytes, traffic=traffic)
-
-    def _read_label_ratio(self, study: str) -> dict[str, float]:
-        """Of the answers of the last two rounds, so that a silo keeps its number while it works on the next."""
-        result: dict[str, float] = {}
-        for row in self._ledger.query(
-                "SELECT silo, metrics_json FROM task WHERE study = ? AND round >="
-                " (SELECT max(number) - 1 FROM round WHERE study = ?) ORDER BY round, phase", study, study):
-            ratio = json.loads(row["metrics_json"]).get("label_ratio")
-            if isinstance(ratio, (int, float)):
-                result[row["silo"]] = float(ratio)
-        return result
-
-    def _read_traffic(self, study: StudyRow) -> tuple[dict[str, tuple[int, int]], Traffic]:
-        rows = self._ledger.query(
-            "SELECT round, silo, direction, kind, sum(bytes) AS bytes, max(estimated) AS estimated FROM cost"
-            " WHERE study = ? AND kind != 'message' GROUP BY round, silo, direction, kind", study.name)
-        costs = [Cost(study=study.name, round=row["round"], phase="", silo=row["silo"], direction=row["direction"],
-                      kind=row["kind"], item="", bytes=row["bytes"], estimated=bool(row["estimated"])) for row in rows]
-        silo_bytes: dict[str, tuple[int, int]] = {}
-        for cost in costs:
-            if cost.kind == "wire":
-                down, up = silo_bytes.get(cost.silo, (0, 0))
-                silo_bytes[cost.silo] = (down + cost.bytes, up) if cost.direction == "down" else (down, up + cost.bytes)
-        return silo_bytes, traffic_of(costs, dense_bytes=int((study.frozen or {}).get("dense_bytes", 0)))
+        costs = StudyCosts()
+        for cost in traffic_rows(self._ledger, study.name):
+            costs.add(cost)
+        return _Facts(
+            study=study, said=study_facts(study, rounds, now_unix=time.time()), rounds=rounds, silos=silos,
+            answers=outcomes_of(answers_of_round(self._ledger, study.name, number)),
+            open_tasks=open_tasks(self._ledger),
+            label_ratio=label_ratios(self._ledger, study.name, number),
+            silo_bytes={silo: (ways["down"], ways["up"]) for silo, ways in costs.by_silo.items()},
+            traffic=costs.traffic(dense_bytes=study.dense_bytes))
 
 
 def _bar(fraction: float, *, width: int) -> ProgressBar:

@@ -1,22 +1,80 @@
-"""Sums of the ledger's costs that are kept up to date by reading only what was added since the last look.
+"""What rounds and studies cost in bytes, added up in one way for every reader.
 
-A long study has millions of cost rows; the page asks every second. Rows are only ever added to that table.
+Tests: tests/coordinator/monitoring/test_summary.py.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from coordinator.costs import Direction, Kind
-from coordinator.ledger import Ledger
-from coordinator.summary import Traffic
+from semisilo.coordinator.ledger.costs import Cost, Direction, Kind
 
-__all__ = ["CostBook", "RoundCosts", "StudyCosts"]
+__all__ = ["RoundCosts", "StudyCosts", "Traffic", "share_of", "traffic_of"]
 
-_STRETCH = 100_000
-"""Rows that are read at a time."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Bytes of one round or of a whole study, each way, and what dense transfers would have cost."""
+
+    payload_down: int = 0
+    payload_up: int = 0
+    message_down: int = 0
+    message_up: int = 0
+    wire_down: int = 0
+    wire_up: int = 0
+    overhead_down: int = 0
+    """Part of `wire_down` that belongs to no silo."""
+    overhead_up: int = 0
+    downloads: int = 0
+    """Silos that received a payload, counted once per round."""
+    uploads: int = 0
+    """Silos whose update was accepted, counted once per round."""
+    dense_bytes: int = 0
+    """Bytes of one dense model: 4 x its parameters; 0 when unknown."""
+    estimated: bool = False
+    """Whether wire bytes follow from the messages, for want of the kernel's counters."""
+
+    @property
+    def payload(self) -> int:
+        """Payload bytes, both ways."""
+        return self.payload_down + self.payload_up
+
+    @property
+    def wire(self) -> int:
+        """Wire bytes, both ways."""
+        return self.wire_down + self.wire_up
+
+    @property
+    def overhead(self) -> int:
+        """Wire bytes that belong to no silo, both ways."""
+        return self.overhead_down + self.overhead_up
+
+    @property
+    def dense_total(self) -> int:
+        """What the same transfers would have cost as dense tensors: one model per download and per upload."""
+        return self.dense_bytes * (self.downloads + self.uploads)
+
+    @property
+    def share_down(self) -> float | None:
+        """Payload bytes per download as a share of a dense model; None without downloads or model."""
+        return share_of(self.payload_down, self.dense_bytes * self.downloads)
+
+    @property
+    def share_up(self) -> float | None:
+        """Payload bytes per accepted update as a share of a dense model."""
+        return share_of(self.payload_up, self.dense_bytes * self.uploads)
+
+    @property
+    def payload_share(self) -> float | None:
+        """Payload bytes, both ways, as a share of the dense total."""
+        return share_of(self.payload, self.dense_total)
+
+    @property
+    def share(self) -> float | None:
+        """Wire bytes as a share of the dense total."""
+        return share_of(self.wire, self.dense_total)
 
 
 @dataclass(slots=True)
@@ -26,7 +84,8 @@ class RoundCosts:
     bytes: defaultdict[tuple[Kind, Direction], int] = field(default_factory=lambda: defaultdict(int))
     overhead: defaultdict[Direction, int] = field(default_factory=lambda: defaultdict(int))
     transfers: defaultdict[Direction, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Direction -> silos with payload bytes: what `coordinator.summary.traffic_of` calls a transfer."""
+    """Direction -> silos with payload bytes, however many streams that took: a resumed download counts once, and its
+    repeated bytes show as a share above what one needs."""
     estimated: bool = False
 
     @property
@@ -47,8 +106,25 @@ class StudyCosts:
         default_factory=lambda: defaultdict(lambda: {"down": 0, "up": 0}))
     """(kind, group or RPC) -> bytes."""
 
+    def add(self, cost: Cost) -> None:
+        """Takes in one row, in any order."""
+        costs = self.rounds[cost.round]
+        costs.bytes[cost.kind, cost.direction] += cost.bytes
+        if cost.kind == "wire":
+            self.by_silo[cost.silo][cost.direction] += cost.bytes
+            costs.overhead[cost.direction] += 0 if cost.silo else cost.bytes
+            costs.estimated |= cost.estimated
+        else:
+            self.by_item[cost.kind, cost.item][cost.direction] += cost.bytes
+        if cost.kind == "payload" and cost.bytes:
+            costs.transfers[cost.direction].add(cost.silo)
+
     def traffic(self, *, dense_bytes: int, round: int | None = None) -> Traffic:
-        """Of the whole study, or of one round."""
+        """Of the whole study, or of one round.
+
+        Args:
+            dense_bytes: of one dense model; 0 when unknown.
+        """
         chosen = list(self.rounds.values()) if round is None else [self.rounds.get(round, RoundCosts())]
 
         def total(kind: Kind, direction: Direction) -> int:
@@ -74,38 +150,14 @@ class StudyCosts:
         return iter(sorted(found, key=lambda pair: (-pair[1]["down"] - pair[1]["up"], pair[0])))
 
 
-class CostBook:
-    """The sums of all studies."""
+def traffic_of(costs: Iterable[Cost], *, dense_bytes: int = 0) -> Traffic:
+    """The sum of some cost rows of a study. A transfer is a (round, silo) with payload bytes in that direction."""
+    study = StudyCosts()
+    for cost in costs:
+        study.add(cost)
+    return study.traffic(dense_bytes=dense_bytes)
 
-    def __init__(self) -> None:
-        self._last_row = 0
-        self._studies: defaultdict[str, StudyCosts] = defaultdict(StudyCosts)
 
-    def refresh(self, ledger: Ledger) -> None:
-        """Adds what was written since the last call."""
-        last = ledger.query("SELECT coalesce(max(rowid), 0) AS last FROM cost")[0]["last"]
-        while self._last_row < last:
-            until = min(last, self._last_row + _STRETCH)
-            self._add(ledger, until)
-            self._last_row = until
-
-    def _add(self, ledger: Ledger, until: int) -> None:
-        for row in ledger.query(
-                "SELECT study, round, silo, direction, kind, item, sum(bytes) AS bytes, max(estimated) AS estimated"
-                " FROM cost WHERE rowid > ? AND rowid <= ? GROUP BY study, round, silo, direction, kind, item",
-                self._last_row, until):
-            study = self._studies[row["study"]]
-            costs, kind, direction, size = study.rounds[row["round"]], row["kind"], row["direction"], row["bytes"]
-            costs.bytes[kind, direction] += size
-            if kind == "wire":
-                study.by_silo[row["silo"]][direction] += size
-                costs.overhead[direction] += 0 if row["silo"] else size
-                costs.estimated |= bool(row["estimated"])
-            else:
-                study.by_item[kind, row["item"]][direction] += size
-            if kind == "payload" and size:
-                costs.transfers[direction].add(row["silo"])
-
-    def study(self, name: str) -> StudyCosts:
-        """The sums of one study, to be read only."""
-        return self._studies.get(name) or StudyCosts()
+def share_of(part: int, whole: int) -> float | None:
+    """Part over whole; None when there is no whole."""
+    return part / whole if whole else None

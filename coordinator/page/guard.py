@@ -1,5 +1,8 @@
 """What every request passes before it reaches a route: known host, small body, no other site's page; and what every
-answer carries, so that a browser runs and loads nothing that is not ours."""
+answer carries, so that a browser runs and loads nothing that is not ours.
+
+Tests: tests/coordinator/page/test_access.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.page.answers import failure
+from semisilo.coordinator.page.responses import failure
 
 __all__ = ["MOST_BODY_BYTES", "TOO_LARGE", "Guard", "TooLarge", "host_of", "is_local"]
 

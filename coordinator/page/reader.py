@@ -1,29 +1,35 @@
 """What the page shows, read from the ledger through a connection of its own. Used from one thread.
 
 Nothing here asks the running coordinator: what it is doing comes in as a `LiveStatus`.
+
+Tests: tests/coordinator/monitoring/test_facts.py.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from common import __version__
-from common.encodings import describe_encoding
-from common.errors import SemisiloError, UnknownName, UnknownSilo
-from common.methods import METHODS, find_method
-from coordinator.encodings import encodings_of
-from coordinator.forecast import Forecast, forecast_of
-from coordinator.ledger import Ledger
-from coordinator.live import PRESENT_SECONDS, LiveSilo, LiveStatus
-from coordinator.page.audit_trail import ChainCheck, events_of
-from coordinator.page.cost_book import CostBook, StudyCosts
-from coordinator.page.facts import (
+from semisilo.common import __version__
+from semisilo.common.errors import SemisiloError, UnknownName, UnknownSilo
+from semisilo.common.methods import METHODS, find_method
+from semisilo.common.payload.usage import describe_encoding
+from semisilo.coordinator.ledger.costs import Direction
+from semisilo.coordinator.ledger.encodings import encodings_of
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import phases_of_round
+from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
+from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invitations
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.ledger.tasks import SubmittedTask, has_updates, open_tasks, tasks_of_phase
+from semisilo.coordinator.ledger.traffic import SiloWay, wire_of_round, wire_of_today
+from semisilo.coordinator.monitoring.audit_trail import ChainCheck, events_of
+from semisilo.coordinator.monitoring.cost_book import CostBook
+from semisilo.coordinator.monitoring.facts import (
+    ByGroup,
+    ByRpc,
     BySilo,
     CostFacts,
     DoingFacts,
@@ -31,7 +37,6 @@ from coordinator.page.facts import (
     EventsFacts,
     FederationFacts,
     LiveFacts,
-    OpenRoundFacts,
     PhaseFacts,
     RoundDetail,
     SiloLine,
@@ -42,13 +47,13 @@ from coordinator.page.facts import (
     TrafficFacts,
     TwoWays,
 )
-from coordinator.page.study_book import StudyBook, finite, silo_over_all_rounds
-from coordinator.refusals import has_updates
-from coordinator.roster import LedgerRoster, SiloRow
-from coordinator.rows import PhaseRow, RoundRow, StudyRow
-from coordinator.states import RoundState, StudyState, TaskState
-from coordinator.status import open_invitations
-from coordinator.summary import Traffic, accuracy_in, labelled_only_accuracy, planned_rounds, seconds_left
+from semisilo.coordinator.monitoring.forecast import Forecast, forecast_of
+from semisilo.coordinator.monitoring.silo_state import SiloActivity, activities_of
+from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
+from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
+from semisilo.coordinator.monitoring.summary import gain_of, method_name, scenario_name, seconds_since_start
+from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
+from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 
 __all__ = ["PageReader", "PageSource"]
 
@@ -103,31 +108,16 @@ class PageReader:
     def silos(self, live: LiveStatus | None) -> tuple[SiloLine, ...]:
         """The roster by name."""
         now = self._clock()
-        rows = self.ledger.query("SELECT * FROM wire_by_day WHERE day = date(?, 'unixepoch', 'localtime')", now)
-        today: dict[tuple[str, str], int] = {(row["silo"], row["direction"]): row["bytes"] for row in rows}
-        owed = self._owed() if live is not None else {}
-        return tuple(_silo_line(row, live, owed.get(row.name), today, now)
-                     for row in LedgerRoster(self.ledger).silos())
-
-    def _owed(self) -> dict[str, float]:
-        """Silo -> deadline of the task that it has not answered, in a study that is not over."""
-        return {row["silo"]: row["deadline_unix"] for row in self.ledger.query(
-            "SELECT task.silo, phase.deadline_unix FROM task JOIN study ON study.name = task.study AND study.state = ?"
-            " JOIN round ON round.study = task.study AND round.number = task.round AND round.closed_unix IS NULL"
-            " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
-            " WHERE task.state = ?", StudyState.RUNNING, TaskState.OPEN)}
+        members, today = LedgerRoster(self.ledger).silos(), wire_of_today(self.ledger, now)
+        activities = activities_of(members, live, open_tasks(self.ledger), now_unix=now)
+        return tuple(_silo_line(row, activities[row.name], today, now) for row in members)
 
     def _study_line(self, row: StudyRow, now: float) -> StudyLine:
-        book = self._book(row.name)
-        rounds = book.rows()
-        measured = [accuracy for entry in rounds if entry.state is RoundState.COMPLETED
-                    and (accuracy := accuracy_in(entry.metrics)) is not None]
+        facts = study_facts(row, self._book(row.name).rows(), now_unix=now)
         return StudyLine(
-            name=row.name, state=str(row.state), method=_method(row), scenario=_scenario(row),
-            round=rounds[-1].number if rounds else 0, rounds=planned_rounds(row),
-            accuracy=measured[-1] if measured else None, labelled_only_accuracy=labelled_only_accuracy(row),
-            seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned_rounds(row), now_unix=now),
-            reason=row.reason, wire_bytes=self._costs.study(row.name).wire())
+            name=facts.name, state=facts.state, method=facts.method, scenario=scenario_name(row), round=facts.round,
+            rounds=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
+            seconds_left=facts.seconds_left, reason=facts.reason, wire_bytes=self._costs.study(row.name).wire())
 
     def _book(self, study: str) -> StudyBook:
         book = self._books.setdefault(study, StudyBook(study))
@@ -145,29 +135,27 @@ class PageReader:
         row = self.ledger.study(name)
         self._costs.refresh(self.ledger)
         book, costs = self._book(name), self._costs.study(name)
-        frozen = row.frozen or {}
-        dense, classes = int(frozen.get("dense_bytes", 0)), tuple(str(each) for each in frozen.get("classes", ()))
-        rounds = book.rows()
+        rounds, facts = book.rows(), study_facts(row, book.rows(), now_unix=now)
+        dense, classes = row.dense_bytes, row.classes
         lines = book.lines(costs, dense_bytes=dense)
-        completed = [line for line in lines if line.state == RoundState.COMPLETED and line.number > 0]
-        accuracy, alone = completed[-1].accuracy if completed else None, labelled_only_accuracy(row)
-        planned, paused = planned_rounds(row), self._paused_unix(name)
-        left = None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now)
+        paused = self._paused_unix(name)
         over = [line for line in lines if line.number > 0 and line.seconds is not None]
         forecast = None if row.ended_unix else forecast_of(
             [line.wire_down + line.wire_up for line in over], spent_bytes=costs.wire(),
             open_round_bytes=sum(line.wire_down + line.wire_up for line in lines if line.seconds is None),
-            rounds_left=max(0, planned - len(over)), seconds_left=left, now_unix=now, paused=paused is not None)
+            rounds_left=max(0, facts.rounds - len(over)), seconds_left=facts.seconds_left, now_unix=now,
+            paused=paused is not None)
         return StudyDetail(
-            name=name, state=str(row.state), reason=row.reason, method=_method(row), scenario=_scenario(row),
+            name=name, state=facts.state, reason=facts.reason, method=facts.method, scenario=scenario_name(row),
             source=_about(row, "source"), discloses=_about(row, "discloses"), settings=_settings(row), classes=classes,
             queued_unix=row.queued_unix, started_unix=row.started_unix, ended_unix=row.ended_unix, paused_unix=paused,
-            rounds_planned=planned, rounds_completed=len(completed), accuracy=accuracy, labelled_only_accuracy=alone,
-            gain=None if accuracy is None or alone is None or not has_updates(self.ledger, name)
-            else accuracy - alone,
-            seconds=None if row.started_unix is None else max(0.0, (row.ended_unix or now) - row.started_unix),
-            seconds_left=left, num_parameters=int(frozen.get("num_parameters", 0)), dense_bytes=dense,
-            detail_from=book.detail_from, open_round=self._open_round(row, rounds), rounds=lines,
+            rounds_planned=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
+            rounds_completed=sum(entry.state is RoundState.COMPLETED and entry.number > 0 for entry in rounds),
+            gain=gain_of(facts.accuracy, facts.labelled_only_accuracy, has_updates=has_updates(self.ledger, name)),
+            seconds=seconds_since_start(row, now), seconds_left=facts.seconds_left,
+            num_parameters=0 if row.frozen is None else row.frozen.num_parameters, dense_bytes=dense,
+            detail_from=book.detail_from,
+            open_round=open_round_facts(self.ledger, row, rounds[-1] if rounds else None), rounds=lines,
             silos=book.silos(costs, num_classes=len(classes)), cost=self._cost(name, costs, dense, forecast))
 
     def silo_of_study(self, name: str, silo: str) -> SiloOfStudy:
@@ -183,7 +171,7 @@ class PageReader:
             raise UnknownSilo(f"No silo of that name was asked in study '{name}'.")
         return silo_over_all_rounds(
             self.ledger, name, silo, rows=book.rows(), costs=costs,
-            total_examples=sum(each.examples for each in known), num_classes=len((row.frozen or {}).get("classes", ())))
+            total_examples=sum(each.examples for each in known), num_classes=len(row.classes))
 
     def _open_phase(self, study: str) -> PhaseRow | None:
         """The phase in which silos work."""
@@ -191,20 +179,6 @@ class PageReader:
         if last is None or last.state is not RoundState.COLLECTING:
             return None
         return self.ledger.phase(study, last.number, last.phase)
-
-    def _open_round(self, study: StudyRow, rounds: list[RoundRow]) -> OpenRoundFacts | None:
-        if not rounds or rounds[-1].closed_unix is not None or study.ended_unix is not None:
-            return None
-        row = rounds[-1]
-        phase = self._open_phase(study.name)
-        states = self.ledger.task_states(study.name, row.number, row.phase)
-        named = row.phases[row.phase]["name"] if row.phase < len(row.phases) else ""
-        return OpenRoundFacts(
-            number=row.number, state=str(row.state), phase=named, opened_unix=row.opened_unix,
-            deadline_unix=None if phase is None else phase.deadline_unix,
-            limit_unix=None if phase is None else phase.limit_unix, quorum=0 if phase is None else phase.quorum,
-            tasks={str(state): count for state, count in sorted(Counter(states.values()).items())},
-            waiting_for=tuple(silo for silo, state in states.items() if state is TaskState.OPEN))
 
     def _cost(self, name: str, costs: StudyCosts, dense: int, forecast: Forecast | None) -> CostFacts:
         traffic = costs.traffic(dense_bytes=dense)
@@ -214,9 +188,9 @@ class PageReader:
             wire=TwoWays(down=traffic.wire_down, up=traffic.wire_up),
             overhead=TwoWays(down=traffic.overhead_down, up=traffic.overhead_up), dense_total=traffic.dense_total,
             share_of_dense=traffic.share, estimated=traffic.estimated,
-            by_group=tuple({"group": item, "down": ways["down"], "up": ways["up"]}
+            by_group=tuple(ByGroup(group=item, down=ways["down"], up=ways["up"])
                            for item, ways in costs.items("payload")),
-            by_rpc=tuple({"rpc": item, "down": ways["down"], "up": ways["up"]}
+            by_rpc=tuple(ByRpc(rpc=item, down=ways["down"], up=ways["up"])
                          for item, ways in costs.items("message")),
             by_silo=_by_silo(costs.by_silo),
             by_encoding=tuple(EncodingFacts(
@@ -237,88 +211,59 @@ class PageReader:
         Raises: UnknownName.
         """
         row = next((each for each in self.ledger.rounds(study, first=number)[:1] if each.number == number), None)
-        dense = int((self.ledger.study(study).frozen or {}).get("dense_bytes", 0))
+        dense = self.ledger.study(study).dense_bytes
         if row is None:
             raise UnknownName(f"Study '{study}' has no round {number}.")
         self._costs.refresh(self.ledger)
         traffic = self._costs.study(study).traffic(dense_bytes=dense, round=number)
-        silos = self.ledger.query("SELECT silo, direction, sum(bytes) AS bytes FROM cost WHERE study = ? AND round = ?"
-                                   " AND kind = 'wire' GROUP BY silo, direction", study, number)
-        by_silo: dict[str, dict[str, int]] = {}
-        for each in silos:
-            by_silo.setdefault(each["silo"], {"down": 0, "up": 0})[each["direction"]] += each["bytes"]
+        by_silo: dict[str, dict[Direction, int]] = {}
+        for (silo, direction), size in wire_of_round(self.ledger, study, number).items():
+            by_silo.setdefault(silo, {"down": 0, "up": 0})[direction] += size
         heard = live.silos if live is not None and (live.study, live.round) == (study, number) else {}
-        phases = tuple(self._phase(study, number, phase, heard) for phase in self.ledger.query(
-            "SELECT * FROM phase WHERE study = ? AND round = ? ORDER BY number", study, number))
+        phases = tuple(self._phase(phase, heard) for phase in phases_of_round(self.ledger, study, number))
         return RoundDetail(
             study=study, number=number, state=str(row.state), reason=row.reason, opened_unix=row.opened_unix,
             closed_unix=row.closed_unix, sample=row.sample, phases=phases, metrics=finite(row.metrics),
             traffic=_traffic_facts(traffic, _by_silo(by_silo)), state_digest=row.state_digest)
 
-    def _phase(self, study: str, number: int, phase: Any, heard: Mapping[str, LiveSilo]) -> PhaseFacts:
-        rows = self.ledger.query(
-            "SELECT task.*, example_count, training_seconds, size_bytes, groups_json FROM task"
-            " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
-            " WHERE study = ? AND round = ? AND phase = ?", study, number, phase["number"])
+    def _phase(self, phase: PhaseRow, heard: Mapping[str, LiveSilo]) -> PhaseFacts:
         return PhaseFacts(
-            name=phase["name"], quorum=phase["quorum"], opened_unix=phase["opened_unix"],
-            deadline_unix=phase["deadline_unix"], limit_unix=phase["limit_unix"], closed_unix=phase["closed_unix"],
-            tasks=tuple(_task_facts(row, heard) for row in sorted(rows, key=lambda row: row["silo"].encode())))
+            name=phase.name, quorum=phase.quorum, opened_unix=phase.opened_unix, deadline_unix=phase.deadline_unix,
+            limit_unix=phase.limit_unix, closed_unix=phase.closed_unix,
+            tasks=tuple(_task_facts(task, heard)
+                        for task in tasks_of_phase(self.ledger, phase.study, phase.round, phase.number)))
 
     # The audit trail --------------------------------------------------------------------------------------------------
 
-    def events(self, **wanted: Any) -> EventsFacts:
-        """`coordinator.page.audit_trail.events_of`, with the chain checked as far as it has got."""
+    def events(self, *, study: str = "", silo: str = "", kind: str = "", before: int = 0,
+               limit: int = 100) -> EventsFacts:
+        """`semisilo.coordinator.monitoring.audit_trail.events_of`, with the chain checked as far as it has got."""
         self.check.go_on(self.ledger)
-        return events_of(self.ledger, self.check, **wanted)
+        return events_of(self.ledger, self.check, study=study, silo=silo, kind=kind, before=before, limit=limit)
 
 
-def _silo_line(row: SiloRow, live: LiveStatus | None, deadline: float | None, today: dict[tuple[str, str], int],
-               now: float) -> SiloLine:
-    said = live.silos.get(row.name) if live is not None else None
-    said = said if said is not None and now - said.unix <= PRESENT_SECONDS and deadline is not None else None
+def _silo_line(row: SiloRow, activity: SiloActivity, today: Mapping[SiloWay, int], now: float) -> SiloLine:
     return SiloLine(
-        name=row.name, state=_silo_state(row, live, deadline, said, now), doing=_doing(said), seen_unix=row.seen_unix,
+        name=row.name, state=str(activity.state), doing=_doing(activity.doing), seen_unix=row.seen_unix,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY if row.certificate_not_after_unix else None,
         labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count, version=row.version,
         away_reason=row.away_reason if row.is_away(now) else "", methods=row.methods,
-        bytes_today_down=today.get((row.name, "down"), 0),
-        bytes_today_up=today.get((row.name, "up"), 0))
-
-
-def _silo_state(row: SiloRow, live: LiveStatus | None, deadline: float | None, said: LiveSilo | None,
-                now: float) -> str:
-    if row.revoked_unix is not None:
-        return "revoked"
-    if row.left_unix is not None:
-        return "left"
-    if row.joined_unix is None:
-        return "enrolled"
-    if row.is_away(now):
-        return "away"
-    if live is None:
-        return "joined"
-    if deadline is not None and now > deadline:
-        return "late"
-    present = row.name in live.connected or said is not None or (row.seen_unix is not None
-                                                                 and now - row.seen_unix <= PRESENT_SECONDS)
-    return ("working" if said is not None else "connected") if present else "away"
+        bytes_today_down=today.get((row.name, "down"), 0), bytes_today_up=today.get((row.name, "up"), 0))
 
 
 def _doing(said: LiveSilo | None) -> DoingFacts | None:
     return DoingFacts(stage=said.stage, fraction=said.fraction, text=said.text) if said is not None else None
 
 
-def _task_facts(row: Any, heard: Mapping[str, LiveSilo]) -> TaskFacts:
+def _task_facts(task: SubmittedTask, heard: Mapping[str, LiveSilo]) -> TaskFacts:
     return TaskFacts(
-        silo=row["silo"], state=row["state"], given_unix=row["given_unix"], closed_unix=row["closed_unix"],
-        reason=row["reason"], example_count=row["example_count"], training_seconds=row["training_seconds"],
-        update_bytes=row["size_bytes"], groups=json.loads(row["groups_json"] or "{}"),
-        metrics=finite(json.loads(row["metrics_json"])),
-        doing=_doing(heard.get(row["silo"])) if row["state"] == TaskState.OPEN else None)
+        silo=task.silo, state=str(task.state), given_unix=task.given_unix, closed_unix=task.closed_unix,
+        reason=task.reason, example_count=task.example_count, training_seconds=task.training_seconds,
+        update_bytes=task.update_bytes, groups=task.groups, metrics=finite(task.metrics),
+        doing=_doing(heard.get(task.silo)) if task.state is TaskState.OPEN else None)
 
 
-def _by_silo(sums: Mapping[str, Mapping[Any, int]]) -> tuple[BySilo, ...]:
+def _by_silo(sums: Mapping[str, Mapping[Direction, int]]) -> tuple[BySilo, ...]:
     return tuple(BySilo(silo=silo, down=ways["down"], up=ways["up"])
                  for silo, ways in sorted(sums.items(), key=lambda pair: pair[0].encode()))
 
@@ -333,25 +278,16 @@ def _traffic_facts(traffic: Traffic, by_silo: tuple[BySilo, ...]) -> TrafficFact
         estimated=traffic.estimated, by_silo=by_silo)
 
 
-def _method(row: StudyRow) -> str:
-    return str(row.config.get("method", {}).get("name", "?"))
-
-
-def _scenario(row: StudyRow) -> str:
-    method = row.config.get("method", {})
-    return str({**method, **method.get("settings", {})}.get("scenario", ""))
-
-
 def _about(row: StudyRow, field: str) -> str:
     """What the method declares of itself; empty for a plug-in that is not installed here."""
-    name = _method(row)
+    name = method_name(row)
     try:
         return str(getattr(METHODS[name] if name in METHODS else find_method(name), field))
     except SemisiloError:
         return ""
 
 
-def _settings(row: StudyRow) -> dict[str, dict[str, Any]]:
+def _settings(row: StudyRow) -> dict[str, dict[str, object]]:
     """The tables of the study file; the method's own settings stand in [method], as a person writes them."""
     tables = {name: dict(table) for name, table in row.config.items() if isinstance(table, dict)}
     if "method" in tables:

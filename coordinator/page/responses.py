@@ -1,4 +1,7 @@
-"""Facts as JSON text: dataclasses become objects, and what is no finite number becomes null."""
+"""HTTP answers of the page, with facts as JSON text: what is no finite number becomes null.
+
+Tests: tests/coordinator/monitoring/test_facts.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["to_json"]
+from starlette.responses import Response
+
+from semisilo.common.errors import SemisiloError, UnknownSilo, UsageError
+
+__all__ = ["failure", "failure_of", "json_answer", "to_json"]
 
 
 def to_json(facts: Any) -> bytes:
@@ -36,3 +43,26 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(entry) for entry in value]
     return value
+
+
+_STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "PERMISSION_DENIED": 403, "FAILED_PRECONDITION": 409,
+           "UNAVAILABLE": 503, "RESOURCE_EXHAUSTED": 507}
+
+
+def json_answer(content: bytes) -> Response:
+    """Facts that are JSON text already."""
+    return Response(content, media_type="application/json")
+
+
+def failure(status: int, code: str, text: str, remedy: str = "", *, retry_seconds: float = 0.0) -> Response:
+    """{"error": {"code", "text", "remedy"}}."""
+    headers = {"retry-after": str(int(retry_seconds) + 1)} if retry_seconds else None
+    return Response(to_json({"error": {"code": code, "text": text, "remedy": remedy}}), status_code=status,
+                    media_type="application/json", headers=headers)
+
+
+def failure_of(error: SemisiloError) -> Response:
+    """An error of the catalogue; it goes to the operator, so with its text and remedy."""
+    status = 404 if isinstance(error, UnknownSilo) else 409 if type(error) is UsageError else _STATUS.get(
+        error.status, 500)
+    return failure(status, error.code, error.text, error.remedy)

@@ -1,4 +1,7 @@
-"""The routes of the operator page: facts as JSON, a stream of changes, actions behind the operator's token."""
+"""The routes of the operator page: facts as JSON, a stream of changes, actions behind the operator's token.
+
+Tests: tests/coordinator/page/test_server.py.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from common.errors import SemisiloError, UsageError
-from coordinator import operate
-from coordinator.ledger import Ledger
-from coordinator.page.answers import failure, failure_of, json_answer
-from coordinator.page.audit_trail import MOST_EVENTS
-from coordinator.page.guard import TOO_LARGE, Guard, TooLarge
-from coordinator.page.json_text import to_json
-from coordinator.page.service import PageService
-from coordinator.page.token import is_token
+from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
+from semisilo.coordinator.page.guard import TOO_LARGE, Guard, TooLarge
+from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
+from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.page.token import is_token
 
 __all__ = ["STATIC", "page_app"]
 
@@ -127,11 +129,12 @@ class _Routes:
         unknown = sorted(query.keys() - {"study", "silo", "kind", "before", "limit"})
         if unknown:
             raise HTTPException(400, f"Events cannot be asked for by {unknown[0][:100]!r}")
-        wanted: dict[str, Any] = {name: query.get(name, "")[:200] for name in ("study", "silo", "kind")}
-        wanted["before"] = _number(query.get("before") or "0", "before")
-        wanted["limit"] = min(MOST_EVENTS, _number(query.get("limit") or "100", "limit"))
-        return json_answer(await self._service.facts(f"events {sorted(wanted.items())}",
-                                                     lambda reader, live: reader.events(**wanted)))
+        study, silo, kind = (query.get(name, "")[:200] for name in ("study", "silo", "kind"))
+        before = _number(query.get("before") or "0", "before")
+        limit = min(MOST_EVENTS, _number(query.get("limit") or "100", "limit"))
+        return json_answer(await self._service.facts(
+            f"events {(study, silo, kind, before, limit)}",
+            lambda reader, live: reader.events(study=study, silo=silo, kind=kind, before=before, limit=limit)))
 
     async def stream(self, request: Request) -> Response:
         """GET /api/stream: server-sent events."""

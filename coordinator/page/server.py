@@ -14,12 +14,12 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from common.errors import BadConfiguration, PortInUse
-from common.tls import split_address
-from coordinator.federation import PageSettings
-from coordinator.page.guard import host_of, is_local
-from coordinator.page.routes import page_app
-from coordinator.page.service import PageService
+from semisilo.common.errors import BadConfiguration, PortInUse
+from semisilo.common.rpc.tls import split_address
+from semisilo.coordinator.federation.folder import PageSettings
+from semisilo.coordinator.page.guard import host_of, is_local
+from semisilo.coordinator.page.routes import page_app
+from semisilo.coordinator.page.service import PageService
 
 __all__ = ["PageServer", "bind", "offer"]
 
@@ -37,12 +37,12 @@ def bind(listen: str) -> socket.socket:
     host, port = split_address(listen)
     plain = host.strip("[]")
     try:
-        family, kind, _, _, place = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM,
-                                                       flags=socket.AI_PASSIVE)[0]
+        family, kind, _, _, socket_address = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM,
+                                                                flags=socket.AI_PASSIVE)[0]
         with contextlib.ExitStack() as stack:
             found = stack.enter_context(socket.socket(family, kind))
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(place)
+            found.bind(socket_address)
             found.listen(128)
             found.setblocking(False)
             stack.pop_all()

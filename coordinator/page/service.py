@@ -1,5 +1,8 @@
 """The page's own reader in a thread of its own, with answers kept for a moment, and the number that says when to ask
-again. Whatever happens here must never keep the event loop, which serves silos, from its work."""
+again. Whatever happens here must never keep the event loop, which serves silos, from its work.
+
+Tests: tests/coordinator/page/test_server.py.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from common.errors import SemisiloError
-from coordinator.federation import Federation
-from coordinator.ledger import Ledger
-from coordinator.live import LiveStatus
-from coordinator.page.json_text import to_json
-from coordinator.page.reader import PageReader, PageSource
-from coordinator.page.token import TokenGate
+from semisilo.common.errors import SemisiloError
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.page.reader import PageReader, PageSource
+from semisilo.coordinator.page.responses import to_json
+from semisilo.coordinator.page.token import TokenGate
+from semisilo.coordinator.rounds.live_file import LiveStatus
 
 if TYPE_CHECKING:
-    from coordinator.prometheus import Exposition
+    from semisilo.coordinator.monitoring.prometheus import Exposition
 
 __all__ = ["PageService"]
 
@@ -114,7 +117,7 @@ class PageService:
             return self._revision, self._looked
         reader = self._opened()
         assert self._ledger is not None
-        seen = (self._ledger.query("SELECT coalesce(max(number), 0) AS last FROM event")[0]["last"],
+        seen = (self._ledger.last_event(),
                 tuple((silo.name, silo.state, silo.doing is None) for silo in reader.silos(live)), live is None)
         version, now = self._ledger.data_version(), time.monotonic()
         slowly = version != self._slowly[0] and now - self._slowly[1] >= _SLOW_SECONDS
@@ -138,7 +141,7 @@ class PageService:
             return None
 
         def work() -> bytes:
-            from coordinator.prometheus import Exposition
+            from semisilo.coordinator.monitoring.prometheus import Exposition
 
             self._live = live
             if self._exposition is None:

@@ -1,4 +1,7 @@
-"""The operator's token: a file that only its owner can read, and how many wrong ones are heard."""
+"""The operator's token: a file that only its owner can read, and how many wrong ones are heard.
+
+Tests: tests/coordinator/page/test_access.py.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from common.durable import write_secret
-from common.errors import BadConfiguration, SemisiloError
+from semisilo.common.errors import BadConfiguration, SemisiloError
+from semisilo.common.storage.durable import write_secret
 
 __all__ = ["TokenGate", "is_token", "operator_token"]
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from coordinator.figure_style import (
+from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
+from semisilo.coordinator.report.figure_style import (
     MAX_LINES,
     Theme,
     legend,
@@ -17,7 +18,6 @@ from coordinator.figure_style import (
     whole_numbers,
     wide_enough,
 )
-from coordinator.summary import RoundSummary, StudySummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -279,4 +279,4 @@ def _is_number(metrics: Mapping[str, Any], name: str) -> bool:
 
 
 def _class_names(study: StudySummary) -> tuple[str, ...]:
-    return tuple(str(name) for name in (study.row.frozen or {}).get("classes", ()))
+    return study.row.classes

@@ -1,14 +1,17 @@
-"""The plot of what each encoding saved: two bars for each, its bytes and what the same elements take dense."""
+"""The plot of what each encoding saved: two bars for each, its bytes and what the same elements take dense.
+
+Tests: tests/coordinator/report/test_diagnostic_figures.py.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.describe import describe_bytes
-from common.encodings import FRAMING, describe_encoding
-from coordinator.encodings import EncodingUse
-from coordinator.figure_style import Theme, legend, unit_of
-from coordinator.summary import StudySummary
+from semisilo.common.payload.usage import FRAMING, describe_encoding
+from semisilo.common.text.describe import describe_bytes, describe_percentage
+from semisilo.coordinator.ledger.encodings import EncodingUse
+from semisilo.coordinator.monitoring.summary import StudySummary
+from semisilo.coordinator.report.figure_style import Theme, legend, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,16 +30,17 @@ def draw_encodings(axes: Axes, study: StudySummary, theme: Theme) -> bool:
     if not shown:
         return False
     unit, name = unit_of(max(max(use.dense_bytes, use.bytes) for use in shown))
-    places = [float(place) for place in range(len(shown), 0, -1)]
-    axes.barh([place + 0.2 for place in places], [use.dense_bytes / unit for use in shown], height=0.36,
+    ys = [float(y) for y in range(len(shown), 0, -1)]
+    axes.barh([y + 0.2 for y in ys], [use.dense_bytes / unit for use in shown], height=0.36,
               color=theme.grid, label="the same elements, dense")
-    axes.barh([place - 0.2 for place in places], [use.bytes / unit for use in shown], height=0.36, color=theme.accent,
+    axes.barh([y - 0.2 for y in ys], [use.bytes / unit for use in shown], height=0.36, color=theme.accent,
               label="what crossed")
-    for place, use in zip(places, shown, strict=True):
+    for y, use in zip(ys, shown, strict=True):
         if use.dense_bytes:
-            axes.annotate(f"{100 * use.bytes / use.dense_bytes:.0f} %", (use.bytes / unit, place - 0.2), xytext=(4, 0),
-                          textcoords="offset points", va="center", color=theme.text, fontsize=9)
-    axes.set_yticks(places, [f"{_ARROWS[use.direction]} {use.encoding}" for use in shown])
+            axes.annotate(describe_percentage(use.bytes / use.dense_bytes, decimals=0),
+                          (use.bytes / unit, y - 0.2), xytext=(4, 0), textcoords="offset points", va="center",
+                          color=theme.text, fontsize=9)
+    axes.set_yticks(ys, [f"{_ARROWS[use.direction]} {use.encoding}" for use in shown])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"payload bytes ({name}); ↓ to silos, ↑ from silos")
     axes.set_ylim(0.3, len(shown) + 0.7)

@@ -1,12 +1,16 @@
-"""How plots look: colours for a light and a dark page, axes, legends, units."""
+"""How plots look: colours for a light and a dark page, axes, legends, units.
+
+Tests: tests/coordinator/report/test_report.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinator.states import RoundState
-from coordinator.summary import RoundSummary, StudySummary
+from semisilo.common.text.describe import describe_percentage
+from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +87,7 @@ def whole_numbers(axes: Axes) -> None:
 
 def percent(value: float | None) -> str:
     """A share as text."""
-    return "unknown" if value is None else f"{100 * value:.1f} %"
+    return "unknown" if value is None else describe_percentage(value)
 
 
 def measured_rounds(study: StudySummary) -> list[RoundSummary]:

@@ -1,4 +1,7 @@
-"""The plots of a report, each drawn for a light and a dark page. matplotlib is imported late: it is slow."""
+"""The plots of a report, each drawn for a light and a dark page. matplotlib is imported late: it is slow.
+
+Tests: tests/coordinator/report/test_report.py.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from common.describe import describe_bytes
-from coordinator.diagnostic_figures import DIAGNOSTIC_FIGURES, describe_diagnostic
-from coordinator.encoding_figure import describe_encodings, draw_encodings
-from coordinator.figure_style import (
+from semisilo.common.text.describe import describe_bytes
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
+from semisilo.coordinator.report.diagnostic_figures import DIAGNOSTIC_FIGURES, describe_diagnostic
+from semisilo.coordinator.report.encoding_figure import describe_encodings, draw_encodings
+from semisilo.coordinator.report.figure_style import (
     DARK,
     LIGHT,
     MAX_LINES,
@@ -24,8 +29,6 @@ from coordinator.figure_style import (
     unit_of,
     whole_numbers,
 )
-from coordinator.states import TaskState
-from coordinator.summary import RoundSummary, StudySummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

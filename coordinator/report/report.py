@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.durable import write_durably
-from coordinator.federation import Federation
-from coordinator.figures import DrawnFigure, draw_figures
-from coordinator.ledger import Ledger
-from coordinator.report_page import render_page
-from coordinator.roster import LedgerRoster
-from coordinator.summary import audit, summarise
+from semisilo.common.storage.durable import write_durably
+from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.monitoring.summary import audit, summarise
+from semisilo.coordinator.report.figures import DrawnFigure, draw_figures
+from semisilo.coordinator.report.page import render_page
 
 __all__ = ["write_pages", "write_report"]
 

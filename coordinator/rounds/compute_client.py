@@ -1,21 +1,28 @@
-"""What the engine has the compute process do: open a study, and steps that are tried again when the process dies."""
+"""What the engine has the compute process do: open a study, and steps that are tried again when the process dies.
+
+Tests: tests/coordinator/rounds/test_study_lifecycle.py.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from common.compute import Compute
-from common.config import canonical_json, from_dict
-from common.errors import ComputeFailed
-from coordinator.bulletin import Bulletin
-from coordinator.ledger import Ledger
-from coordinator.rows import StudyRow
-from coordinator.study import FrozenStudy, StudyConfig
+from semisilo.common.config import to_dict
+from semisilo.common.errors import ComputeFailed
+from semisilo.common.process.compute import Compute
+from semisilo.common.process.messages import Request
+from semisilo.coordinator.compute.messages import OpenStudy
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
+from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["ComputeSteps", "RunningStudy"]
+
+AnswerT = TypeVar("AnswerT")
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _ATTEMPTS = 3
@@ -31,9 +38,10 @@ class RunningStudy:
 
 
 class ComputeSteps:
-    """Steps of the compute process, shown on the bulletin while they run."""
+    """Steps of the compute process, shown on the runtime state while they run."""
 
-    def __init__(self, *, compute: Compute, ledger: Ledger, bulletin: Bulletin, studies: Path, payloads: Path) -> None:
+    def __init__(self, *, compute: Compute, ledger: Ledger, runtime: RuntimeState, studies: Path,
+                 payloads: Path) -> None:
         """
         Args:
             studies: the folder in which every study has one.
@@ -41,7 +49,7 @@ class ComputeSteps:
         """
         self._compute = compute
         self._ledger = ledger
-        self._bulletin = bulletin
+        self._runtime = runtime
         self._studies = studies
         self._payloads = payloads
         self._opened = ""
@@ -53,35 +61,34 @@ class ComputeSteps:
 
     async def open_study(self, row: StudyRow, config: StudyConfig) -> RunningStudy:
         """Has the images of a study read; the first time, what was found is written to the ledger for good."""
-        answer = await self.call("open_study", {
-            "name": row.name, "config": row.config, "study_folder": str(self._studies / row.name),
-            "payloads_folder": str(self._payloads), "num_silos": config.study.start_with,
-            "frozen": row.frozen}, activity="reading images")
+        opened = await self.call(OpenStudy(
+            name=row.name, config=config, study_folder=self._studies / row.name, payloads_folder=self._payloads,
+            num_silos=config.study.start_with, frozen=row.frozen), activity="reading images")
         self._opened = row.name
         if row.frozen is None:
-            self._ledger.set_study_facts(row.name, frozen=answer["frozen"], numerics=answer["numerics"])
-        elif row.numerics is not None and canonical_json(row.numerics) != canonical_json(answer["numerics"]):
-            changed = sorted(key for key in answer["numerics"] if answer["numerics"][key] != row.numerics.get(key))
+            self._ledger.set_study_facts(row.name, frozen=opened.frozen, numerics=opened.numerics)
+        elif row.numerics is not None and row.numerics != opened.numerics:
+            before, after = to_dict(row.numerics), to_dict(opened.numerics)
             _LOG.warning("study %s resumes under other numerics (%s): its bits will differ from an undisturbed run",
-                         row.name, ", ".join(f"{key}: {row.numerics.get(key)} -> {answer['numerics'][key]}"
-                                             for key in changed))
-            self._ledger.event("numerics_changed", study=row.name, before=row.numerics, after=answer["numerics"])
-        return RunningStudy(row.name, config, from_dict(FrozenStudy, answer["frozen"]))
+                         row.name, ", ".join(f"{key}: {before[key]} -> {after[key]}"
+                                             for key in sorted(after) if after[key] != before[key]))
+            self._ledger.event("numerics_changed", study=row.name, before=before, after=after)
+        return RunningStudy(row.name, config, opened.frozen)
 
-    async def call(self, operation: str, arguments: dict[str, Any], *, activity: str) -> dict[str, Any]:
+    async def call(self, request: Request[AnswerT], *, activity: str) -> AnswerT:
         """One step of the compute process; a step that died is tried again, since it gives the same bits.
 
-        The fresh process opens the study again by itself (`common.compute`).
+        The fresh process opens the study again by itself (`semisilo.common.process.compute`).
         Args:
             activity: what the operator reads meanwhile.
         Raises: ComputeFailed when it died three times; what the step itself raises, at once.
         """
-        self._bulletin.set(activity=activity)
+        self._runtime.set(activity=activity)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return await self._compute.call(operation, arguments, on_progress=self._bulletin.progress)
+                return await self._compute.call(request, on_progress=self._runtime.progress)
             except ComputeFailed as error:
                 if attempt == _ATTEMPTS:
                     raise
-                _LOG.warning("%s: %s; trying again", operation, error.line())
+                _LOG.warning("%s: %s; trying again", request.operation(), error.line())
         raise AssertionError("unreachable")

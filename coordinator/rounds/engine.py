@@ -11,27 +11,33 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from common.compute import Compute
-from common.config import from_dict, to_dict
-from common.data.form import ImageForm
-from common.errors import DiskFull, SemisiloError
-from common.exchange import ModelSettings, PayloadRef, TaskSpec
-from common.seeds import numpy_generator
-from common.store import PayloadStore
-from coordinator.availability import Availability
-from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.compute_steps import ComputeSteps, RunningStudy
-from coordinator.endings import Endings
-from coordinator.ledger import Ledger
-from coordinator.leftovers import Leftovers
-from coordinator.operators_word import OperatorsWord
-from coordinator.refusals import pause_when_refused
-from coordinator.roster import LedgerRoster
-from coordinator.rows import PhaseRow, RoundRow, StudyRow
-from coordinator.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
-from coordinator.study import config_from_dict
+from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.process.compute import Compute
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute.messages import (
+    Aggregate,
+    Baseline,
+    Evaluate,
+    Phases,
+    Prepare,
+    SpooledUpdate,
+    Tasks,
+    WrittenTask,
+)
+from semisilo.coordinator.ledger.cleanup import Cleanup
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
+from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.sampling import Availability
+from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, StudyLifecycle, pause_when_refused
+from semisilo.coordinator.studies.study_file import config_from_dict
 
 __all__ = ["Accountant", "Engine", "EngineFolders"]
 
@@ -56,7 +62,7 @@ class EngineFolders:
 class Engine:
     """Runs queued studies one after another."""
 
-    def __init__(self, *, ledger: Ledger, roster: LedgerRoster, bulletin: Bulletin, compute: Compute,
+    def __init__(self, *, ledger: Ledger, roster: LedgerRoster, runtime: RuntimeState, compute: Compute,
                  payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
                  slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0,
                  clock: Callable[[], float] = time.time) -> None:
@@ -66,18 +72,18 @@ class Engine:
         """
         self._ledger = ledger
         self._roster = roster
-        self._bulletin = bulletin
+        self._runtime = runtime
         self._spool = spool
         self._accountant = accountant
         self._slowest_link = slowest_link
         self._clock = clock
-        self._steps = ComputeSteps(compute=compute, ledger=ledger, bulletin=bulletin, studies=folders.studies,
+        self._steps = ComputeSteps(compute=compute, ledger=ledger, runtime=runtime, studies=folders.studies,
                                    payloads=folders.payloads)
-        self._operator = OperatorsWord(ledger=ledger, bulletin=bulletin)
-        self._availability = Availability(roster=roster, bulletin=bulletin, operator=self._operator, clock=clock)
-        self._leftovers = Leftovers(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
-        self._endings = Endings(ledger=ledger, bulletin=bulletin, steps=self._steps, leftovers=self._leftovers,
-                                studies=folders.studies)
+        self._operator = OperatorRequests(ledger=ledger, runtime=runtime)
+        self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator, clock=clock)
+        self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
+        self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
+                                         studies=folders.studies)
         self._resumed = True  # the first phase found open after a start gets a fresh deadline
 
     def has_work(self) -> bool:
@@ -89,7 +95,7 @@ class Engine:
 
         A study that cannot go on is marked FAILED with its reason; only DiskFull is raised, with nothing lost.
         """
-        await self._endings.tidy_up()
+        await self._lifecycle.tidy_up()
         study = next((row for row in self._ledger.studies() if row.state not in ENDED_STUDY), None)
         if study is None:
             return None
@@ -103,18 +109,19 @@ class Engine:
             with self._ledger.transaction():
                 if self._ledger.study_state(study.name) is not StudyState.STOPPED:
                     self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
-            self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
-        await self._endings.tidy_up()
+            self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
+        await self._lifecycle.tidy_up()
         return self._ledger.study(study.name)
 
     async def _run(self, row: StudyRow) -> None:
         name = row.name
         self._resumed = True
         config = config_from_dict(row.config, where=f"study {name}")
-        self._bulletin.set(study=name, round=0, rounds=config.study.rounds, phase="",
-                           reason=StandbyReason.COORDINATOR_WORKING, activity="reading images", text="")
+        self._runtime.set(study=name, round=0, rounds=config.study.rounds, phase="",
+                          reason=StandbyReason.COORDINATOR_WORKING, activity="reading images", text="")
         self._ledger.move_study(name, StudyState.QUEUED, StudyState.PREPARING)
-        if await self._operator.has_stopped(name):
+        await self._operator.wait_while_paused(name)
+        if self._operator.is_stopped(name):
             return
         study = await self._steps.open_study(row, config)
         if self._ledger.committed_digest(name) == "":
@@ -128,17 +135,19 @@ class Engine:
                 continue
             if number > last.number:
                 pause_when_refused(self._ledger, name)
-            if await self._operator.has_stopped(name):
+            await self._operator.wait_while_paused(name)
+            if self._operator.is_stopped(name):
                 return
             await self._round(study, number)
-        while not await self._operator.has_stopped(name):
-            await self._endings.write_model(name)
+        while True:
+            await self._operator.wait_while_paused(name)
+            if self._operator.is_stopped(name):
+                return
+            await self._lifecycle.write_model(name)
             if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED):
                 break
-        else:
-            return
-        self._leftovers.remove_spares()
-        self._bulletin.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
+        self._cleanup.remove_spares()
+        self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
 
@@ -150,45 +159,50 @@ class Engine:
         if wanted and self._ledger.study(study.name).baseline is None:
             _LOG.info("training on %d labelled images alone, %d epochs: the line to beat", study.frozen.num_labelled,
                       settings.baseline_epochs)
-            baseline = await self._steps.call("baseline", {"epochs": settings.baseline_epochs},
-                                        activity="training on labels only")
-            self._ledger.set_study_facts(study.name, baseline=baseline)
-            if "accuracy" in baseline.get("metrics", {}):
-                _LOG.info("labels alone reach an accuracy of %.4f", baseline["metrics"]["accuracy"])
-        if await self._operator.has_stopped(study.name):
+            found = await self._steps.call(Baseline(epochs=settings.baseline_epochs),
+                                           activity="training on labels only")
+            if found.result is not None:
+                self._ledger.set_study_facts(study.name, baseline=found.result)
+                if "accuracy" in found.result.metrics:
+                    _LOG.info("labels alone reach an accuracy of %.4f", found.result.metrics["accuracy"])
+        await self._operator.wait_while_paused(study.name)
+        if self._operator.is_stopped(study.name):
             return
         doing = "training on labels" if study.frozen.num_labelled else "the first model"
-        answer = await self._steps.call("prepare", {}, activity=f"round 0: {doing}")
+        prepared = await self._steps.call(Prepare(), activity=f"round 0: {doing}")
         with self._ledger.transaction():
-            self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=answer["state"],
-                                         metrics=answer["metrics"])
-            self._ledger.commit_round(study.name, 0, metrics=answer["metrics"])
+            self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=prepared.state,
+                                         metrics=prepared.metrics)
+            self._ledger.commit_round(study.name, 0, metrics=prepared.metrics)
         self._accountant.settle(study=study.name, round=0, phase="standby")
-        self._log_round(study, 0, answer["metrics"])
+        self._log_round(study, 0, prepared.metrics)
 
     async def _wait_for_silos(self, study: RunningStudy) -> bool:
         """Until as many silos have joined as the study starts with; False when the operator stops it before."""
-        while not await self._operator.has_stopped(study.name):
+        while True:
+            await self._operator.wait_while_paused(study.name)
+            if self._operator.is_stopped(study.name):
+                return False
             self._ledger.move_study(study.name, StudyState.PREPARING, StudyState.WAITING)
             if self._ledger.study_state(study.name) is StudyState.RUNNING:
                 return True
-            if not await self._availability.members(study, study.config.study.start_with):
+            if not await self._availability.wait_for_members(study, study.config.study.start_with):
                 return False
             self._ledger.move_study(study.name, StudyState.WAITING, StudyState.RUNNING)
-        return False
 
     # Rounds -----------------------------------------------------------------------------------------------------------
 
     async def _round(self, study: RunningStudy, number: int) -> None:
         row = self._ledger.last_round(study.name)
         if row is None or row.number < number:
-            members, size = await self._availability.for_round(study)
+            members, size = await self._availability.wait_for_quorum(study)
             if not members:
                 return
             row = await self._open_round(study, number, members, size)
-        self._bulletin.set(round=number)
+        self._runtime.set(round=number)
         while row.state not in ENDED_ROUND:
-            if await self._operator.has_stopped(study.name):
+            await self._operator.wait_while_paused(study.name)
+            if self._operator.is_stopped(study.name):
                 return
             if row.state is RoundState.PREPARING:
                 await self._open_phase(study, row)
@@ -202,50 +216,48 @@ class Engine:
 
     async def _open_round(self, study: RunningStudy, number: int, members: list[str], size: int) -> RoundRow:
         start = self._ledger.committed_digest(study.name)
-        answer = await self._steps.call("phases", {"state": start, "round": number}, activity="opening the round")
+        planned = await self._steps.call(Phases(state=start, round=number), activity="opening the round")
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
-        return self._ledger.open_round(study.name, number, start_digest=start, sample=sample, phases=answer["phases"])
+        return self._ledger.open_round(study.name, number, start_digest=start, sample=sample, phases=planned.phases)
 
     async def _open_phase(self, study: RunningStudy, row: RoundRow) -> None:
         phase = row.phases[row.phase]
         members = self._roster.members()
-        asked = [silo for silo in (row.sample if phase["asks"] == "sample" else members) if silo in members]
-        self._bulletin.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase["name"])
-        answer = await self._steps.call("tasks", {
-            "state": row.state_digest, "round": row.number, "phase": phase,
-            "silos": {silo: self._ledger.silo_state(study.name, silo, round=row.number)[1]
-                      for silo in asked},
-            "held": {silo: sorted(self._bulletin.held.get(silo, ())) for silo in asked},
-            "link_bytes_per_second": self._slowest_link(asked)}, activity="writing tasks")
+        asked = [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in members]
+        self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase.name)
+        written = await self._steps.call(Tasks(
+            state=row.state_digest, round=row.number, phase=phase,
+            silos={silo: self._ledger.silo_state(study.name, silo, round=row.number)[1] for silo in asked},
+            held={silo: tuple(sorted(self._runtime.held.get(silo, ()))) for silo in asked},
+            link_bytes_per_second=self._slowest_link(asked)), activity="writing tasks")
         now = self._clock()
         participation = study.config.participation
-        quorum = participation.quorum_of(len(row.sample)) if phase["quorum"] == "study" else 0
-        opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase["name"],
+        quorum = participation.quorum_of(len(row.sample)) if phase.quorum == "study" else 0
+        opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase.name,
                           quorum=quorum, opened_unix=now, deadline_unix=now + participation.timeout_seconds,
-                          limit_unix=now + participation.limit_seconds, closed_unix=None, expects=answer["expects"])
-        tasks = [self._task_spec(study, row, phase["name"], silo, answer["tasks"][silo], opened.deadline_unix)
+                          limit_unix=now + participation.limit_seconds, closed_unix=None, expects=written.expects)
+        tasks = [self._task_spec(study, row, phase.name, silo, written.tasks[silo], opened.deadline_unix)
                  for silo in asked]
         self._accountant.settle(study=study.name, round=row.number, phase="standby")
         self._ledger.open_phase(opened, tasks)
         self._resumed = False
-        self._bulletin.silos.clear()
-        self._bulletin.set(reason=StandbyReason.NOT_SAMPLED, activity="")
-        _LOG.info("round %d/%d: phase %s opened for %s", row.number, study.config.study.rounds, phase["name"],
+        self._runtime.silos.clear()
+        self._runtime.set(reason=StandbyReason.COLLECTING, activity="")
+        _LOG.info("round %d/%d: phase %s opened for %s", row.number, study.config.study.rounds, phase.name,
                   ", ".join(asked) or "nobody")
 
-    def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: dict[str, Any],
+    def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
                    deadline_unix: float) -> TaskSpec:
         model: ModelSettings = study.config.model
         return TaskSpec(
             task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}", study=study.name, round=row.number,
             rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
-            settings=task["settings"],
+            settings=task.settings,
             model=ModelSettings(name=model.name, classes=study.frozen.classes, normalisation=model.normalisation),
-            image=from_dict(ImageForm, to_dict(study.frozen.image)), augmentation=study.config.augmentation,
-            numerics=study.config.numerics,
-            payloads=tuple(from_dict(PayloadRef, payload) for payload in task["payloads"]),
+            image=study.frozen.image, augmentation=study.config.augmentation, numerics=study.config.numerics,
+            payloads=task.payloads,
             last_folded_round=self._ledger.silo_state(study.name, silo)[0], seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form())
 
@@ -260,9 +272,10 @@ class Engine:
             self._resumed = False
             phase = self._ledger.phase(study.name, row.number, row.phase)
         told = False
-        self._bulletin.set(reason=StandbyReason.NOT_SAMPLED, phase=phase.name, activity="")
+        self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
         while True:
-            if await self._operator.has_stopped(study.name):
+            await self._operator.wait_while_paused(study.name)
+            if self._operator.is_stopped(study.name):
                 return
             states = self._ledger.task_states(study.name, row.number, row.phase)
             waiting = [silo for silo, state in states.items() if state is TaskState.OPEN]
@@ -292,44 +305,42 @@ class Engine:
                              answered, phase.quorum, ", ".join(waiting))
                 told = True
             end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
-            await self._bulletin.wait(min(end - now, 60.0) + 0.001)
+            await self._runtime.wait(min(end - now, 60.0) + 0.001)
         self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
         self._ledger.close_phase(phase)
-        self._bulletin.set(reason=StandbyReason.COORDINATOR_WORKING)
+        self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
 
     def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
         _LOG.error("round %d failed: %s; the model stays as it was", row.number, reason)
         self._ledger.fail_round(row, reason=reason)
-        self._leftovers.remove_updates(study.name, row.number)
-        self._bulletin.notify()
+        self._cleanup.remove_updates(study.name, row.number)
+        self._runtime.notify()
 
     async def _aggregate(self, study: RunningStudy, row: RoundRow) -> None:
-        self._bulletin.set(reason=StandbyReason.COORDINATOR_WORKING)
+        self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
         accepted = self._ledger.accepted_updates(study.name, row.number, row.phase)
-        answer = await self._steps.call("aggregate", {
-            "state": row.state_digest, "round": row.number, "phase": row.phases[row.phase],
-            "updates": [{"silo": task.silo, "num_examples": update.example_count, "metrics": update.metrics,
-                         "path": str(self._spool.path(update.digest)),
-                         "kept": self._ledger.silo_state(study.name, task.silo, round=row.number)[1]}
-                        for task, update in accepted]},
+        updates = tuple(SpooledUpdate(
+            header=update.header(task.silo), path=self._spool.path(update.digest),
+            kept=self._ledger.silo_state(study.name, task.silo, round=row.number)[1]) for task, update in accepted)
+        folded = await self._steps.call(Aggregate(
+            state=row.state_digest, round=row.number, phase=row.phases[row.phase], updates=updates),
             activity=f"aggregating {len(accepted)} updates")
-        metrics = {**row.metrics, **answer.get("metrics", {})}
+        metrics = {**row.metrics, **folded.metrics}
         with self._ledger.transaction(lasting=False):
-            self._ledger.folded(study.name, row.number, answer["kept"])
+            self._ledger.folded(study.name, row.number, folded.kept)
             if row.phase + 1 < len(row.phases):
                 self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING, metrics=metrics,
-                                             state_digest=answer["state"], phase=row.phase + 1)
+                                             state_digest=folded.state, phase=row.phase + 1)
             else:
                 self._ledger.set_round_state(study.name, row.number, RoundState.EVALUATING, metrics=metrics,
-                                             state_digest=answer["state"])
+                                             state_digest=folded.state)
 
     async def _commit(self, study: RunningStudy, row: RoundRow) -> None:
-        answer = await self._steps.call("evaluate", {"state": row.state_digest, "round": row.number},
-                                        activity="evaluating")
+        measured = await self._steps.call(Evaluate(state=row.state_digest, round=row.number), activity="evaluating")
         self._accountant.settle(study=study.name, round=row.number, phase="standby")
-        metrics = {**row.metrics, **answer["metrics"]}  # of its phases, then of its model
+        metrics = {**row.metrics, **measured.metrics}  # of its phases, then of its model
         self._ledger.commit_round(study.name, row.number, metrics=metrics)
-        self._leftovers.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
+        self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
         self._log_round(study, row.number, metrics)
 
     def _log_round(self, study: RunningStudy, number: int, metrics: dict[str, float]) -> None:

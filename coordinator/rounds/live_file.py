@@ -12,16 +12,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.config import canonical_json, from_dict
-from common.errors import BadConfiguration
-from coordinator.bulletin import Bulletin
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import BadConfiguration
+from semisilo.coordinator.rounds.runtime import RuntimeState
 
-__all__ = ["PRESENT_SECONDS", "STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "write"]
+__all__ = ["STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "write"]
 
 STALE_SECONDS = 10.0
-PRESENT_SECONDS = 15.0
-"""A silo that has said something so recently is there, even when none of its calls is in flight: while it trains it
-reports every few seconds only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +46,7 @@ class LiveStatus:
     rounds: int = 0
     phase: str = ""
     reason: str = ""
-    """Why silos without a task have none: a `StandbyReason`."""
+    """What the coordinator waits for or does: a `StandbyReason`."""
     activity: str = ""
     """What the compute process is doing."""
     fraction: float = 0.0
@@ -64,17 +61,17 @@ class LiveStatus:
     """Address of the operator page; empty when there is none."""
 
     @classmethod
-    def from_bulletin(cls, bulletin: Bulletin, *, deadline_unix: float | None = None, pid: int | None = None,
-                      now_unix: float | None = None) -> LiveStatus:
-        """A copy of the bulletin, of this process and moment unless told otherwise."""
+    def from_runtime(cls, runtime: RuntimeState, *, deadline_unix: float | None = None, pid: int | None = None,
+                     now_unix: float | None = None) -> LiveStatus:
+        """A copy of the runtime state, of this process and moment unless told otherwise."""
         return cls(
             pid=os.getpid() if pid is None else pid, unix=time.time() if now_unix is None else now_unix,
-            study=bulletin.study, round=bulletin.round, rounds=bulletin.rounds, phase=bulletin.phase,
-            reason=str(bulletin.reason), activity=bulletin.activity, fraction=_share(bulletin.fraction),
-            text=bulletin.text, connected=tuple(sorted(bulletin.connected, key=str.encode)),
-            deadline_unix=deadline_unix, page=bulletin.page,
+            study=runtime.study, round=runtime.round, rounds=runtime.rounds, phase=runtime.phase,
+            reason=str(runtime.reason), activity=runtime.activity, fraction=_share(runtime.fraction),
+            text=runtime.text, connected=tuple(sorted(runtime.connected, key=str.encode)),
+            deadline_unix=deadline_unix, page=runtime.page,
             silos={name: LiveSilo(stage=entry.stage, fraction=_share(entry.fraction), text=entry.text, unix=entry.unix)
-                   for name, entry in sorted(bulletin.silos.items())})
+                   for name, entry in sorted(runtime.silos.items())})
 
 
 def write(path: Path, status: LiveStatus) -> None:

@@ -2,6 +2,8 @@
 
 Two kinds of waiting: the engine's, for anything that a silo or an operator did, and that of silos, for a task. They are
 apart because every silo looks into the ledger when it wakes: hundreds of them must not do so at each other's updates.
+
+Tests: tests/coordinator/rounds/test_study_lifecycle.py.
 """
 
 from __future__ import annotations
@@ -12,19 +14,31 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from common.log_context import bind
+from semisilo.common.text.log_context import bind
 
-__all__ = ["Bulletin", "SiloProgress", "StandbyReason"]
+__all__ = ["RuntimeState", "SiloProgress", "StandbyReason"]
 
 
 class StandbyReason(StrEnum):
-    """Why a silo has nothing to do."""
+    """What the coordinator waits for or does, which is why a silo without a task has none."""
 
     WAITING_FOR_SILOS = "waiting_for_silos"
+    """Too few silos have joined, or too few of them take tasks."""
     COORDINATOR_WORKING = "coordinator_working"
+    """The compute process works: it prepares a phase, averages or evaluates."""
+    COLLECTING = "collecting"
+    """A phase is open: silos that were asked work."""
     NOT_SAMPLED = "not_sampled"
+    """What one silo without a task hears while others work: it was not asked, or has answered. Never the state of the
+    coordinator."""
     PAUSED = "paused"
+    """The operator has paused the study, or it has paused by itself."""
     NO_STUDY = "no_study"
+    """No study runs."""
+
+    def for_silo(self) -> StandbyReason:
+        """The same, as a silo without a task should hear it."""
+        return StandbyReason.NOT_SAMPLED if self is StandbyReason.COLLECTING else self
 
 
 @dataclass(slots=True)
@@ -39,7 +53,7 @@ class SiloProgress:
 
 
 @dataclass(slots=True)
-class Bulletin:
+class RuntimeState:
     """The current study and activity. `notify` wakes who waits in `wait`, `call` who waits in `wait_for_call`."""
 
     study: str = ""
@@ -47,6 +61,7 @@ class Bulletin:
     rounds: int = 0
     phase: str = ""
     reason: StandbyReason = StandbyReason.NO_STUDY
+    """Never NOT_SAMPLED: that is for one silo."""
     text: str = ""
     activity: str = ""
     """What the compute process is doing, for a person."""

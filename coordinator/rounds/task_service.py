@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.compute import Compute
-from common.config import from_dict
-from common.encodings import Encoded
-from common.errors import (
+from semisilo.common.errors import (
     BadPayload,
     PayloadNotServed,
     SemisiloError,
@@ -27,22 +24,24 @@ from common.errors import (
     UpdateConflict,
     WrongBase,
 )
-from common.exchange import PayloadRef, TaskSpec
-from common.log_context import bind
-from common.logs import printable
-from common.methods import check_metrics, find_method
-from common.store import PartialFile, PayloadStore
-from coordinator.announcement import Announcement, check_announcement
-from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.costs import Cost, add_costs
-from coordinator.encodings import DownloadEncodings, add_encoded, held_groups
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.rows import DeclaredUpdate, TaskRow
-from coordinator.states import ENDED_STUDY, TaskState
-from coordinator.study_description import StudyDescription, describe_study
+from semisilo.common.methods import check_metrics, find_method
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.process.compute import Compute
+from semisilo.common.storage.store import PartialFile, PayloadStore
+from semisilo.common.text.log_context import bind
+from semisilo.common.text.logs import printable
+from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
+from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
+from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
-__all__ = ["Announcement", "BeginAnswer", "Desk", "Hello", "Standby"]
+__all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
@@ -72,6 +71,7 @@ class Standby:
     """There is no task, and why."""
 
     reason: StandbyReason
+    """Never COLLECTING: while others work a silo without a task is NOT_SAMPLED."""
     study: str
     round: int
     rounds: int
@@ -87,14 +87,14 @@ class BeginAnswer:
     reason: str = ""
 
 
-class Desk:
+class TaskService:
     """Answers silos from the ledger, the payload store and the spool."""
 
-    def __init__(self, *, ledger: Ledger, roster: LedgerRoster, bulletin: Bulletin, payloads: PayloadStore,
+    def __init__(self, *, ledger: Ledger, roster: LedgerRoster, runtime: RuntimeState, payloads: PayloadStore,
                  spool: PayloadStore, compute: Compute, clock: Callable[[], float] = time.time) -> None:
         self._ledger = ledger
         self._roster = roster
-        self._bulletin = bulletin
+        self._runtime = runtime
         self._payloads = payloads
         self._spool = spool
         self._compute = compute
@@ -116,9 +116,9 @@ class Desk:
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
                                 memory_study=hello.memory_study, memory_round=hello.memory_round)
             self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
-        self._bulletin.held[silo] = hello.held
-        self._bulletin.notify()
-        first = self._bulletin.reason
+        self._runtime.held[silo] = hello.held
+        self._runtime.notify()
+        first = self._runtime.reason
         end = self._clock() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
                                else timeout_seconds)
         while True:
@@ -127,13 +127,13 @@ class Desk:
                 if task.given_unix is None and self._ledger.task_given(task.task_id):
                     return await self._given_first(task, hello.held)
                 return await self._readable(task, hello.held)
-            reason = self._bulletin.reason
+            reason = self._runtime.reason
             if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
                 if reason is StandbyReason.NO_STUDY:
                     self.dismissed[silo] = time.time()
-                return Standby(reason=reason, study=self._bulletin.study, round=self._bulletin.round,
-                               rounds=self._bulletin.rounds, text=self._bulletin.text)
-            await self._bulletin.wait_for_call(end - self._clock())
+                return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
+                               rounds=self._runtime.rounds, text=self._runtime.text)
+            await self._runtime.wait_for_call(end - self._clock())
 
     async def _given_first(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
         """The task, with a note of what it need not send."""
@@ -145,19 +145,18 @@ class Desk:
     async def _readable(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
         """The task with payloads that a silo which holds `held` can read: they were written for what it held when the
         phase opened, and it may have lost that since."""
-        spec = from_dict(TaskSpec, task.spec)
+        spec = task.spec
         if all(not payload.tensors or payload.tensors in held
                or (payload.digest and (not payload.reference or payload.reference in held))
                for payload in spec.payloads):
             return spec
         # A silo that hangs up now must not cut this off: cancelling it would end the compute process.
-        answer = await asyncio.shield(asyncio.ensure_future(self._compute.call("tasks", {
-            "state": self._ledger.round(task.study, task.round).state_digest, "round": task.round,
-            "phase": self._phase_dict(task),
-            "silos": {task.silo: self._ledger.silo_state(task.study, task.silo, round=task.round)[1]},
-            "held": {task.silo: sorted(held)}, "link_bytes_per_second": 0.0})))
-        return self._ledger.replace_payloads(
-            task, [from_dict(PayloadRef, payload) for payload in answer["tasks"][task.silo]["payloads"]])
+        row = self._ledger.round(task.study, task.round)
+        written = await asyncio.shield(asyncio.ensure_future(self._compute.call(Tasks(
+            state=row.state_digest, round=task.round, phase=row.phases[task.phase],
+            silos={task.silo: self._ledger.silo_state(task.study, task.silo, round=task.round)[1]},
+            held={task.silo: tuple(sorted(held))}, link_bytes_per_second=0.0))))
+        return self._ledger.replace_payloads(task, written.tasks[task.silo].payloads)
 
     def describe_study(self, silo: str) -> StudyDescription | None:
         """What the study that runs or is next asks of a silo; None when there is none."""
@@ -172,8 +171,8 @@ class Desk:
             return ended
         if not math.isfinite(fraction):
             fraction = 0.0
-        self._bulletin.heard(silo, task_id=task_id, stage=stage, fraction=min(1.0, max(0.0, fraction)),
-                             text=printable(text, limit=200))
+        self._runtime.heard(silo, task_id=task_id, stage=stage, fraction=min(1.0, max(0.0, fraction)),
+                            text=printable(text, limit=200))
         return ""
 
     def payload_for(self, silo: str, task_id: str, digest: str) -> Path:
@@ -182,7 +181,7 @@ class Desk:
         Raises: TaskClosed, PayloadNotServed.
         """
         task = self._open_task_of(silo, task_id)
-        if digest not in {payload["digest"] for payload in task.spec["payloads"]}:
+        if digest not in {payload.digest for payload in task.spec.payloads}:
             raise PayloadNotServed("No open task of this silo names that payload.")
         if not self._payloads.has(digest):
             raise StorageDamaged(f"The payload {self._payloads.path(digest)} of {task_id} is missing.",
@@ -192,17 +191,18 @@ class Desk:
     def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int, *, offset: int = 0) -> None:
         """Accounts for the bytes of a payload that went out in one stream from `offset` on, complete or not."""
         task = self._task_of(silo, task_id)
-        groups = next((payload["groups"] for payload in task.spec["payloads"] if payload["digest"] == digest), ())
+        groups = next((payload.groups for payload in task.spec.payloads if payload.digest == digest), ())
         encoded = self._encodings.carried(digest, offset=offset, sent_bytes=sent_bytes)
         with self._ledger.transaction(lasting=False):
-            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
+            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
                                           direction="down", kind="payload", item="+".join(groups), bytes=sent_bytes,
                                           count=1)])
             add_encoded(self._ledger, encoded, study=task.study, round=task.round, direction="down")
 
     # Outcomes ---------------------------------------------------------------------------------------------------------
 
-    async def begin_update(self, silo: str, task_id: str, update_id: str, announcement: Announcement) -> BeginAnswer:
+    async def begin_update(self, silo: str, task_id: str, update_id: str,
+                           declaration: UpdateDeclaration) -> BeginAnswer:
         """Declares an update; says from which byte to send it. Safe to repeat.
 
         Raises: BadPayload, LayoutMismatch or WrongBase when it cannot be what the task asks for; UpdateConflict when
@@ -212,26 +212,25 @@ class Desk:
         task = self._task_of(silo, task_id)
         known = self._ledger.declared_update(update_id)
         if known is not None and ((known.task_id, known.digest, known.size_bytes)
-                                  != (task_id, announcement.digest, announcement.size_bytes)):
+                                  != (task_id, declaration.digest, declaration.size_bytes)):
             raise UpdateConflict("This update_id was declared before with other content.")
         if known is not None and task.update_id == update_id:
             return BeginAnswer("have")
         if self._why_over(task):
-            return self._late(task)
+            return self._refuse_late(task)
         if known is None:
-            check_announcement(announcement, task=task,
-                               phase=self._ledger.phase(task.study, task.round, task.phase))
+            check_declaration(declaration, task=task, phase=self._ledger.phase(task.study, task.round, task.phase))
             replaced = self._ledger.declare_update(DeclaredUpdate(
-                update_id=update_id, task_id=task_id, digest=announcement.digest, size_bytes=announcement.size_bytes,
-                groups={group.name: group.encoded_bytes for group in announcement.groups},
-                example_count=announcement.example_count, metrics=dict(announcement.metrics),
-                training_seconds=announcement.training_seconds, declared_unix=self._clock(), accepted_unix=None,
+                update_id=update_id, task_id=task_id, digest=declaration.digest, size_bytes=declaration.size_bytes,
+                groups={group.name: group.encoded_bytes for group in declaration.groups},
+                example_count=declaration.example_count, metrics=dict(declaration.metrics),
+                training_seconds=declaration.training_seconds, declared_unix=self._clock(), accepted_unix=None,
                 folded=False))
             for earlier in replaced:  # a silo that trained again; what came of the first attempt is of no use
                 self._spool.drop_partial(earlier)
-        if self._in_spool(announcement.digest, announcement.size_bytes):
-            return BeginAnswer("send", resume_offset=announcement.size_bytes)
-        with await asyncio.to_thread(self._spool.partial, update_id, size_bytes=announcement.size_bytes) as partial:
+        if self._in_spool(declaration.digest, declaration.size_bytes):
+            return BeginAnswer("send", resume_offset=declaration.size_bytes)
+        with await asyncio.to_thread(self._spool.partial, update_id, size_bytes=declaration.size_bytes) as partial:
             return BeginAnswer("send", resume_offset=partial.committed_bytes)
 
     def abstain(self, silo: str, task_id: str, reason: str, metrics: Mapping[str, float]) -> BeginAnswer:
@@ -240,11 +239,11 @@ class Desk:
         if task.state is TaskState.ABSTAINED:
             return BeginAnswer("have")
         if self._why_over(task):
-            return self._late(task)
-        check_metrics(find_method(task.spec["method"]), metrics, update=False, phase=task.spec["phase"])
+            return self._refuse_late(task)
+        check_metrics(find_method(task.spec.method), metrics, update=False, phase=task.spec.phase)
         self._ledger.close_task(task, TaskState.ABSTAINED, reason=printable(reason, limit=64), metrics=metrics)
         self._note_held(task)
-        self._bulletin.notify()
+        self._runtime.notify()
         return BeginAnswer("have")
 
     def refuse(self, silo: str, task_id: str, code: str, text: str) -> BeginAnswer:
@@ -253,11 +252,11 @@ class Desk:
         if task.state is TaskState.REFUSED:
             return BeginAnswer("have")
         if self._why_over(task):
-            return self._late(task)
+            return self._refuse_late(task)
         reason = f"{printable(code, limit=64)}: {printable(text, limit=500)}"
         self._ledger.close_task(task, TaskState.REFUSED, reason=reason)
         _LOG.warning("silo %s refused %s: %s", silo, task_id, reason)
-        self._bulletin.notify()
+        self._runtime.notify()
         return BeginAnswer("have")
 
     def awaited(self, silo: str, update_id: str) -> DeclaredUpdate:
@@ -304,16 +303,17 @@ class Desk:
             assert partial is not None, "the bytes are in the spool, or come through a partial file"
             path = await asyncio.to_thread(partial.finish, update.digest)
         task = self._task_of(silo, update.task_id)
+        row = self._ledger.round(task.study, task.round)
         try:
-            checked = await self._compute.call("check_update", {
-                "state": self._ledger.round(task.study, task.round).state_digest, "round": task.round,
-                "phase": self._phase_dict(task), "path": str(path), "metrics": dict(update.metrics), "silo": silo,
-                "kept": self._ledger.silo_state(task.study, silo, round=task.round)[1]})
+            checked = await self._compute.call(CheckUpdate(
+                state=row.state_digest, round=task.round, phase=row.phases[task.phase], update=SpooledUpdate(
+                    header=update.header(silo), path=path,
+                    kept=self._ledger.silo_state(task.study, silo, round=task.round)[1])))
         except SemisiloError as error:
             if isinstance(error, (BadPayload, WrongBase)) or error.status == "INVALID_ARGUMENT":
                 _LOG.warning("update of silo %s for %s was not accepted: %s", silo, task.task_id, error)
                 self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
-                self._bulletin.notify()
+                self._runtime.notify()
             raise
         if self._task_of(silo, update.task_id).update_id == update.update_id:
             return  # a repeat of the same upload was quicker
@@ -323,21 +323,20 @@ class Desk:
         with self._ledger.transaction():
             self._ledger.accept_update(update, task)
             sizes = [*update.groups.items(), ("manifest", update.size_bytes - sum(update.groups.values()))]
-            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec["phase"], silo=silo,
+            add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
                                           direction="up", kind="payload", item=item, bytes=size, count=1)
                                      for item, size in sizes])
-            add_encoded(self._ledger, [from_dict(Encoded, row) for row in checked.get("encoded", ())],
-                        study=task.study, round=task.round, direction="up")
-        self._note_held(task, made=checked.get("held", ()))
-        self._bulletin.notify()
+            add_encoded(self._ledger, checked.encoded, study=task.study, round=task.round, direction="up")
+        self._note_held(task, made=checked.held)
+        self._runtime.notify()
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def _current_task(self, silo: str) -> TaskRow | None:
         """The open task of the study that runs; a study that has failed keeps its tasks open for another try."""
-        if self._bulletin.reason in (StandbyReason.PAUSED, StandbyReason.NO_STUDY) or not self._bulletin.study:
+        if self._runtime.reason in (StandbyReason.PAUSED, StandbyReason.NO_STUDY) or not self._runtime.study:
             return None
-        return self._ledger.open_task(silo, study=self._bulletin.study)
+        return self._ledger.open_task(silo, study=self._runtime.study)
 
     def _why_over(self, task: TaskRow) -> str:
         """Why a task takes no more answers; empty while it does."""
@@ -361,23 +360,20 @@ class Desk:
             raise BadPayload(f"The update is declared with {size_bytes} bytes; what has its digest has {found}.")
         return True
 
-    def _phase_dict(self, task: TaskRow) -> dict[str, str]:
-        return self._ledger.round(task.study, task.round).phases[task.phase]
-
     def _task_of(self, silo: str, task_id: str) -> TaskRow:
         task = self._ledger.task(task_id)
         if task is None or task.silo != silo:
             raise TaskClosed("The coordinator knows no such task of this silo.")
-        bind(study=task.study, round=task.round, phase=task.spec["phase"], task_id=task.task_id)
+        bind(study=task.study, round=task.round, phase=task.spec.phase, task_id=task.task_id)
         return task
 
     def _note_held(self, task: TaskRow, *, made: Collection[str] = ()) -> None:
         """A silo that has answered a task holds what came with it, and what its update has made of that: the next phase
         may open before it says so."""
-        came = frozenset(payload["tensors"] for payload in task.spec["payloads"] if payload["tensors"])
-        self._bulletin.held[task.silo] = self._bulletin.held.get(task.silo, frozenset()) | came | frozenset(made)
+        came = frozenset(payload.tensors for payload in task.spec.payloads if payload.tensors)
+        self._runtime.held[task.silo] = self._runtime.held.get(task.silo, frozenset()) | came | frozenset(made)
 
-    def _late(self, task: TaskRow) -> BeginAnswer:
+    def _refuse_late(self, task: TaskRow) -> BeginAnswer:
         if self._late_task.get(task.silo) != task.task_id:  # once, however often the silo repeats it
             self._late_task[task.silo] = task.task_id
             self._ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state)

@@ -1,4 +1,7 @@
-"""An update before its bytes: what a silo declares in BeginUpdate, and whether that can be what its task asks for."""
+"""An update before its bytes: what a silo declares in BeginUpdate, and whether that can be what its task asks for.
+
+Tests: tests/coordinator/rounds/test_task_service.py.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.config import from_dict
-from common.errors import BadPayload
-from common.exchange import FROM_TASK, GroupLayout
-from common.manifest import GroupManifest, check_base, check_manifest, is_meant
-from common.methods import check_metrics, find_method
-from common.methods.spec import MAX_COUNT
-from coordinator.rows import PhaseRow, TaskRow
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods import check_metrics, find_method
+from semisilo.common.methods.contract import FROM_TASK, GroupLayout
+from semisilo.common.methods.spec import MAX_COUNT
+from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest, is_meant
+from semisilo.coordinator.ledger.records import PhaseRow, TaskRow
 
-__all__ = ["Announcement", "check_announcement"]
+__all__ = ["UpdateDeclaration", "check_declaration"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Announcement:
+class UpdateDeclaration:
     """An update before its bytes: what BeginUpdate declares."""
 
     digest: str
@@ -29,39 +31,39 @@ class Announcement:
     training_seconds: float
 
 
-def check_announcement(announcement: Announcement, *, task: TaskRow, phase: PhaseRow) -> None:
+def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: PhaseRow) -> None:
     """Refuses an update by its declaration, before a byte of it has come.
 
     Args:
-        announcement: whatever a silo has said; nothing in it is trusted.
+        declaration: whatever a silo has said; nothing in it is trusted.
         task: the silo's, open.
         phase: the task's, which says what groups it expects.
     Raises: BadPayload, LayoutMismatch or WrongBase when it cannot be what the task asks for.
     """
-    spec = find_method(task.spec["method"])
-    expects = {name: from_dict(GroupLayout, layout) for name, layout in phase.expects.items()}
+    spec = find_method(task.spec.method)
+    expects = phase.expects
     limit = _max_update_bytes(expects)
-    if not 0 < announcement.size_bytes <= limit:
-        raise BadPayload(f"The update is declared with {announcement.size_bytes} bytes; at most {limit} can be.")
-    check_manifest(announcement.groups, allowed=spec.up,
+    if not 0 < declaration.size_bytes <= limit:
+        raise BadPayload(f"The update is declared with {declaration.size_bytes} bytes; at most {limit} can be.")
+    check_manifest(declaration.groups, allowed=spec.up,
                    layouts={name: layout.tensors for name, layout in expects.items()}, max_bytes=limit)
-    if {group.name for group in announcement.groups} != expects.keys():
+    if {group.name for group in declaration.groups} != expects.keys():
         raise BadPayload(f"The update must hold the groups {', '.join(sorted(expects))}.")
-    for group in announcement.groups:
+    for group in declaration.groups:
         layout = expects[group.name]
         if not is_meant(group.meaning, layout.meaning):
             raise BadPayload(f"Group '{group.name}' must mean {layout.meaning}.")
         check_base(group, _sent(task, group.name) if layout.base == FROM_TASK else layout.base)
-    if sum(group.encoded_bytes for group in announcement.groups) > announcement.size_bytes:
+    if sum(group.encoded_bytes for group in declaration.groups) > declaration.size_bytes:
         raise BadPayload("The update is declared with fewer bytes than its groups have.")
-    if not (0 <= announcement.example_count <= MAX_COUNT and 0 <= announcement.training_seconds < math.inf):
+    if not (0 <= declaration.example_count <= MAX_COUNT and 0 <= declaration.training_seconds < math.inf):
         raise BadPayload(f"example_count must be between 0 and {MAX_COUNT}, training time at least 0 and finite.")
-    check_metrics(spec, announcement.metrics, update=True, phase=task.spec["phase"])
+    check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase)
 
 
 def _sent(task: TaskRow, group: str) -> str:
     """Digest of the tensors of a group that a task brings; empty, which is no update's base, when it brings none."""
-    return next((payload["tensors"] for payload in task.spec["payloads"] if payload["groups"] == [group]), "")
+    return next((payload.tensors for payload in task.spec.payloads if payload.groups == (group,)), "")
 
 
 def _max_update_bytes(expects: Mapping[str, GroupLayout]) -> int:

@@ -2,6 +2,8 @@
 
 The certificate is looked at twice a second by a timer beside the RPC, so that the way of the bytes has nothing to do
 with it: a chunk costs no task, no lock and no timer.
+
+Tests: tests/coordinator/rpc/test_round_service.py.
 """
 
 from __future__ import annotations
@@ -15,27 +17,29 @@ from typing import Any
 
 import grpc.aio
 
-from common.errors import Unreachable
-from common.log_context import bind
-from coordinator.bulletin import Bulletin
-from coordinator.callers import CallerCertificate, caller_silo, check_caller
-from coordinator.metering import RoundMeter
-from coordinator.roster import LedgerRoster
+from semisilo.common.errors import Unreachable
+from semisilo.common.text.log_context import bind
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.rpc.caller import CallerCertificate, caller_silo, check_caller
+from semisilo.coordinator.rpc.metering import RoundMeter
 
 __all__ = ["Call"]
 
 _LOOK_SECONDS = 0.5
+"""A revoked silo's call ends this soon, which is to be within seconds. The price is one look at the roster for every
+call in flight."""
 
 
 class Call:
     """An RPC, from `identify` to `done`. Belongs to the task that serves it."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], *, federation: str, roster: LedgerRoster,
-                 bulletin: Bulletin, meter: RoundMeter, clock: Callable[[], float] = time.time) -> None:
+                 runtime: RuntimeState, meter: RoundMeter, clock: Callable[[], float] = time.time) -> None:
         self._context = context
         self._federation = federation
         self._roster = roster
-        self._bulletin = bulletin
+        self._runtime = runtime
         self._meter = meter
         self._clock = clock
         self._certificate: CallerCertificate | None = None
@@ -53,7 +57,7 @@ class Call:
         silo = self._certificate.silo
         bind(silo=silo)
         self._meter.bind(self._context.peer(), silo)
-        self._bulletin.connected[silo] = self._bulletin.connected.get(silo, 0) + 1
+        self._runtime.connected[silo] = self._runtime.connected.get(silo, 0) + 1
         return silo
 
     def check(self) -> None:
@@ -97,7 +101,7 @@ class Call:
 
     def done(self) -> None:
         """Ends the account of this RPC."""
-        connected = self._bulletin.connected
+        connected = self._runtime.connected
         if self._certificate is not None and self._certificate.silo in connected:
             silo = self._certificate.silo
             connected[silo] -= 1

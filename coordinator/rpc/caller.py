@@ -2,6 +2,8 @@
 
 gRPC verifies the chain once, when a connection opens, and goes on using the connection after the certificate has ended;
 so expiry, serial and revocation are checked here on every RPC.
+
+Tests: tests/coordinator/federation/test_enrollment.py.
 """
 
 from __future__ import annotations
@@ -13,9 +15,16 @@ from typing import Any
 import grpc.aio
 from cryptography import x509
 
-from common.errors import CertificateExpired, CertificateRevoked, ClockSkew, SiloLeft, UnknownSilo, WrongAuthority
-from common.identity import not_after_unix, not_before_unix, silo_uri_of, split_silo_uri, utc_text
-from coordinator.enrollment import Roster
+from semisilo.common.errors import (
+    CertificateExpired,
+    CertificateRevoked,
+    ClockSkew,
+    SiloLeft,
+    UnknownSilo,
+    WrongAuthority,
+)
+from semisilo.common.identity.certificates import not_after_unix, not_before_unix, silo_uri_of, split_silo_uri, utc_text
+from semisilo.coordinator.federation.enrollment import Roster
 
 __all__ = ["CallerCertificate", "caller_silo", "check_caller"]
 

@@ -2,6 +2,8 @@
 
 Python gRPC cannot make client certificates optional on one port, hence the second one. It is open while an invitation
 is, and a little longer, so that a silo whose answer was lost can ask again and a late one learns why it is refused.
+
+Tests: tests/coordinator/federation/test_enrollment.py.
 """
 
 from __future__ import annotations
@@ -15,21 +17,25 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from common.errors import BadPayload, SiloLeft
-from common.identity import utc_text
-from common.status import answering_errors
-from common.tls import listen, server_options
-from common.wire import enrollment_service_pb2 as pb
-from common.wire import enrollment_service_pb2_grpc as pb_grpc
-from coordinator.callers import CallerCertificate, caller_silo, check_caller
-from coordinator.enrollment import Authority, Roster
+from semisilo.common.errors import BadPayload, SiloLeft
+from semisilo.common.identity.certificates import utc_text
+from semisilo.common.rpc.grpc_errors import answering_errors
+from semisilo.common.rpc.tls import listen, server_options
+from semisilo.common.wire import enrollment_service_pb2 as pb
+from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
+from semisilo.coordinator.federation.enrollment import Authority, Roster
+from semisilo.coordinator.rpc.caller import CallerCertificate, caller_silo, check_caller
 
 __all__ = ["EnrollService", "EnrollmentPort", "RenewalService"]
 
 _log = logging.getLogger(__name__)
 _MESSAGE_LIMIT_BYTES = 64 * 1024
+"""A token and a certificate request are a few kilobytes; whoever sends more here has shown no certificate yet."""
 _CONCURRENT_CALLS = 16
+"""Strangers may call: with the limit above they hold a megabyte of messages at most. Enrolling takes one short call."""
 _LINGER_SECONDS = 3600.0
+"""A silo whose answer was lost asks again, when its invitation is used up and the last one that was open: an hour for a
+person to notice. The port must not stay open for ever."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

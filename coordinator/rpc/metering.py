@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.meter import ConnectionMeter, Direction, MessageMeter, WireMeter
-from coordinator.costs import Cost, add_costs
-from coordinator.ledger import Ledger
+from semisilo.common.rpc.meter import ConnectionMeter, Direction, MessageMeter, WireMeter
+from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["RoundMeter"]
 

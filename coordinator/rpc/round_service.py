@@ -1,8 +1,8 @@
 """The gRPC servicer of RoundService: messages to dataclasses and back, who calls, errors to status, bytes to the meter.
 
 Every RPC starts by looking at the caller's certificate, because gRPC keeps serving a connection whose certificate has
-expired or was revoked after the handshake. An RPC in flight is ended when its caller is revoked (`coordinator.calls`).
-The messages of the two streams pass gRPC as bytes (`common.chunks`).
+expired or was revoked after the handshake. An RPC in flight is ended when its caller is revoked
+(`semisilo.coordinator.rpc.call`). The messages of the two streams pass gRPC as bytes (`semisilo.common.rpc.chunks`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from common.chunks import (
+from semisilo.common import __version__
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.errors import BadPayload, TaskClosed
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.payload.manifest import parse_manifest
+from semisilo.common.payload.reader import MAX_MANIFEST_BYTES
+from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
     DOWNLOAD_FIELD,
     SUBMIT_FIELD,
@@ -32,40 +38,54 @@ from common.chunks import (
     stream_pieces,
     unpack_piece,
 )
-from common.convert import check_metrics, reference_from_proto, task_to_proto
-from common.errors import BadPayload, TaskClosed
-from common.exchange import TaskSpec
-from common.log_context import bind, request_id_in
-from common.logs import log_call, printable
-from common.manifest import parse_manifest
-from common.payload_reader import MAX_MANIFEST_BYTES
-from common.status import CHECK_SECONDS_KEY, answering_errors
-from common.wire import round_service_pb2 as pb
-from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.calls import Call
-from coordinator.desk import Announcement, BeginAnswer, Desk, Hello
-from coordinator.link_rates import LinkRates
-from coordinator.metering import RoundMeter
-from coordinator.places import Place, Places
-from coordinator.roster import LedgerRoster
-from coordinator.study_messages import description_to_proto
+from semisilo.common.rpc.convert import (
+    check_metrics,
+    image_to_proto,
+    model_to_proto,
+    reference_from_proto,
+    task_to_proto,
+)
+from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY, answering_errors
+from semisilo.common.text.log_context import bind, request_id_in
+from semisilo.common.text.logs import log_call, printable
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, TaskService, UpdateDeclaration
+from semisilo.coordinator.rpc.call import Call
+from semisilo.coordinator.rpc.link_rates import LinkRates
+from semisilo.coordinator.rpc.metering import RoundMeter
+from semisilo.coordinator.rpc.transfer_slots import TransferSlot, TransferSlots
+from semisilo.coordinator.studies.describe import StudyDescription
 
-__all__ = ["RoundServicer"]
+__all__ = ["RoundServicer", "description_to_proto"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_POLL_SECONDS, _MAX_POLL_SECONDS = 25.0, 60.0
+_POLL_SECONDS = 25.0
+"""A silo that names no time waits so long for a task, as long as our silos do (`silo/agent/agent.py`)."""
+_MAX_POLL_SECONDS = 60.0
+"""Bounds what a silo may ask for: so long its call is held, and so long it counts as connected."""
 _REPORT_SECONDS = 3.0
+"""How often silos are to tell how far they are: the terminal and the page follow the work, and the answer to a report
+is how a silo hears that its task is over. Three reports may be lost before it looks away (`PRESENT_SECONDS`)."""
 _CHECK_EVERY_CHUNKS = 32
+"""A look at the ledger for every 16 MiB of what our silos send: an update that nobody wants any more is cut off after
+that, and the way of the bytes is not held up by queries."""
 _UPLOAD_IDLE_SECONDS = 120.0
+"""Twice the minute after which a silo itself cuts a transfer and goes on with it (`LinkSettings.stall_seconds`): the
+silo's own end comes first, and a silo that has vanished gives its slot to another one."""
 _MAX_REQUEST_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
 """Of a unary request; the longest there can be is a declaration with its manifest."""
 _QUICK_DOWNLOADS = 2
-"""Downloads to quick lines that are served at the same time; slow lines need no place."""
+"""Downloads to quick lines that are served at the same time: eight at once keep two cores busier than two after two.
+Slow lines need no slot."""
 _QUICK_UPLOADS = 2
 """The same for uploads."""
 _DOWNLOADS_IN_FLIGHT_BYTES = 16 * 2**20
 """Chunks of downloads that are being sent, all together; every download has one."""
 _SMALLEST_CHUNK_BYTES = 64 * 1024
+"""With smaller ones the checksum, the message and the wakes of both ends would weigh against the bytes. It is reached
+at 256 downloads."""
 
 Answer = TypeVar("Answer")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -78,6 +98,7 @@ _REASONS = {
     StandbyReason.PAUSED: pb.Standby.REASON_PAUSED,
     StandbyReason.NO_STUDY: pb.Standby.REASON_NO_STUDY,
 }
+"""Of what silos hear: `StandbyReason.for_silo` has made COLLECTING something that the wire knows."""
 _STATES = {"send": pb.BeginUpdateResponse.STATE_SEND, "have": pb.BeginUpdateResponse.STATE_HAVE,
            "refused": pb.BeginUpdateResponse.STATE_REFUSED}
 _STAGES = {pb.ReportProgressRequest.STAGE_DOWNLOADING: "downloading",
@@ -88,18 +109,18 @@ _STAGES = {pb.ReportProgressRequest.STAGE_DOWNLOADING: "downloading",
 class RoundServicer:
     """Serves silos over mutually authenticated TLS. `add_to` puts it on a server."""
 
-    def __init__(self, *, desk: Desk, roster: LedgerRoster, bulletin: Bulletin, meter: RoundMeter, federation: str,
-                 max_uploads: int, clock: Callable[[], float] = time.time,
+    def __init__(self, *, task_service: TaskService, roster: LedgerRoster, runtime: RuntimeState, meter: RoundMeter,
+                 federation: str, max_uploads: int, clock: Callable[[], float] = time.time,
                  upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS, rates: LinkRates | None = None) -> None:
         """
         Args:
             max_uploads: updates that are received at the same time, at most one of each silo.
-            upload_idle_seconds: an upload in which nothing arrives for so long gives its place to another silo.
+            upload_idle_seconds: an upload in which nothing arrives for so long gives its slot to another silo.
             rates: where the speed of downloads is noted.
         """
-        self._desk = desk
+        self._task_service = task_service
         self._roster = roster
-        self._bulletin = bulletin
+        self._runtime = runtime
         self._meter = meter
         self._federation = federation
         self._uploads = asyncio.Semaphore(max_uploads)
@@ -110,8 +131,8 @@ class RoundServicer:
         self._rates = LinkRates() if rates is None else rates
         self._sums = ChunkSums()
         self._downloads = 0
-        self._download_places = Places(_QUICK_DOWNLOADS)
-        self._upload_places = Places(_QUICK_UPLOADS)
+        self._download_slots = TransferSlots(_QUICK_DOWNLOADS)
+        self._upload_slots = TransferSlots(_QUICK_UPLOADS)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the RPCs; to be called before the server starts."""
@@ -148,7 +169,8 @@ class RoundServicer:
                           away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
                           away_until_unix=_unix(request.away.until_time))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
-            answer = await self._desk.await_task(silo, hello, timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
+            answer = await self._task_service.await_task(silo, hello,
+                                                         timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
                 return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=_REPORT_SECONDS))
             return pb.AwaitTaskResponse(standby=pb.Standby(
@@ -160,8 +182,8 @@ class RoundServicer:
                              context: _Context) -> pb.ReportProgressResponse:
         """Takes note; may ask to abort."""
         async def work(silo: str) -> pb.ReportProgressResponse:
-            reason = self._desk.report(silo, request.task_id, stage=_STAGES.get(request.stage, "working"),
-                                       fraction=request.fraction, text=request.text)
+            reason = self._task_service.report(silo, request.task_id, stage=_STAGES.get(request.stage, "working"),
+                                               fraction=request.fraction, text=request.text)
             return pb.ReportProgressResponse(abort=bool(reason), reason=reason)
         return await self._unary("ReportProgress", request, context, work)
 
@@ -178,7 +200,7 @@ class RoundServicer:
                             context: _Context) -> pb.DescribeStudyResponse:
         """Tells what the current study asks of a silo; changes nothing."""
         async def work(silo: str) -> pb.DescribeStudyResponse:
-            found = self._desk.describe_study(silo)
+            found = self._task_service.describe_study(silo)
             return description_to_proto(found, now_unix=self._clock())
         return await self._unary("DescribeStudy", request, context, work)
 
@@ -190,13 +212,13 @@ class RoundServicer:
             async with answering_errors(context):
                 silo = call.identify()
                 self._meter.message("DownloadPayload", silo, "up", request.ByteSize())
-                path = self._desk.payload_for(silo, request.task_id, digest)
+                path = self._task_service.payload_for(silo, request.task_id, digest)
                 sent, start = 0, 0.0
                 self._downloads += 1
                 pieces = stream_pieces(path, offset=request.offset, sums=self._sums, chunk_bytes=self._chunk_bytes())
                 try:
                     with call.watched():
-                        async with self._download_places.place() as place:
+                        async with self._download_slots.slot() as slot:
                             start = time.monotonic()
                             async for piece in pieces:
                                 response = pack_piece(DOWNLOAD_FIELD, piece)
@@ -207,7 +229,7 @@ class RoundServicer:
                                     # here without gRPC's own stack trace in the operator's log.
                                     raise asyncio.CancelledError from None
                                 sent += len(piece.data)
-                                place.moved_bytes = sent
+                                slot.moved_bytes = sent
                                 self._meter.message("DownloadPayload", silo, "down", len(response))
                 finally:
                     self._downloads -= 1
@@ -215,7 +237,7 @@ class RoundServicer:
                     if sent:
                         self._rates.measured(silo, sent_bytes=sent, seconds=time.monotonic() - start,
                                              delivered_per_second=self._meter.delivery_rate(context.peer()))
-                        self._desk.downloaded(silo, request.task_id, digest, sent, offset=request.offset)
+                        self._task_service.downloaded(silo, request.task_id, digest, sent, offset=request.offset)
 
     async def SubmitUpdate(self, request_iterator: AsyncIterator[bytes],
                            context: _Context) -> pb.SubmitUpdateResponse:
@@ -234,17 +256,17 @@ class RoundServicer:
     async def _begin(self, silo: str, request: pb.BeginUpdateRequest) -> BeginAnswer:
         outcome = request.WhichOneof("outcome")
         if outcome == "abstention":
-            return self._desk.abstain(silo, request.task_id, request.abstention.reason,
-                                      check_metrics(request.abstention.metrics))
+            return self._task_service.abstain(silo, request.task_id, request.abstention.reason,
+                                              check_metrics(request.abstention.metrics))
         if outcome == "refusal":
-            return self._desk.refuse(silo, request.task_id, request.refusal.code, request.refusal.text)
+            return self._task_service.refuse(silo, request.task_id, request.refusal.code, request.refusal.text)
         if outcome != "update":
             raise BadPayload("BeginUpdate names no outcome.")
         update = request.update
         reference = reference_from_proto(update.payload)
         if not reference.digest or reference.reference:
             raise BadPayload("An update is a whole payload that stands alone.")
-        return await self._desk.begin_update(silo, request.task_id, request.update_id, Announcement(
+        return await self._task_service.begin_update(silo, request.task_id, request.update_id, UpdateDeclaration(
             digest=reference.digest, size_bytes=reference.size_bytes, groups=parse_manifest(update.manifest),
             example_count=update.example_count, metrics=check_metrics(update.metrics),
             training_seconds=_seconds(update.training_duration)))
@@ -257,18 +279,19 @@ class RoundServicer:
             raise BadPayload("The stream of the update is empty.")
         self._meter.message("SubmitUpdate", silo, "up", len(first))
         update_id, piece = _submitted(first)
-        self._desk.awaited(silo, update_id)  # before it waits, and while a refusal can still be the first answer
-        async with AsyncExitStack() as places:
+        # Before it waits, and while a refusal can still be the first answer.
+        self._task_service.awaited(silo, update_id)
+        async with AsyncExitStack() as slots:
             with call.watched():
-                await places.enter_async_context(self._uploads)
-                place = await places.enter_async_context(self._upload_places.place())
+                await slots.enter_async_context(self._uploads)
+                slot = await slots.enter_async_context(self._upload_slots.slot())
                 # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers.
                 await context.send_initial_metadata(())
-            return await self._take(silo, update_id, piece, requests, call, context, place)
+            return await self._take(silo, update_id, piece, requests, call, context, slot)
 
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
-                    context: _Context, place: Place) -> pb.SubmitUpdateResponse:
-        partial_file, update = await self._desk.upload(silo, update_id)
+                    context: _Context, slot: TransferSlot) -> pb.SubmitUpdateResponse:
+        partial_file, update = await self._task_service.upload(silo, update_id)
 
         async def pieces() -> AsyncIterator[Piece]:
             if piece is not None:
@@ -276,9 +299,9 @@ class RoundServicer:
             number = 1
             async for message in requests:
                 call.moved()
-                place.moved_bytes += len(message)
+                slot.moved_bytes += len(message)
                 self._meter.message("SubmitUpdate", silo, "up", len(message))
-                if number % _CHECK_EVERY_CHUNKS == 0 and not self._desk.still_wanted(update):
+                if number % _CHECK_EVERY_CHUNKS == 0 and not self._task_service.still_wanted(update):
                     raise TaskClosed("The phase closed while the update was on its way.")
                 number += 1
                 name, next_piece = _submitted(message)
@@ -287,13 +310,13 @@ class RoundServicer:
                 yield next_piece
 
         with partial_file:
-            if not self._desk.has_all(update):
+            if not self._task_service.has_all(update):
                 with call.watched(idle_seconds=self._upload_idle_seconds):
                     await receive_into(partial_file, pieces(), update.size_bytes)
-            place.leave()
+            slot.leave()
             arrived = time.monotonic()
             # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
-            acceptance = asyncio.ensure_future(self._desk.accept(silo, update, partial_file))
+            acceptance = asyncio.ensure_future(self._task_service.accept(silo, update, partial_file))
             self._acceptances.add(acceptance)
             acceptance.add_done_callback(self._acceptances.discard)
             await asyncio.shield(acceptance)
@@ -334,7 +357,7 @@ class RoundServicer:
     def _call(self, rpc: str, context: _Context) -> Iterator[Call]:
         """Around an RPC: its account, and its line in the log."""
         bind(request_id=request_id_in(context.invocation_metadata()), rpc=rpc)
-        call, began = Call(context, federation=self._federation, roster=self._roster, bulletin=self._bulletin,
+        call, began = Call(context, federation=self._federation, roster=self._roster, runtime=self._runtime,
                            meter=self._meter, clock=self._clock), time.monotonic()
         ended = "answered"
         try:
@@ -386,3 +409,28 @@ def _unix(moment: Timestamp) -> float:
 def _seconds(duration: Duration) -> float:
     """Any duration that a stranger may write; `ToTimedelta` overflows on large ones."""
     return duration.seconds + duration.nanos / 1e9
+
+
+def description_to_proto(found: StudyDescription | None, *, now_unix: float) -> pb.DescribeStudyResponse:
+    """The message; only version and clock when there is no study."""
+    message = pb.DescribeStudyResponse(version=__version__)
+    message.coordinator_time.FromMicroseconds(round(now_unix * 1e6))
+    if found is None:
+        return message
+    message.MergeFrom(pb.DescribeStudyResponse(
+        study=found.name, state=found.state, round=found.round, round_count=found.rounds, method=found.method,
+        settings_json=canonical_json(found.settings), model=model_to_proto(found.model),
+        image=None if found.image is None else image_to_proto(found.image),
+        uplink=pb.Uplink(**to_dict(found.uplink)), dense_bytes=found.dense_bytes,
+        frozen_bytes=found.frozen_bytes,
+        typical_update_bytes=found.typical_update_bytes))
+    message.round_timeout.FromMicroseconds(round(found.round_timeout_seconds * 1e6))
+    if found.typical_round_seconds is not None:
+        message.typical_round_duration.FromMicroseconds(round(found.typical_round_seconds * 1e6))
+    for entry in found.own_rounds:
+        own = message.own_rounds.add(
+            round=entry.number, payload_down_bytes=entry.payload_down, payload_up_bytes=entry.payload_up,
+            wire_down_bytes=entry.wire_down, wire_up_bytes=entry.wire_up)
+        if entry.training_seconds is not None:
+            own.training_duration.FromMicroseconds(round(entry.training_seconds * 1e6))
+    return message

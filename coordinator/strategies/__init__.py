@@ -1,27 +1,15 @@
-"""The coordinator halves of the methods, by name. A half is imported only when it is asked for: it brings torch."""
+"""The coordinator halves of the methods, a module each. A half is imported only when it is asked for: it brings torch.
+
+Imports `common` alone; the compute process imports it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from common.plugins import load_half
+from semisilo.common.methods.plugins import load_half
 
-__all__ = ["STRATEGIES", "load_strategy"]
-
-STRATEGIES: dict[str, str] = {
-    "fedavg": "coordinator.strategies.fedavg:FedAvgStrategy",
-    "fednova": "coordinator.strategies.fednova:FedNovaStrategy",
-    "fedprox": "coordinator.strategies.fedprox:FedProxStrategy",
-    "local": "coordinator.strategies.local:LocalStrategy",
-    "fed_shvr": "coordinator.strategies.fed_shvr:FedSHVRStrategy",
-    "fedmatch": "coordinator.strategies.fedmatch:FedMatchStrategy",
-    "fedmix": "coordinator.strategies.fedmix:FedMixStrategy",
-    "fedrgd": "coordinator.strategies.fedrgd:FedRGDStrategy",
-    "fedsgd": "coordinator.strategies.fedsgd:FedSGDStrategy",
-    "scaffold": "coordinator.strategies.scaffold:ScaffoldStrategy",
-    "semifl": "coordinator.strategies.semifl:SemiFLStrategy",
-}
-"""Built-in method -> "module:Class"; plug-ins name their own."""
+__all__ = ["load_strategy"]
 
 
 def load_strategy(name: str) -> type[Any]:
@@ -29,4 +17,4 @@ def load_strategy(name: str) -> type[Any]:
 
     Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be imported.
     """
-    return load_half(name, STRATEGIES, "strategy")
+    return load_half(name, "strategy")

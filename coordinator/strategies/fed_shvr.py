@@ -1,7 +1,7 @@
 """Fed-SHVR at the coordinator: normalised averaging, and the sum of control variates that corrections are made of.
 
 Source: Wang et al., "Fed-SHVR", 2021, Algorithm 1; the form for partial participation is ours (fedshvr.md, section 4).
-Symbols and rules are in `common.normalised_averaging`.
+Symbols and rules are in `semisilo.common.learning.normalised_averaging`.
 
 | variant  | averaging                    | correction                                       |
 |----------|------------------------------|--------------------------------------------------|
@@ -31,13 +31,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from common import tensors
-from common.errors import BadConfiguration
-from common.exchange import Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
-from common.methods.fed_shvr import FedSHVRSettings
-from common.normalised_averaging import (
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.learning import tensors
+from semisilo.common.learning.normalised_averaging import (
     control_increment,
     correction,
     mean_gradient,
@@ -45,16 +43,19 @@ from common.normalised_averaging import (
     next_control,
     normalised_factors,
 )
-from common.soft_labels import ramp
-from common.training import check_finite, named_randomness
-from coordinator.static_statistics import STATISTICS, StaticStatistics, StatisticsTally
-from coordinator.weights import size_weights
+from semisilo.common.learning.soft_labels import ramp
+from semisilo.common.learning.training import check_finite
+from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.fed_shvr import FedSHVRSettings
+from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model
+from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
+from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
+from semisilo.coordinator.strategies.parts.served import ServedState
+from semisilo.coordinator.strategies.parts.weights import size_weights
 
-__all__ = ["STATISTICS", "TRAIN", "FedSHVRSiloState", "FedSHVRState", "FedSHVRStrategy", "FedSHVRTally"]
+__all__ = ["FedSHVRSiloState", "FedSHVRState", "FedSHVRStrategy", "FedSHVRTally"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
-
-TRAIN = Phase("train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class FedSHVRSiloState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSHVRState:
+class FedSHVRState(ServedState):
     """Everything that survives a round."""
 
     round: int
@@ -96,15 +97,12 @@ class FedSHVRState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSHVRTally:
-    """A phase being folded."""
+class FedSHVRTally(AverageTally):
+    """The training phase being folded. Weights are what each silo's difference is multiplied by, and sum to more or
+    less than 1 where the silos' steps differ."""
 
     round: int = 0
-    factors: dict[str, float] = field(default_factory=dict)
-    """What each silo's difference is multiplied by; empty when no update was accepted."""
     tau_bar: float = 0.0
-    delta: dict[str, Tensor] | None = None
-    """w_{t+1} - w_t so far."""
     c_sum: dict[str, Tensor] | None = None
     mass: int = 0
     members: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -112,11 +110,9 @@ class FedSHVRTally:
     """n_k of the accepted silos."""
     renew: str = ""
     """Why the sum of control variates must be begun anew; empty when it need not."""
-    statistics: dict[str, Tensor] | None = None
-    """Batch-norm statistics merged so far; None in the training phase."""
 
 
-class FedSHVRStrategy:
+class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloState]):
     """The coordinator half of Fed-SHVR, Fed-SH and Fed-SVR."""
 
     State = FedSHVRState
@@ -129,11 +125,7 @@ class FedSHVRStrategy:
             raise BadConfiguration(f"Fed-SHVR is not defined for the scenario '{settings.scenario}'.",
                                    remedy='Set [method] scenario = "labels-at-silo".')
         self._settings = settings
-        self._environment = environment
-        self._statistics = StaticStatistics(environment, settings.sbn_source)
-        self._served: tuple[FedSHVRState, dict[str, TensorGroup]] | None = None
-
-    # Round 0 ----------------------------------------------------------------------------------------------------------
+        super().__init__(environment, settings.sbn_source)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedSHVRState:
         """The initial model as it is; its statistics where the coordinator measures them."""
@@ -141,43 +133,27 @@ class FedSHVRStrategy:
         return FedSHVRState(round=0, w=dict(initial), batch_norm=self._statistics.used(own), own_statistics=own,
                             c_sum=None, mass=0, members={}, sizes={}, correction_epoch=1, tau_bar=0.0)
 
-    # A round ----------------------------------------------------------------------------------------------------------
+    def sent_model(self, state: FedSHVRState) -> TensorGroup:
+        return state.served.group("model", lambda: state.w)
 
-    def phases(self, state: FedSHVRState, round: int) -> tuple[Phase, ...]:
-        """Train; with statistics from silos, the phase `coordinator.static_statistics` describes."""
-        return self._statistics.phases(TRAIN, round=round)
-
-    def task(self, state: FedSHVRState, phase: Phase, silo: str, kept: FedSHVRSiloState | None, *, round: int) -> Task:
-        """Train: model, statistics, and C (or the silo's d_k) once there is one."""
-        groups = self._groups(state)
-        if phase.name == STATISTICS.name:
-            return self._statistics.task(groups["model"])
-        sent = {name: group for name, group in groups.items() if name != "correction"}
+    def train_task(self, state: FedSHVRState, silo: str, kept: FedSHVRSiloState | None, *, round: int) -> Task:
+        """Model, statistics, and C (or the silo's d_k) once there is one."""
+        groups = {"model": self.sent_model(state), **state.served.batch_norm(state.batch_norm)}
         if not self._corrects:
-            return Task(groups=sent)
+            return Task(groups=groups)
         if self._settings.correction_at == "coordinator":
             if self._is_corrected(state, silo, kept, round=round):
                 assert kept is not None
-                d = correction(groups["correction"].tensors, kept.c, share=self._share(state.members[silo]["steps"]))
-                sent["correction"] = TensorGroup(d)
-            return Task(groups=sent)
-        if "correction" in groups:
-            sent["correction"] = groups["correction"]
-        return Task(groups=sent, settings={"correction_epoch": state.correction_epoch,
-                                           "correction_round": state.members.get(silo, {}).get("round", 0)})
+                d = correction(_mean_control(state).tensors, kept.c, share=self._share(state.members[silo]["steps"]))
+                groups["correction"] = TensorGroup(d)
+            return Task(groups=groups)
+        if state.c_sum is not None and state.mass:
+            groups["correction"] = _mean_control(state)
+        return Task(groups=groups, settings={"correction_epoch": state.correction_epoch,
+                                             "correction_round": state.members.get(silo, {}).get("round", 0)})
 
-    def expects(self, state: FedSHVRState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
-        """A difference to the model that was sent, or batch-norm statistics with counts."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.expects()
-        model = self._groups(state)["model"]
-        return {"model": GroupLayout(Meaning.DIFFERENCE, model.digest, tensors.specs(state.w))}
-
-    def begin(self, state: FedSHVRState, phase: Phase, headers: tuple[UpdateHeader, ...], *, round: int
-              ) -> FedSHVRTally:
+    def train_begin(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedSHVRTally:
         """Fixes p_k by size and tau_bar, and whether the sum of control variates can go on."""
-        if phase.name == STATISTICS.name:
-            return FedSHVRTally(statistics=self._statistics.begin(state.own_statistics).statistics)
         if not headers:
             return FedSHVRTally(round=round)
         sizes, steps = [_examples(header) for header in headers], [_steps(header) for header in headers]
@@ -185,38 +161,31 @@ class FedSHVRStrategy:
         factors = size_weights(sizes) if plain else normalised_factors(sizes, steps)
         silos = [header.silo for header in headers]
         return FedSHVRTally(
-            round=round, factors=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, steps),
+            round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, steps),
             c_sum=state.c_sum, mass=state.mass, members=state.members, sizes=dict(zip(silos, sizes, strict=True)),
             renew=self._reason_to_renew(state, headers))
 
-    def fold(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
-             kept: FedSHVRSiloState | None) -> tuple[FedSHVRTally, FedSHVRSiloState | None]:
+    def train_fold(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,
+                   groups: Mapping[str, TensorGroup], kept: FedSHVRSiloState | None
+                   ) -> tuple[FedSHVRTally, FedSHVRSiloState | None]:
         """Adds one silo's difference, and what its new control variate changes in the sum."""
-        if tally.statistics is not None:
-            so_far = StatisticsTally(statistics=tally.statistics)
-            return replace(tally, statistics=self._statistics.fold(so_far, header, groups).statistics), kept
         delta = groups["model"].tensors
-        summed = tensors.zeros_like(state.w) if tally.delta is None else tally.delta
-        tally = replace(tally, delta=tensors.add(summed, delta, factor=tally.factors[header.silo]))
+        tally = tally.plus(header.silo, delta, like=state.w)
         if not self._corrects or tally.renew:
             return tally, kept
         followed = mean_gradient(delta, lr=self._settings.lr, steps=_steps(header))
         if self._settings.correction_at == "coordinator":
             return self._fold_kept(state, tally, header, followed, kept)
         member, examples = header.silo in state.members, _examples(header)
-        increment = control_increment(followed, self._mean_control(state) if member else None,
+        increment = control_increment(followed, _mean_control(state).tensors if member else None,
                                       share=self._share(_steps(header)))
         c_sum = tensors.add(_or_zeros(tally.c_sum, increment), increment, factor=examples)
         return _with_member(tally, header, c_sum, mass=0 if member else examples), kept
 
-    def finish(self, state: FedSHVRState, phase: Phase, tally: FedSHVRTally, *, round: int) -> FedSHVRState:
-        """Train: the new model and sum. Statistics: the merged ones. With no update accepted nothing changes."""
-        if tally.statistics is not None:
-            merged = self._statistics.finish(StatisticsTally(statistics=tally.statistics), state.batch_norm)
-            return replace(state, batch_norm=merged)
+    def train_finish(self, state: FedSHVRState, tally: FedSHVRTally, *, round: int) -> FedSHVRState:
+        """The new model and sum. With no update accepted nothing changes."""
         if tally.delta is None:
             return replace(state, round=round)
-        self._served = None
         w = tensors.add(state.w, tally.delta)
         check_finite(w, where=f"at the coordinator in round {round}")
         c_sum, mass, members, epoch = tally.c_sum, tally.mass, tally.members, state.correction_epoch
@@ -237,7 +206,7 @@ class FedSHVRStrategy:
     def local_model(self, state: FedSHVRState, groups: Mapping[str, TensorGroup], kept: FedSHVRSiloState | None
                     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """w_k = w_t + its difference, with the statistics that were measured with w_t."""
-        return tensors.add(state.w, groups["model"].tensors), state.batch_norm
+        return own_model(self.sent_model(state), groups), state.batch_norm
 
     def diagnostics(self, state: FedSHVRState) -> dict[str, float]:
         """tau_bar and alpha_0 of the round; of the correction its epoch, how many silos and which share of all known
@@ -250,7 +219,7 @@ class FedSHVRStrategy:
             everybody = sum(state.sizes.values())
             found |= {"correction_epoch": float(state.correction_epoch), "correction_silos": float(len(state.members)),
                       "correction_mass": state.mass / everybody if everybody else 0.0,
-                      "correction_norm": tensors.norm(self._mean_control(state)) if state.mass else 0.0}
+                      "correction_norm": tensors.norm(_mean_control(state).tensors) if state.mass else 0.0}
         return found
 
     # Corrections ------------------------------------------------------------------------------------------------------
@@ -260,12 +229,8 @@ class FedSHVRStrategy:
         return self._settings.variant != "fed_sh"
 
     def _share(self, steps: int) -> int:
-        """s_k of `common.normalised_averaging`."""
+        """s_k of `semisilo.common.learning.normalised_averaging`."""
         return steps if self._settings.variant == "fed_svr" else 1
-
-    def _mean_control(self, state: FedSHVRState) -> Mapping[str, Tensor]:
-        """C, in the type in which it is sent: everything goes on from what the silos got."""
-        return self._groups(state)["correction"].tensors
 
     def _reason_to_renew(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...]) -> str:
         """What keeps the old c_k of an accepted silo from being taken out of the sum; empty when nothing does."""
@@ -304,7 +269,7 @@ class FedSHVRStrategy:
         mean = old = None
         if self._is_corrected(state, silo, kept, round=tally.round):
             assert kept is not None
-            mean, old = self._mean_control(state), kept.c
+            mean, old = _mean_control(state).tensors, kept.c
         new = next_control(followed, mean, old, share=1 if before is None else self._share(before["steps"]))
         c = {name: tensor.to(state.w[name].dtype) for name, tensor in new.items()}
         examples, share = _examples(header), self._share(_steps(header))
@@ -316,30 +281,19 @@ class FedSHVRStrategy:
         return (_with_member(tally, header, c_sum, mass=mass),
                 FedSHVRSiloState(c=c, epoch=state.correction_epoch, round=tally.round))
 
-    # What is sent -----------------------------------------------------------------------------------------------------
-
-    def _groups(self, state: FedSHVRState) -> dict[str, TensorGroup]:
-        """The same objects for every silo of a phase, so that they are encoded once; the last state's are kept."""
-        if self._served is None or self._served[0] is not state:
-            groups = {"model": TensorGroup(state.w, digest=tensors.digest(state.w))}
-            if state.batch_norm:
-                groups["batch_norm"] = TensorGroup(state.batch_norm)
-            if state.c_sum is not None and state.mass:
-                groups["correction"] = TensorGroup({name: (tensor / state.mass).to(state.w[name].dtype)
-                                                    for name, tensor in state.c_sum.items()})
-            self._served = state, groups
-        return self._served[1]
-
     def _own_statistics(self, w: Mapping[str, Tensor], *, round: int) -> dict[str, Tensor]:
-        environment = self._environment
         if not self._statistics.needed:
             return {}
-        with named_randomness(environment.seed, "unused_weights", round=round):
-            model: nn.Module = environment.build_model()
-        tensors.load_into(model, w)
-        return self._statistics.own(
-            model.to(environment.device), round=round,
-            progress=lambda share: environment.report(share, "measuring batch-norm statistics"))
+        return self._statistics.own(model_at_coordinator(self._environment, w, round=round), round=round,
+                                    report_from=0.0)
+
+
+def _mean_control(state: FedSHVRState) -> TensorGroup:
+    """C, in the type in which it is sent: everything goes on from what the silos got. There must be a sum."""
+    c_sum, mass = state.c_sum, state.mass
+    assert c_sum is not None
+    return state.served.group("correction", lambda: {
+        name: (tensor / mass).to(state.w[name].dtype) for name, tensor in c_sum.items()}, digest=False)
 
 
 def _examples(header: UpdateHeader) -> int:

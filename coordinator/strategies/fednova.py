@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.exchange import Phase, UpdateHeader
-from common.normalised_averaging import normalised_factors
-from coordinator.static_statistics import StatisticsTally
-from coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy, FedAvgTally
+from semisilo.common.learning.normalised_averaging import normalised_factors
+from semisilo.common.methods.contract import UpdateHeader
+from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
+from semisilo.coordinator.strategies.parts.averaging import AverageTally
 
 __all__ = ["FedNovaStrategy", "effective_steps"]
 
@@ -18,11 +18,10 @@ __all__ = ["FedNovaStrategy", "effective_steps"]
 class FedNovaStrategy(FedAvgStrategy):
     """The coordinator half of FedNova."""
 
-    def begin(self, state: FedAvgState, phase: Phase, headers: tuple[UpdateHeader, ...], *,
-              round: int) -> FedAvgTally | StatisticsTally:
+    def train_begin(self, state: FedAvgState, headers: tuple[UpdateHeader, ...], *, round: int) -> AverageTally:
         """As FedAvg's, with p_k tau_eff / tau_k for p_k, tau_k of the metric "steps"."""
-        tally = super().begin(state, phase, headers, round=round)
-        if isinstance(tally, StatisticsTally) or not headers:
+        tally = super().train_begin(state, headers, round=round)
+        if not headers:
             return tally
         steps = [effective_steps(int(header.metrics["steps"]), momentum=self._settings.momentum) for header in headers]
         factors = normalised_factors([tally.weights[header.silo] for header in headers], steps)

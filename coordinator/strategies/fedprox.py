@@ -5,7 +5,7 @@ Source: Li et al., MLSys 2020; the uniform mean is FedMatch's reading of it.
 
 from __future__ import annotations
 
-from coordinator.strategies.fedavg import FedAvgStrategy
+from semisilo.coordinator.strategies.fedavg import FedAvgStrategy
 
 __all__ = ["FedProxStrategy"]
 

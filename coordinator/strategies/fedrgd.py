@@ -26,29 +26,42 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from common import tensors
-from common.data.form import AugmentationSettings
-from common.data.image_set import ImageSet
-from common.errors import BadData
-from common.exchange import FROM_TASK, Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
-from common.grouped_averaging import group_mean, mean_of_groups, split_into_groups
-from common.methods.fedrgd import FedRGDSettings
-from common.seeds import torch_generator
-from common.training import SGDSettings, check_finite, cosine_lr, named_randomness, train_labelled
-from coordinator.static_statistics import STATISTICS, StaticStatistics, StatisticsTally
-from coordinator.strategies.semifl import apply_global_momentum
+from semisilo.common.learning import tensors
+from semisilo.common.learning.grouped_averaging import group_mean, mean_of_groups, split_into_groups
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sgd import sgd_settings
+from semisilo.common.learning.training import lr_of_round
+from semisilo.common.methods.contract import (
+    FROM_TASK,
+    Environment,
+    GroupLayout,
+    Meaning,
+    Task,
+    TensorGroup,
+    UpdateHeader,
+)
+from semisilo.common.methods.fedrgd import FedRGDSettings
+from semisilo.coordinator.strategies.parts.averaging import apply_global_momentum, own_model
+from semisilo.coordinator.strategies.parts.labelled_training import (
+    CoordinatorTraining,
+    labelled_images,
+    model_at_coordinator,
+    train_on_labels,
+    weak_views,
+)
+from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
+from semisilo.coordinator.strategies.parts.served import ServedState
 
-__all__ = ["TRAIN", "FedRGDSilo", "FedRGDState", "FedRGDStrategy", "FedRGDTally", "fedrgd_lr"]
+__all__ = ["FedRGDSilo", "FedRGDState", "FedRGDStrategy", "FedRGDTally", "fedrgd_lr"]
 
-TRAIN = Phase("train")
-_MEASURING = 0.1
-"""Of the reported progress: one pass forward over the labelled images, after training on them."""
+_TRAINING = 0.9
+"""Of the reported progress; what remains is one pass forward over the labelled images, for their statistics."""
 _FLOOR = 1e-4
 """Smallest share of the learning rate after warming up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRGDState:
+class FedRGDState(ServedState):
     """Everything that survives a round."""
 
     round: int
@@ -92,7 +105,7 @@ class FedRGDTally:
     round: int
 
 
-class FedRGDStrategy:
+class FedRGDStrategy(TrainAndMeasure[FedRGDState, FedRGDTally, FedRGDSilo]):
     """The coordinator half of FedRGD."""
 
     State = FedRGDState
@@ -101,100 +114,79 @@ class FedRGDStrategy:
 
     def __init__(self, settings: FedRGDSettings, environment: Environment) -> None:
         """Raises: BadData when there is nothing at the coordinator to learn from."""
-        labelled = environment.data.labelled
-        if labelled is None or len(labelled) == 0 or labelled.labels_N is None:
-            raise BadData("FedRGD needs labelled images at the coordinator; there are none.",
-                          remedy="Name them in [data] labelled of the study.")
+        self._labelled = labelled_images(environment, "FedRGD")
         self._settings = settings
-        self._environment = environment
-        self._labelled: ImageSet = labelled
-        self._statistics = StaticStatistics(environment, settings.sbn_source)
-        self._served: tuple[FedRGDState, dict[int | None, TensorGroup], TensorGroup] | None = None
-
-    # A round ----------------------------------------------------------------------------------------------------------
+        super().__init__(environment, settings.sbn_source)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedRGDState:
         """Measures the statistics of the initial model."""
-        own = self._measure(self._loaded(initial, round=0), round=0)
+        model = model_at_coordinator(self._environment, initial, round=0)
+        own = self._statistics.own(model, round=0, report_from=_TRAINING)
         return FedRGDState(round=0, w=dict(initial), batch_norm=self._statistics.used(own), own_statistics=own)
 
-    def phases(self, state: FedRGDState, round: int) -> tuple[Phase, ...]:
-        """See the table at the top of the module."""
-        return self._statistics.phases(TRAIN, round=round)
+    def sent_model(self, state: FedRGDState) -> TensorGroup:
+        """w_avg."""
+        return state.served.group("model", lambda: state.w)
 
-    def task(self, state: FedRGDState, phase: Phase, silo: str, kept: FedRGDSilo | None, *, round: int) -> Task:
+    def train_task(self, state: FedRGDState, silo: str, kept: FedRGDSilo | None, *, round: int) -> Task:
         """The model of the silo's group, or of all; statistics of the latter, and lr_t."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.task(self._group(state, None))
-        groups = {"model": self._group(state, self._place(state, kept))}
-        if state.batch_norm:
-            groups["batch_norm"] = self._kept_for(state)[1]
-        return Task(groups=groups, settings={"round_lr": self._lr(round)})
+        return Task(groups={"model": self._sent_to(state, kept), **state.served.batch_norm(state.batch_norm)},
+                    settings={"round_lr": self._lr(round)})
 
-    def expects(self, state: FedRGDState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
-        """A difference to the model that this silo was sent, or batch-norm statistics with counts."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.expects()
+    def train_expects(self, state: FedRGDState) -> dict[str, GroupLayout]:
+        """A difference to the model that this silo was sent."""
         return {"model": GroupLayout(Meaning.DIFFERENCE, FROM_TASK, tensors.specs(state.w))}
 
-    def begin(self, state: FedRGDState, phase: Phase, headers: tuple[UpdateHeader, ...], *,
-              round: int) -> FedRGDTally | StatisticsTally:
+    def train_begin(self, state: FedRGDState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedRGDTally:
         """Splits the accepted silos into groups at random."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.begin(state.own_statistics)
         groups = split_into_groups([header.silo for header in headers], self._settings.groups,
                                    torch_generator(self._environment.seed, "fedrgd_groups", round=round))
         return FedRGDTally(groups=groups, round=round)
 
-    def fold(self, state: FedRGDState, tally: FedRGDTally | StatisticsTally, header: UpdateHeader,
-             groups: Mapping[str, TensorGroup],
-             kept: FedRGDSilo | None) -> tuple[FedRGDTally | StatisticsTally, FedRGDSilo | None]:
-        """Adds w_k - w_avg to the sum of the silo's group, or merges one silo's statistics."""
-        if isinstance(tally, StatisticsTally):
-            return self._statistics.fold(tally, header, groups), kept
+    def train_fold(self, state: FedRGDState, tally: FedRGDTally, header: UpdateHeader,
+                   groups: Mapping[str, TensorGroup], kept: FedRGDSilo | None) -> tuple[FedRGDTally, FedRGDSilo | None]:
+        """Adds w_k - w_avg to the sum of the silo's group."""
         difference: Mapping[str, Tensor] = groups["model"].tensors
-        if (place := self._place(state, kept)) is not None:
-            difference = tensors.add(tensors.subtract(_taken(state.group_means, place), state.w), difference)
+        if (previous_group := _group_of(state, kept)) is not None:
+            difference = tensors.add(tensors.subtract(_taken(state.group_means, previous_group), state.w), difference)
         group = tally.groups[header.silo]
         so_far = _taken(tally.sums, group)
         total = tensors.add(so_far, difference) if so_far else difference
         return (replace(tally, sums={**tally.sums, **_put(total, group)}),
                 FedRGDSilo(round=tally.round, group=group) if self._settings.mode == "paper" else None)
 
-    def finish(self, state: FedRGDState, phase: Phase, tally: FedRGDTally | StatisticsTally, *,
-               round: int) -> FedRGDState:
-        """Train: w_s from w_avg, means of the groups, their mean, its statistics. Statistics: the merged ones.
+    def train_finish(self, state: FedRGDState, tally: FedRGDTally, *, round: int) -> FedRGDState:
+        """w_s from w_avg, means of the groups, their mean and its statistics.
 
         Without an accepted update all stays as it was: a mean of the coordinator's model alone would turn a round in
         which nobody answers into one of central training.
         """
-        if isinstance(tally, StatisticsTally):
-            return replace(state, batch_norm=self._statistics.finish(tally, state.batch_norm))
         if not tally.groups:
             return replace(state, round=round, diagnostics={})
-        model = self._loaded(state.w, round=round)
-        opt_buf, loss = self._train(model, state.opt_buf, round=round)
+        settings = self._settings
+        model = model_at_coordinator(self._environment, state.w, round=round)
+        found = self._trained(model, state.opt_buf, round=round)
         own_step = tensors.subtract(tensors.parameters_of(model), state.w)
         sizes = Counter(tally.groups.values())
         steps = [group_mean(own_step, _taken(tally.sums, group), size) for group, size in sorted(sizes.items())]
         mean_step = mean_of_groups(steps)
         w, buffer, group_means = tensors.add(state.w, mean_step), state.global_buf, {}
-        if self._settings.mode == "paper":
+        if settings.mode == "paper":
             group_means = {name: tensor for group, step in enumerate(steps)
                            for name, tensor in _put(tensors.add(state.w, step), group).items()}
-        elif self._settings.server_momentum:
-            w, buffer = apply_global_momentum(state.w, buffer, mean_step, momentum=self._settings.server_momentum)
+        elif settings.server_momentum:
+            w, buffer = apply_global_momentum(state.w, buffer, mean_step, momentum=settings.server_momentum)
         tensors.load_into(model, w)
-        own = self._measure(model, round=round)
+        own = self._statistics.own(model, round=round, report_from=_TRAINING)
         self._environment.report(1.0, "")
-        self._served = None
         spread = max(tensors.norm(tensors.subtract(step, mean_step)) for step in steps)
         return FedRGDState(
-            round=round, w=w, group_means=group_means, groups_round=round, global_buf=buffer, opt_buf=opt_buf,
-            batch_norm=self._statistics.used(own), own_statistics=own,
-            diagnostics={"coordinator_loss": loss, "coordinator_step": tensors.norm(own_step), "group_spread": spread,
-                         "model_step": tensors.norm(tensors.subtract(w, state.w)), "lr": self._lr(round),
-                         "smallest_group": float(min(sizes.values()))})
+            round=round, w=w, group_means=group_means, groups_round=round, global_buf=buffer,
+            opt_buf=found.momentum if settings.momentum else None, batch_norm=self._statistics.used(own),
+            own_statistics=own,
+            diagnostics={"coordinator_loss": found.loss, "coordinator_step": tensors.norm(own_step),
+                         "group_spread": spread, "model_step": tensors.norm(tensors.subtract(w, state.w)),
+                         "lr": self._lr(round), "smallest_group": float(min(sizes.values()))})
 
     def model(self, state: FedRGDState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """w_avg and its statistics."""
@@ -209,64 +201,30 @@ class FedRGDStrategy:
     def local_model(self, state: FedRGDState, groups: Mapping[str, TensorGroup],
                     kept: FedRGDSilo | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """w_k of one silo, from the state and what was kept of it when its task was made."""
-        sent = self._group(state, self._place(state, kept)).tensors
-        return tensors.add(sent, groups["model"].tensors), state.batch_norm
+        return own_model(self._sent_to(state, kept), groups), state.batch_norm
 
-    # Who is sent what -------------------------------------------------------------------------------------------------
+    def _trained(self, model: nn.Module, opt_buf: Mapping[str, Tensor] | None, *, round: int) -> CoordinatorTraining:
+        """Makes w_s of `model`, in place."""
+        settings, environment = self._settings, self._environment
+        return train_on_labels(
+            model, self._labelled, environment, epochs=settings.coordinator_epochs, momentum=opt_buf,
+            sgd=sgd_settings(settings, self._lr(round), nesterov=settings.nesterov), purpose="coordinator", round=round,
+            batch_size=settings.labelled_batch, augmentation=weak_views(environment, settings.weak_view),
+            loss_weight=settings.lambda_s, report_until=_TRAINING)
 
-    def _place(self, state: FedRGDState, kept: FedRGDSilo | None) -> int | None:
-        """The group whose mean a silo goes on from; None for w_avg."""
-        current = kept is not None and bool(state.group_means) and kept.round == state.groups_round
-        return kept.group if current and kept is not None else None
-
-    def _group(self, state: FedRGDState, place: int | None) -> TensorGroup:
-        """What silos of a place are sent."""
-        served, _ = self._kept_for(state)
-        if place not in served:
-            values = state.w if place is None else _taken(state.group_means, place)
-            served[place] = TensorGroup(values, digest=tensors.digest(values))
-        return served[place]
-
-    def _kept_for(self, state: FedRGDState) -> tuple[dict[int | None, TensorGroup], TensorGroup]:
-        """The same objects for every silo of a place, so that they are encoded once; the last state's are kept."""
-        if self._served is None or self._served[0] is not state:
-            self._served = state, {}, TensorGroup(state.batch_norm)
-        return self._served[1:]
-
-    # Work at the coordinator ------------------------------------------------------------------------------------------
+    def _sent_to(self, state: FedRGDState, kept: FedRGDSilo | None) -> TensorGroup:
+        """What a silo is sent: the mean of its group, or w_avg."""
+        group = _group_of(state, kept)
+        if group is None:
+            return self.sent_model(state)
+        return state.served.group(f"model/{group}", lambda: _taken(state.group_means, group))
 
     def _lr(self, round: int) -> float:
         settings, rounds = self._settings, self._environment.rounds
         if settings.decay == "fedrgd":
             return fedrgd_lr(settings.lr, round=round, rounds=rounds, warmup_rounds=settings.warmup_rounds,
                              decay_c=settings.decay_c)
-        return settings.lr if settings.schedule == "constant" else cosine_lr(settings.lr, round=round, rounds=rounds)
-
-    def _train(self, model: nn.Module, opt_buf: Mapping[str, Tensor] | None, *,
-               round: int) -> tuple[dict[str, Tensor] | None, float]:
-        """Trains `model` in place; returns the momentum and the loss of the last epoch, 0 where there was none."""
-        settings, environment = self._settings, self._environment
-        weak = environment.augmentation if settings.weak_view == "weak" else AugmentationSettings(policy="none")
-        text = f"training on {len(self._labelled)} labelled images"
-        result = train_labelled(
-            model, self._labelled, form=environment.image, augmentation=weak,
-            sgd=SGDSettings(lr=self._lr(round), momentum=settings.momentum, nesterov=settings.nesterov,
-                            weight_decay=settings.weight_decay, clip_norm=settings.clip_norm),
-            epochs=settings.coordinator_epochs, batch_size=settings.labelled_batch, seed=environment.seed,
-            purpose="coordinator", round=round, momentum=opt_buf, loss_weight=settings.lambda_s,
-            progress=lambda share: environment.report((1 - _MEASURING) * share, text))
-        check_finite(dict(model.named_parameters()), where=f"at the coordinator in round {round}")
-        return result.momentum if settings.momentum else None, result.loss if result.loss == result.loss else 0.0
-
-    def _measure(self, model: nn.Module, *, round: int) -> dict[str, Tensor]:
-        return self._statistics.own(model, round=round, progress=lambda share: self._environment.report(
-            1 - _MEASURING + _MEASURING * share, "measuring batch-norm statistics"))
-
-    def _loaded(self, w: Mapping[str, Tensor], *, round: int) -> nn.Module:
-        with named_randomness(self._environment.seed, "unused_weights", round=round):
-            model = self._environment.build_model()
-        tensors.load_into(model, w)
-        return model.to(self._environment.device)
+        return lr_of_round(settings.lr, settings.schedule, round=round, rounds=rounds)
 
 
 def fedrgd_lr(lr: float, *, round: int, rounds: int, warmup_rounds: int, decay_c: float) -> float:
@@ -280,6 +238,12 @@ def fedrgd_lr(lr: float, *, round: int, rounds: int, warmup_rounds: int, decay_c
     if round <= warmup_rounds:
         return lr * round / warmup_rounds
     return lr * max(math.cos(math.pi * decay_c * (round - warmup_rounds) / (rounds - warmup_rounds)), _FLOOR)
+
+
+def _group_of(state: FedRGDState, kept: FedRGDSilo | None) -> int | None:
+    """The group whose mean a silo goes on from; None for w_avg: it was in no group of the last aggregation."""
+    current = kept is not None and bool(state.group_means) and kept.round == state.groups_round
+    return kept.group if current and kept is not None else None
 
 
 def _put(model: Mapping[str, Tensor], group: int) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from common import tensors
-from common.exchange import (
+from semisilo.common.learning.training import lr_of_round
+from semisilo.common.methods.contract import (
     Environment,
     GroupLayout,
     Meaning,
@@ -23,18 +23,18 @@ from common.exchange import (
     TensorSpec,
     UpdateHeader,
 )
-from common.methods.local import LocalSettings
-from common.training import cosine_lr
+from semisilo.common.methods.local import LocalSettings
+from semisilo.coordinator.strategies.parts.phases import TRAIN
+from semisilo.coordinator.strategies.parts.served import ServedState
 
-__all__ = ["TRAIN", "LocalState", "LocalStrategy", "LocalTally"]
+__all__ = ["LocalState", "LocalStrategy", "LocalTally"]
 
-TRAIN = Phase("train")
 _REPORTED = ("local_accuracy", "local_labelled_accuracy")
 _STEPS = TensorSpec("steps", (1,), "int64")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalState:
+class LocalState(ServedState):
     """Everything that survives a round."""
 
     round: int
@@ -61,7 +61,6 @@ class LocalStrategy:
     def __init__(self, settings: LocalSettings, environment: Environment) -> None:
         self._settings = settings
         self._environment = environment
-        self._served: tuple[LocalState, TensorGroup] | None = None
 
     def start(self, initial: Mapping[str, Tensor]) -> LocalState:
         """Keeps the initial model."""
@@ -77,12 +76,8 @@ class LocalStrategy:
         The model stands in every task, for a silo that comes late or has lost its memory; it crosses only to a silo
         that does not hold it yet.
         """
-        if self._served is None or self._served[0] is not state:
-            self._served = state, TensorGroup(state.initial, digest=tensors.digest(state.initial))
-        lr = self._settings.lr
-        if self._settings.schedule == "cosine":
-            lr = cosine_lr(lr, round=round, rounds=self._environment.rounds)
-        return Task(groups={"model": self._served[1]}, settings={"round_lr": lr})
+        lr = lr_of_round(self._settings.lr, self._settings.schedule, round=round, rounds=self._environment.rounds)
+        return Task(groups={"model": state.served.group("model", lambda: state.initial)}, settings={"round_lr": lr})
 
     def expects(self, state: LocalState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
         """The number of steps."""

@@ -1,4 +1,7 @@
-"""Which source `coordinator data` looks at, and in which form."""
+"""Which source `coordinator data` looks at, and in which form.
+
+Tests: tests/coordinator/cli/test_data.py.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.data.contact_sheet import contact_sheet
-from common.data.form import OnError, Reading
-from common.data.pixels import Geometry
-from common.data.preview import Preview, look_at
-from common.data.readers import survey
-from common.durable import write_durably
-from common.errors import BadData, UsageError
-from coordinator.federation import open_federation
-from coordinator.study import DataSettings, load_study
+from semisilo.common.data.form import OnError, Reading
+from semisilo.common.data.formats.pixels import Geometry
+from semisilo.common.data.preview.contact_sheet import contact_sheet
+from semisilo.common.data.preview.preview import Preview, look_at
+from semisilo.common.data.readers import survey
+from semisilo.common.errors import BadData, UsageError
+from semisilo.common.storage.durable import write_durably
+from semisilo.coordinator.federation.folder import open_federation
+from semisilo.coordinator.studies.study_file import DataSettings, load_study
 
 __all__ = ["Chosen", "choose", "look", "write_sheet"]
 
@@ -57,18 +60,18 @@ def choose(source: str, *, folder: Path, study: str) -> Chosen:
             raise UsageError("No images were named.",
                              remedy="Say where they are, coordinator data FOLDER, or name a study with --study.")
         return Chosen(source=source)
-    place = open_federation(folder).studies / study
-    data = load_study(place / "study.toml").data
+    study_folder = open_federation(folder).studies / study
+    data = load_study(study_folder / "study.toml").data
     named = source or next((name for name in _SETS if getattr(data, name)), "")
     if not named:
         raise UsageError(f"Study {study} names no images.", remedy="Say where they are: coordinator data FOLDER.")
     if named in _SETS and not getattr(data, named):
         raise UsageError(f"Study {study} has no {named} images.", remedy=f"Add {named} to [data] of its file.")
     image = data.image
-    found = located(getattr(data, named), place) if named in _SETS else named
-    return Chosen(source=found, classes=_classes(data, place, named),
+    found = located(getattr(data, named), study_folder) if named in _SETS else named
+    return Chosen(source=found, classes=_classes(data, study_folder, named),
                   form=Geometry(size=image.size, channels=image.channels, resize=image.resize), reading=image.reading,
-                  sheet=place / _sheet_name(named), on_error=data.on_error if named in _SETS else None)
+                  sheet=study_folder / _sheet_name(named), on_error=data.on_error if named in _SETS else None)
 
 
 def _sheet_name(named: str) -> str:
@@ -84,12 +87,12 @@ def located(source: str, folder: Path) -> str:
     return str(folder / Path(source).expanduser())
 
 
-def _classes(data: DataSettings, place: Path, named: str) -> tuple[str, ...]:
+def _classes(data: DataSettings, study_folder: Path, named: str) -> tuple[str, ...]:
     """The study's classes: those of its file, else those of its labelled images, unless these are looked at."""
     if data.classes or not data.labelled or named == "labelled":
         return data.classes
     try:
-        return survey(located(data.labelled, place)).classes
+        return survey(located(data.labelled, study_folder)).classes
     except BadData:  # what is wrong there shows when one looks there
         return ()
 

@@ -1,4 +1,7 @@
-"""What the coordinator holds of a study, read and frozen: images, class order, image form, the network's fit."""
+"""What the coordinator holds of a study, read and frozen: images, class order, image form, the network's fit.
+
+Tests: tests/coordinator/cli/test_data.py.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.data.augment import check_settings
-from common.data.form import ImageForm
-from common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
-from common.errors import BadConfiguration, BadData
-from common.exchange import CoordinatorData, ModelSettings, TensorGroup
-from common.models import ModelBuilder, StartingPoint, check_model, starting_point
-from common.models.factory import WrongSize
-from common.models.image_sizes import sizes_that_work
-from common.tensors import digest
-from coordinator.study import FrozenStudy, StudyConfig
+from semisilo.common.data.augmentation.augment import check_settings
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning.tensors import digest
+from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
+from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
+from semisilo.common.models.image_sizes import sizes_that_work
+from semisilo.common.models.starting_point import StartingPoint, starting_point
+from semisilo.coordinator.ledger.records import FrozenStudy
+from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["StudyData", "read_study_data"]
 

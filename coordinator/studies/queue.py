@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from common.config import canonical_json, to_dict
-from common.errors import UnknownName, UsageError
-from common.methods import Scenario
-from coordinator.federation import Federation, study_template
-from coordinator.ledger import Ledger
-from coordinator.states import StudyState
-from coordinator.study import StudyConfig, load_study
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.errors import UnknownName, UsageError
+from semisilo.common.methods import Scenario
+from semisilo.coordinator.federation.folder import Federation, study_template
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.studies.study_file import StudyConfig, load_study
 
 __all__ = ["create_study", "queue_new_studies", "queue_study"]
 

@@ -1,11 +1,14 @@
-"""Table [simulation] of a study file: what `semisilo simulate` and `semisilo split` deal to silos, and who is there."""
+"""Table [simulation] of a study file: what `semisilo simulate` and `semisilo split` deal to silos, and who is there.
+
+Tests: tests/semisilo/simulation/test_availability.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from common.data.split_settings import SplitSettings
+from semisilo.common.data.split_settings import SplitSettings
 
 __all__ = ["SimulationSettings"]
 

@@ -6,17 +6,19 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from common.config import from_dict, load_toml, parse_duration
-from common.data.form import LABELLED, UNLABELLED, AugmentationSettings, ImageForm, OnError, Reading
-from common.errors import BadConfiguration, UnknownName
-from common.exchange import ModelSettings, Numerics
-from common.methods import MethodSpec, find_method
-from common.uplink import Uplink, parse_uplink
+from semisilo.common.config import Tables, from_dict, load_toml, parse_duration
+from semisilo.common.data.form import LABELLED, UNLABELLED, AugmentationSettings, OnError, Reading
+from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.methods import MethodSpec, find_method
+from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.uplink import Uplink, parse_uplink
 
-__all__ = ["DataSettings", "FrozenStudy", "ImageSettings", "MethodSettings", "ParticipationSettings",
+__all__ = ["DataSettings", "ImageSettings", "MethodSettings", "ParticipationSettings",
            "StudyConfig", "StudySettings", "WireSettings", "check_scenario", "config_from_dict", "load_study"]
+
+T = TypeVar("T")
 
 _MAX_THREADS = 1024  # more than that a silo takes for a mistake
 MEASURED_ON = ("labelled", "validation")
@@ -121,6 +123,11 @@ class MethodSettings:
     settings: Any
     """Instance of the method's settings dataclass."""
 
+    def __post_init__(self) -> None:
+        # Back from JSON, on its way to another process: what the name says is what the settings are.
+        if isinstance(self.settings, dict):
+            object.__setattr__(self, "settings", from_dict(find_method(self.name).settings, self.settings))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParticipationSettings:
@@ -215,40 +222,11 @@ class StudyConfig:
     numerics: Numerics = field(default_factory=Numerics)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrozenStudy:
-    """What is measured once when a study starts and never changes after."""
-
-    classes: tuple[str, ...]
-    image: ImageForm
-    num_labelled: int
-    num_validation: int
-    num_test: int
-    num_parameters: int
-    """Trainable parameters of the network."""
-    dense_bytes: int
-    """4 x `num_parameters`: the papers' 100 %. Of a network with frozen parts the trained part alone."""
-    num_frozen: int = 0
-    """Parameters that nobody trains."""
-    frozen_digest: str = ""
-    """Hex digest of group `frozen` (`common.tensors.digest`); empty when all is trained."""
-    weights: str = ""
-    """Name of the file of trained weights that the study started from, without its folder; empty for random ones."""
-    weights_digest: str = ""
-    """SHA-256 of that file, hex."""
-    left_random: tuple[str, ...] = ()
-    """Parameters that the file did not give."""
-    skipped: tuple[str, ...] = ()
-    """Files of the coordinator that were left out, with the reason."""
-    num_broken: int | None = None
-    """How many of them should have been images; None in a study that an earlier version began."""
-
-
 def _numbers(count: int) -> str:
     return f"{count} number{'s' * (count != 1)}"
 
 
-def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
+def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     """A study's settings from the tables of its file, or from the JSON kept in the ledger.
 
     Raises: BadConfiguration or UnknownName, naming table and key.
@@ -259,38 +237,39 @@ def config_from_dict(data: dict[str, Any], *, where: str) -> StudyConfig:
         raise BadConfiguration(f"{where}: table [method] with a name is missing.",
                                remedy='Add [method] name = "semifl".')
     names = {"study", "model", "data", "participation", "augmentation", "wire", "numerics"}
-    parts: dict[str, Any] = {}
     for name in tables:
         if name not in names:
             from_dict(_Tables, {name: 0}, where=where)
-    parts["study"] = from_dict(StudySettings, tables.get("study", {}), where=f"{where}: [study]")
-    parts["model"] = from_dict(ModelSettings, tables.get("model", {}), where=f"{where}: [model]")
-    if not parts["model"].name:
+
+    def table(cls: type[T], name: str) -> T:
+        return from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
+
+    study, model = table(StudySettings, "study"), table(ModelSettings, "model")
+    if not model.name:
         raise BadConfiguration(f"{where}: [model]: name is empty.", remedy='Give one, for example name = "small_cnn".')
-    if parts["model"].classes:
+    if model.classes:
         raise BadConfiguration(f"{where}: [model]: unknown key 'classes'.",
                                remedy="Class names belong in [data] classes.")
     if "data" not in tables:
         raise BadConfiguration(f"{where}: table [data] is missing.",
                                remedy="Add it, with the form of the images: image = { size = 28, channels = 3 }.")
-    parts["data"] = from_dict(DataSettings, tables["data"], where=f"{where}: [data]")
-    for name, cls in (("participation", ParticipationSettings), ("augmentation", AugmentationSettings),
-                      ("wire", WireSettings), ("numerics", Numerics)):
-        parts[name] = from_dict(cls, tables.get(name, {}), where=f"{where}: [{name}]")
-    if not 1 <= parts["numerics"].threads <= _MAX_THREADS:
-        raise BadConfiguration(f"{where}: [numerics]: threads = {parts['numerics'].threads}: must be between 1 and"
+    images, participation = table(DataSettings, "data"), table(ParticipationSettings, "participation")
+    augmentation, wire = table(AugmentationSettings, "augmentation"), table(WireSettings, "wire")
+    numerics = table(Numerics, "numerics")
+    if not 1 <= numerics.threads <= _MAX_THREADS:
+        raise BadConfiguration(f"{where}: [numerics]: threads = {numerics.threads}: must be between 1 and"
                                f" {_MAX_THREADS}.")
     spec = _method_of(method["name"], where)
     from_ledger = set(method) == {"name", "settings"}
     settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}
     _check_defined(spec, settings, where)
-    parts["method"] = MethodSettings(name=spec.name,
-                                     settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
-    if getattr(parts["method"].settings, "needs_exact_updates", False) and parts["wire"].uplink_form().lossy:
-        raise BadConfiguration(f'{where}: [wire]: uplink = "{parts["wire"].uplink}" is lossy; {spec.name} with these'
+    chosen = MethodSettings(name=spec.name, settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
+    if getattr(chosen.settings, "needs_exact_updates", False) and wire.uplink_form().lossy:
+        raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" is lossy; {spec.name} with these'
                                " settings needs exact updates, or its corrections drift.",
                                remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
-    return StudyConfig(**parts)
+    return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
+                       augmentation=augmentation, wire=wire, numerics=numerics)
 
 
 def _method_of(name: str, where: str) -> MethodSpec:

@@ -1,4 +1,7 @@
-"""The tracking process as `coordinator serve` sees it: started with it, started again when it dies, ended with it."""
+"""The tracking process as `coordinator serve` sees it: started with it, started again when it dies, ended with it.
+
+Tests: tests/coordinator/tracking/test_follow.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ async def keep_tracking(folder: Path, *, again_seconds: float = _AGAIN_SECONDS,
     """Runs the process until cancelled; then it has `farewell_seconds` to tell what is left."""
     while True:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "coordinator.tracking.follow", str(folder), str(os.getpid()),
+            sys.executable, "-P", "-m", "semisilo.coordinator.tracking.follow", str(folder), str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr)
         try:
             status = await process.wait()

@@ -1,17 +1,22 @@
-"""What trackers are told of a round: numbers by name, read from the ledger."""
+"""What trackers are told of a round: numbers by name, read from the ledger.
+
+Tests: tests/coordinator/tracking/test_tensorboard.py.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from coordinator.ledger import Ledger
-from coordinator.rows import RoundRow, StudyRow
-from coordinator.states import RoundState
-from coordinator.summary import labelled_only_accuracy
+from semisilo.coordinator.ledger.costs import bytes_by_round
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.ledger.tasks import answers_of_study
+from semisilo.coordinator.monitoring.summary import labelled_only_accuracy
 
 __all__ = ["RoundFacts", "RoundReader", "flat_settings"]
 
@@ -72,39 +77,37 @@ class RoundReader:
     def _of_silos(self, number: int, scalars: dict[str, float]) -> tuple[float, ...]:
         """Adds what silos have answered to `scalars`; returns the histogram of their pseudo-labels."""
         outcomes: Counter[str] = Counter()
-        classes: Counter[int] = Counter()
-        for row in self.ledger.query("SELECT silo, state, metrics_json FROM task WHERE study = ? AND round = ?"
-                                     " ORDER BY phase", self.study, number):
-            outcomes[row["state"]] += 1
-            for name, value in json.loads(row["metrics_json"]).items():
+        classes: defaultdict[int, float] = defaultdict(float)
+        for answer in answers_of_study(self.ledger, self.study, first=number, last=number):
+            outcomes[answer.state] += 1
+            for name, value in answer.metrics.items():
                 label = name.removeprefix(_HISTOGRAM)
                 if name == "label_ratio":
-                    scalars[f"label_ratio/{row['silo']}"] = value
+                    scalars[f"label_ratio/{answer.silo}"] = value
                 elif name.startswith(_HISTOGRAM) and label.isdigit() and _is_number(value):
                     classes[int(label)] += value
         scalars |= {f"silos/{state}": float(count) for state, count in sorted(outcomes.items())}
-        return tuple(float(classes[label]) for label in range(max(classes) + 1)) if classes else ()
+        return tuple(classes[label] for label in range(max(classes) + 1)) if classes else ()
 
     def _bytes(self, number: int) -> dict[str, float]:
         """Bytes of a round, and of all up to it; a failed round before it counts as well."""
         here: Counter[str] = Counter()
-        for row in self.ledger.query("SELECT round, direction, kind, sum(bytes) AS bytes FROM cost WHERE study = ?"
-                                     " AND round > ? AND round <= ? GROUP BY round, direction, kind", self.study,
-                                     self._read if number > self._read else -1, number):
+        for spent in bytes_by_round(self.ledger, self.study, after=self._read if number > self._read else -1,
+                                    up_to=number):
             if number > self._read:
-                self._so_far[row["kind"]] += row["bytes"]
-            if row["round"] == number:
-                here[f"bytes/{row['kind']}_{row['direction']}"] += row["bytes"]
+                self._so_far[spent.kind] += spent.bytes
+            if spent.round == number:
+                here[f"bytes/{spent.kind}_{spent.direction}"] += spent.bytes
         self._read = max(self._read, number)
         return {**{name: float(size) for name, size in here.items()},
                 **{f"bytes_so_far/{kind}": float(size) for kind, size in self._so_far.items() if size}}
 
 
-def flat_settings(config: dict[str, Any]) -> dict[str, str]:
+def flat_settings(config: Mapping[str, object]) -> dict[str, str]:
     """The settings of a study as `table.key` -> text."""
     found: dict[str, str] = {}
 
-    def walk(prefix: str, value: Any) -> None:
+    def walk(prefix: str, value: object) -> None:
         if isinstance(value, dict):
             for key, inner in sorted(value.items()):
                 walk(f"{prefix}.{key}" if prefix else str(key), inner)
@@ -114,5 +117,5 @@ def flat_settings(config: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""The process that tells trackers of studies while `coordinator serve` runs: `python -m coordinator.tracking.follow`.
+"""The process that tells trackers of studies while `coordinator serve` runs; `companion` starts it.
 
 It looks at the ledger every few seconds. What cannot be told is said once and tried again; when it is told to stop, or
 its parent has gone, it tells what is left and ends.
@@ -15,17 +15,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.errors import SemisiloError
-from common.log_context import bound
-from common.logs import set_up_logging
-from coordinator.federation import Federation, open_federation
-from coordinator.ledger import Ledger
-from coordinator.report import write_report
-from coordinator.states import StudyState
-from coordinator.tracking.facts import RoundReader
-from coordinator.tracking.mlflow_runs import MlflowRuns
-from coordinator.tracking.settings import TrackingSettings, mlflow_target
-from coordinator.tracking.tensorboard_files import write_events
+from semisilo.common.errors import SemisiloError
+from semisilo.common.text.log_context import bound
+from semisilo.common.text.logs import set_up_logging
+from semisilo.coordinator.federation.folder import Federation, open_federation
+from semisilo.coordinator.federation.tracking_table import TrackingSettings, mlflow_target
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.tracking import TrackedStudy, studies_with_results
+from semisilo.coordinator.report.report import write_report
+from semisilo.coordinator.tracking.facts import RoundReader
+from semisilo.coordinator.tracking.mlflow_runs import MlflowRuns
+from semisilo.coordinator.tracking.tensorboard_files import write_events
 
 __all__ = ["Follower", "artefacts_of"]
 
@@ -45,8 +46,8 @@ class Follower:
         self._settings = settings
         self._clock = clock
         self._readers: dict[str, RoundReader] = {}
-        self._done: dict[tuple[str, str], tuple[object, ...]] = {}
-        """(tracker, study) -> the state of the study that it was told of."""
+        self._done: dict[tuple[str, str], TrackedStudy] = {}
+        """(tracker, study) -> how far the study had come when it was told of it."""
         self._runs: MlflowRuns | None = None
         self._trouble: dict[str, tuple[str, float]] = {}
         """Tracker -> (what it said, when to try again)."""
@@ -58,18 +59,14 @@ class Follower:
             last: try now what has failed lately as well.
         """
         told = True
-        for row in self._ledger.query(
-                "SELECT study.name, study.state, max(round.number) AS number, study.ended_unix FROM study"
-                " JOIN round ON round.study = study.name AND round.state = 'completed' GROUP BY study.name"
-                " ORDER BY study.position"):
-            key = (row["state"], row["number"], row["ended_unix"])
+        for study in studies_with_results(self._ledger):
             for tracker, tell in self._trackers().items():
-                if self._done.get((tracker, row["name"])) == key:
+                if self._done.get((tracker, study.name)) == study:
                     continue
                 if not last and self._clock() < self._trouble.get(tracker, ("", 0.0))[1]:
                     told = False
-                elif self._tell(tracker, tell, row["name"]):
-                    self._done[tracker, row["name"]] = key
+                elif self._tell(tracker, tell, study.name):
+                    self._done[tracker, study.name] = study
                 else:
                     told = False
         return told

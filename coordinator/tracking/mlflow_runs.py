@@ -3,6 +3,8 @@
 Which run a study has, and up to which round it was told, stands in the ledger; a run whose creation was cut off by a
 kill is found again by its tags. A round that was told just before a kill may be told once more, with the same time and
 value, which a database takes for the same.
+
+Tests: tests/coordinator/tracking/test_mlflow.py.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from common.errors import Unreachable
-from common.logs import printable
-from coordinator.ledger import Ledger
-from coordinator.rows import StudyRow
-from coordinator.states import StudyState
-from coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
+from semisilo.common.errors import Unreachable
+from semisilo.common.text.logs import printable
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import StudyRow
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.tracking import TrackedRun, add_tracked_run, note_complete, note_told, tracked_run
+from semisilo.coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
 
 __all__ = ["MlflowRuns"]
 
@@ -69,28 +72,28 @@ class MlflowRuns:
         Raises: Unreachable when MLflow cannot be told; nothing is lost by that.
         """
         row = self._ledger.study(study)
-        run, told, complete = self._run(row)
+        known = self._run(row)
+        run, told, complete = known.run, known.last_round, known.complete
         rounds = self._readers.setdefault(study, RoundReader(self._ledger, study)).rounds_after(told)
         if complete and not rounds:
             return 0
         if complete:  # it went on after it had ended
             self._asked(lambda: self._client.update_run(run, status="RUNNING"))
-            self._note(study, complete=0)
+            note_complete(self._ledger, study, self._target, complete=False)
         for entry in rounds:
             self._tell(run, entry)
-            self._note(study, round=entry.number)
+            note_told(self._ledger, study, self._target, last_round=entry.number)
         if row.state in _ENDED:
             self._end(run, row, artefacts)
-            self._note(study, complete=1)
+            note_complete(self._ledger, study, self._target, complete=True)
         return len(rounds)
 
     # A run ------------------------------------------------------------------------------------------------------------
 
-    def _run(self, row: StudyRow) -> tuple[str, int, bool]:
-        """(id, last round that it was told of, whether it was told of the end); made when there is none."""
-        known = self._ledger.query("SELECT * FROM tracking WHERE study = ? AND target = ?", row.name, self._target)
-        if known:
-            return known[0]["run"], known[0]["round"], bool(known[0]["complete"])
+    def _run(self, row: StudyRow) -> TrackedRun:
+        """The run of a study; made when there is none."""
+        if (known := tracked_run(self._ledger, row.name, self._target)) is not None:
+            return known
         experiment = self._experiment_id()
         tags = {_STUDY: row.name, _QUEUED: repr(row.queued_unix), _FEDERATION: self._federation}
         wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
@@ -103,9 +106,7 @@ class MlflowRuns:
                 start_time=round(1000 * (row.started_unix or row.queued_unix))))
             run = str(created.info.run_id)
         self._tell_settings(run, row)
-        with self._ledger.transaction() as db:
-            db.execute("INSERT INTO tracking (study, target, run) VALUES (?, ?, ?)", (row.name, self._target, run))
-        return run, -1, False
+        return add_tracked_run(self._ledger, row.name, self._target, run=run)
 
     def _experiment_id(self) -> str:
         if not self._experiment:
@@ -141,12 +142,6 @@ class MlflowRuns:
             self._asked(lambda: self._client.set_tag(run, "semisilo.reason", row.reason[:_LONGEST_VALUE]))
         self._asked(lambda: self._client.set_terminated(
             run, status=_ENDED[row.state], end_time=round(1000 * (row.ended_unix or row.queued_unix))))
-
-    def _note(self, study: str, **columns: int) -> None:
-        with self._ledger.transaction() as db:
-            for column, value in columns.items():
-                db.execute(f"UPDATE tracking SET {column} = ? WHERE study = ? AND target = ?",
-                           (value, study, self._target))
 
     def _asked(self, call: Callable[[], Any]) -> Any:
         """What MLflow answers. Raises: Unreachable for whatever it raises: its errors are of many kinds."""

@@ -2,6 +2,8 @@
 
 A record is written whole or, after a kill, cut off at the next start: its own checksums show which. So which rounds are
 in the file can be read from the file, and it needs no other memory. Nothing here imports torch or tensorflow.
+
+Tests: tests/coordinator/tracking/test_tensorboard.py.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from common.errors import SemisiloError
-from coordinator.ledger import Ledger
-from coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
+from semisilo.common.errors import SemisiloError
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
 
 __all__ = ["event_file", "steps_in", "write_events"]
 

@@ -1,21 +1,31 @@
-"""The plots of runs and comparisons, in the style of the reports. matplotlib is imported late: it is slow."""
+"""The plots of runs and comparisons, in the style of the reports. matplotlib is imported late: it is slow.
+
+Tests: tests/semisilo/api/test_simulate.py.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from common.errors import UsageError
-from coordinator.figure_style import LIGHT, legend, marker_of, style_of, unit_of, whole_numbers, wide_enough
+from semisilo.common.errors import UsageError
+from semisilo.common.text.describe import describe_percentage
+from semisilo.coordinator.report.figure_style import (
+    LIGHT,
+    legend,
+    marker_of,
+    style_of,
+    unit_of,
+    whole_numbers,
+    wide_enough,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from semisilo.api_results import Run
-
-__all__ = ["picture_html", "plot_runs"]
+__all__ = ["picture_uri", "plot_runs"]
 
 _SIZE_INCHES = (7.2, 4.2)
 _DPI = 130
@@ -23,7 +33,42 @@ _STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1)), (0, (6, 2, 1, 2)))
 """Of lines, once the colours are used up."""
 
 
-def plot_runs(groups: Sequence[tuple[str, Sequence[Run]]], *, by: Literal["round", "bytes"]) -> Figure:
+class PlottedRound(Protocol):
+    """What a plot needs of a round."""
+
+    @property
+    def round(self) -> int:
+        """Its number, 0 for the preparation."""
+
+
+class PlottedRun(Protocol):
+    """What a plot needs of a run; `semisilo.api.results.Run` has it."""
+
+    @property
+    def seed(self) -> int:
+        """Of split and study."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether bytes are those of payloads, not of the wire."""
+
+    @property
+    def labelled_only_accuracy(self) -> float | None:
+        """Of the same network trained on the labels alone, 0 to 1."""
+
+    @property
+    def rounds(self) -> Sequence[PlottedRound]:
+        """In order."""
+
+    @property
+    def curve(self) -> Sequence[tuple[int, float]]:
+        """(round, accuracy from 0 to 1) of the rounds that were measured."""
+
+    def bytes_so_far(self) -> Sequence[int]:
+        """Bytes up to and with each of `rounds`: on the wire, or of payloads in a simulation."""
+
+
+def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal["round", "bytes"]) -> Figure:
     """A line per group: its mean accuracy over runs, and a band from the lowest to the highest.
 
     Rounds that only some runs have measured are left out. By bytes, a round stands at the mean of the bytes so far.
@@ -45,13 +90,13 @@ def plot_runs(groups: Sequence[tuple[str, Sequence[Run]]], *, by: Literal["round
         axes = figure.add_subplot()
         largest = max(x for _, points in drawn for x, *_ in points)
         unit, name = unit_of(largest) if by == "bytes" else (1.0, "")
-        for place, ((label, points), (_, runs)) in enumerate(zip(drawn, groups, strict=True)):
+        for index, ((label, points), (_, runs)) in enumerate(zip(drawn, groups, strict=True)):
             if not points:
                 continue
-            colour = theme.lines[place % len(theme.lines)]
+            colour = theme.lines[index % len(theme.lines)]
             xs = [x / unit for x, *_ in points]
             axes.plot(xs, [100 * mean for _, mean, _, _ in points], color=colour, marker=marker_of(len(xs)),
-                      markersize=4, linestyle=_STYLES[place // len(theme.lines) % len(_STYLES)],
+                      markersize=4, linestyle=_STYLES[index // len(theme.lines) % len(_STYLES)],
                       label=label if len(runs) == 1 else f"{label}, {len(runs)} seeds")
             if len(runs) > 1:
                 axes.fill_between(xs, [100 * low for _, _, low, _ in points], [100 * high for *_, high in points],
@@ -59,7 +104,7 @@ def plot_runs(groups: Sequence[tuple[str, Sequence[Run]]], *, by: Literal["round
         line = _line([run for _, runs in groups for run in runs])
         if line is not None:
             axes.axhline(100 * line, color=theme.faint, linestyle=(0, (5, 3)), linewidth=1.8,
-                         label=f"labels alone, {100 * line:.1f} %")
+                         label=f"labels alone, {describe_percentage(line)}")
         axes.set_ylabel("test accuracy (%)")
         wide_enough(axes)
         if by == "round":
@@ -73,12 +118,11 @@ def plot_runs(groups: Sequence[tuple[str, Sequence[Run]]], *, by: Literal["round
     return figure
 
 
-def picture_html(figure: Figure) -> str:
-    """A figure as an <img> that holds its picture."""
+def picture_uri(figure: Figure) -> str:
+    """A figure's picture as a data: address, for an <img>."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png")
-    picture = base64.b64encode(stream.getvalue()).decode()
-    return f'<img alt="test accuracy" src="data:image/png;base64,{picture}" style="max-width:100%">'
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
 def _figure_class() -> type[Figure]:
@@ -94,7 +138,7 @@ def _figure_class() -> type[Figure]:
     return Shown
 
 
-def _points(runs: Sequence[Run], by: str) -> list[tuple[float, float, float, float]]:
+def _points(runs: Sequence[PlottedRun], by: str) -> list[tuple[float, float, float, float]]:
     """(x, mean, lowest, highest accuracy) of every round that all runs have measured."""
     found = []
     for number in sorted(set.intersection(*({round for round, _ in run.curve} for run in runs))):
@@ -106,6 +150,6 @@ def _points(runs: Sequence[Run], by: str) -> list[tuple[float, float, float, flo
     return found
 
 
-def _line(runs: Sequence[Run]) -> float | None:
+def _line(runs: Sequence[PlottedRun]) -> float | None:
     found = {run.seed: run.labelled_only_accuracy for run in runs if run.labelled_only_accuracy is not None}
     return sum(found.values()) / len(found) if found else None

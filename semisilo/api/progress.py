@@ -1,16 +1,20 @@
-"""Progress of simulations that are run from Python: a bar in a notebook or on a terminal, a line per run elsewhere."""
+"""Progress of simulations that are run from Python: a bar in a notebook or on a terminal, a line per run elsewhere.
+
+Tests: tests/semisilo/api/test_simulate.py.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from html import escape
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from common.describe import describe_seconds
-from coordinator.ledger import Ledger
-from coordinator.states import ENDED_ROUND, RoundState
-from coordinator.summary import accuracy_in, planned_rounds
+from semisilo.common.text.describe import describe_percentage, describe_seconds
+from semisilo.common.text.html import render_html
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import ENDED_ROUND
+from semisilo.coordinator.monitoring.summary import accuracy_in, federated_accuracy, planned_rounds
 from semisilo.simulation.federation import SimulationWatcher
 
 __all__ = ["Shown", "Watching", "shown_for"]
@@ -75,6 +79,18 @@ class _Terminal:
         self._bar.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What the template shows in a notebook."""
+
+    lines: tuple[str, ...]
+    """One for each run that is over."""
+    share: str
+    """Of all runs, 0 to 1."""
+    text: str
+    """Of the run under way; empty when all is done, and then there is no bar."""
+
+
 class _Notebook:
     """One output of a cell that changes in place: a bar of HTML, and a line for each run that is over."""
 
@@ -84,9 +100,7 @@ class _Notebook:
         self._handle = display(html(self._page(0.0, "starting")), display_id=True)
 
     def _page(self, share: float, text: str) -> str:
-        done = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
-        bar = f'<div><progress max="1" value="{share:.4f}"></progress> {escape(text)}</div>' if text else ""
-        return f"{done}{bar}"
+        return render_html(__name__, _Cell(tuple(self._lines), f"{share:.4f}", text))
 
     def move(self, share: float, text: str) -> None:
         """See `Shown`."""
@@ -120,18 +134,18 @@ def shown_for(progress: bool) -> Shown:
 class Watching(SimulationWatcher):
     """Tells of one run among several."""
 
-    def __init__(self, shown: Shown, label: str, *, place: int, total: int) -> None:
-        """`place` counts from 0."""
+    def __init__(self, shown: Shown, label: str, *, index: int, total: int) -> None:
+        """`index` counts from 0."""
         self._shown = shown
         self._label = label
-        self._place = place
+        self._index = index
         self._total = total
         self._next = 0.0
         self._started = time.monotonic()
 
     def step(self, text: str) -> None:
         """See `SimulationWatcher`."""
-        self._shown.move(self._place / self._total, f"{self._label}: {text}")
+        self._shown.move(self._index / self._total, f"{self._label}: {text}")
 
     def progress(self, ledger: Ledger, study: str, text: str, fraction: float) -> None:
         """See `SimulationWatcher`."""
@@ -143,18 +157,18 @@ class Watching(SimulationWatcher):
 
     def finished(self, ledger: Ledger, study: str) -> None:
         """See `SimulationWatcher`."""
-        found = [accuracy_in(row.metrics) for row in ledger.rounds(study) if row.state is RoundState.COMPLETED]
-        accuracy = "" if not found or found[-1] is None else f"accuracy {100 * found[-1]:.2f} %, "
+        accuracy = federated_accuracy(ledger.rounds(study))
+        said = "" if accuracy is None else f"accuracy {describe_percentage(accuracy, decimals=2)}, "
         took = describe_seconds(time.monotonic() - self._started)
-        self._shown.line(f"{self._label}: {accuracy}{took} ({self._place + 1} of {self._total})")
-        self._shown.move((self._place + 1) / self._total, self._label)
+        self._shown.line(f"{self._label}: {said}{took} ({self._index + 1} of {self._total})")
+        self._shown.move((self._index + 1) / self._total, self._label)
 
     def _show(self, ledger: Ledger, study: str, text: str) -> None:
         row, planned = ledger.last_round(study), max(1, planned_rounds(ledger.study(study)))
         number = 0 if row is None else row.number
         done = number if row is not None and row.state in ENDED_ROUND else max(0, number - 1)
         accuracy = None if row is None else accuracy_in(row.metrics)
-        facts = [f"{self._label}: round {number}/{planned}", "" if accuracy is None else f"{100 * accuracy:.1f} %",
+        facts = [f"{self._label}: round {number}/{planned}", "" if accuracy is None else describe_percentage(accuracy),
                  text]
-        self._shown.move((self._place + min(1.0, done / planned)) / self._total,
+        self._shown.move((self._index + min(1.0, done / planned)) / self._total,
                          ", ".join(fact for fact in facts if fact))

@@ -1,27 +1,30 @@
-"""What comes out of simulations, for people at a keyboard: typed numbers, tables, plots."""
+"""What comes out of simulations, for people at a keyboard: typed numbers, tables, plots.
+
+Tests: tests/semisilo/api/test_simulate.py.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.config import to_dict
-from common.describe import describe_bytes
-from common.errors import UsageError
-from coordinator.ledger import Ledger
-from coordinator.states import RoundState
-from coordinator.summary import RoundSummary, summarise
-from semisilo.predictor import Predictions, data_frame, predict
+from semisilo.common.config import to_dict
+from semisilo.common.errors import UsageError
+from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_points
+from semisilo.common.text.html import Table, render_html
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.monitoring.summary import RoundSummary, summarise
+from semisilo.prediction.predictor import Cell, Predictions, data_frame, predict
 from semisilo.simulation.result import SiloResult, read_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from coordinator.handover.export import Exported
+    from semisilo.coordinator.export.export import Exported
 
 __all__ = ["Comparison", "Round", "Run", "Summary", "read_run"]
 
@@ -120,17 +123,17 @@ class Run:
             found.append(total)
         return tuple(found)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Cell]]:
         """A dictionary of plain numbers for each round."""
         found = []
         for each, so_far in zip(self.rounds, self.bytes_so_far(), strict=True):
-            row = {"label": self.label, "method": self.method, "seed": self.seed, **to_dict(each),
-                   "bytes_so_far": so_far}
+            row: dict[str, Cell] = {"label": self.label, "method": self.method, "seed": self.seed, **to_dict(each),
+                                    "bytes_so_far": so_far}
             del row["metrics"]
             found.append(row)
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Everything as plain JSON types."""
         return {**to_dict(self), "accuracy": self.accuracy, "payload_bytes": self.payload_bytes,
                 "wire_bytes": self.wire_bytes}
@@ -141,7 +144,7 @@ class Run:
 
     def plot(self, *, by: Along = "round") -> Figure:
         """Test accuracy by round, or by bytes so far, with the line of the labels alone."""
-        from semisilo.api_plot import plot_runs
+        from semisilo.api.plot import plot_runs
 
         return plot_runs([(self.label, (self,))], by=by)
 
@@ -179,10 +182,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """For notebooks: the main numbers and the curve."""
-        from semisilo.api_plot import picture_html
-
-        facts = _summary(self.label, (self,))
-        return _html_table([facts]) + (picture_html(self.plot()) if self.curve else "")
+        return _html([_summary(self.label, (self,))], self.plot() if self.curve else None)
 
     def __str__(self) -> str:
         return _text_table([_summary(self.label, (self,))])
@@ -239,11 +239,11 @@ class Comparison:
         line = _labelled_only(self.runs)
         return tuple(_summary(label, self.of(label), line=line) for label in self.labels)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Cell]]:
         """A dictionary of plain numbers for each round of each run."""
         return [row for run in self.runs for row in run.rows()]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Everything as plain JSON types."""
         return {"summary": [to_dict(each) for each in self.summary()], "runs": [run.to_dict() for run in self.runs]}
 
@@ -254,16 +254,13 @@ class Comparison:
     def plot(self, *, by: Along = "round") -> Figure:
         """Test accuracy by round, or by payload bytes so far: a line per method, the mean over seeds, with a band from
         the lowest to the highest seed; dashed, the labels alone."""
-        from semisilo.api_plot import plot_runs
+        from semisilo.api.plot import plot_runs
 
         return plot_runs([(label, self.of(label)) for label in self.labels], by=by)
 
     def _repr_html_(self) -> str:
         """For notebooks: the summary and the curves."""
-        from semisilo.api_plot import picture_html
-
-        measured = any(run.curve for run in self.runs)
-        return _html_table(self.summary()) + (picture_html(self.plot()) if measured else "")
+        return _html(self.summary(), self.plot() if any(run.curve for run in self.runs) else None)
 
     def __str__(self) -> str:
         return _text_table(self.summary())
@@ -277,7 +274,7 @@ def read_run(ledger: Ledger, study: str, folder: Path, *, label: str = "", simul
     summary = summarise(ledger, study)
     result = read_result(ledger, study, folder)
     return Run(label=label or result.method, study=study, method=result.method, seed=result.seed, folder=folder,
-               state=str(summary.row.state), classes=tuple((summary.row.frozen or {}).get("classes", ())),
+               state=str(summary.row.state), classes=summary.row.classes,
                rounds=tuple(_round(each, simulated=simulated) for each in summary.rounds),
                labelled_only_accuracy=summary.labelled_only, digest=result.digest, dense_bytes=result.dense_bytes,
                silos=result.silos, simulated=simulated)
@@ -322,27 +319,40 @@ _COLUMNS = ("method", "seeds", "accuracy", "gain", "payload", "of dense", "label
 
 
 def _cells(each: Summary) -> tuple[str, ...]:
-    spread = "" if each.accuracy_std is None else f" ± {100 * each.accuracy_std:.2f}"
-    return (each.label, str(each.runs), "–" if each.accuracy is None else f"{100 * each.accuracy:.2f}{spread} %",
-            "–" if each.gain is None else f"{100 * each.gain:+.2f}", describe_bytes(each.payload_bytes),
-            "–" if each.share_of_dense is None else f"{100 * each.share_of_dense:.1f} %",
-            "–" if each.label_ratio is None else f"{100 * each.label_ratio:.1f} %")
+    accuracy = describe_percentage(each.accuracy, decimals=2)
+    if each.accuracy is not None and each.accuracy_std is not None:
+        accuracy = f"{accuracy.removesuffix(' %')} ± {describe_percentage(each.accuracy_std, decimals=2)}"
+    gain = "–" if each.gain is None else describe_points(each.gain, 0.0, decimals=2)  # a mean over runs
+    return (each.label, str(each.runs), accuracy, gain, describe_bytes(each.payload_bytes),
+            describe_percentage(each.share_of_dense),
+            describe_percentage(each.label_ratio))
 
 
 def _note(lines: Sequence[Summary]) -> str:
     line = next((each.labelled_only for each in lines if each.labelled_only is not None), None)
-    return "" if line is None else f"labels alone: {100 * line:.2f} %; gain in points"
+    return "" if line is None else f"labels alone: {describe_percentage(line, decimals=2)}; gain in points"
 
 
 def _text_table(lines: Sequence[Summary]) -> str:
     rows = [_COLUMNS, *map(_cells, lines)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
-    text = ["  ".join(cell.ljust(width) if place == 0 else cell.rjust(width)
-                      for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    text = ["  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
+                      for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
     return "\n".join([*text, *([_note(lines)] if _note(lines) else [])])
 
 
-def _html_table(lines: Sequence[Summary]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(each))}</tr>" for each in lines)
-    return f"<table><tr>{head}</tr>{body}</table><p>{escape(_note(lines))}</p>"
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the template shows in a notebook."""
+
+    table: Table
+    note: str
+    picture_uri: str
+    """Empty where nothing was measured."""
+
+
+def _html(lines: Sequence[Summary], figure: Figure | None) -> str:
+    from semisilo.api.plot import picture_uri
+
+    table = Table("methods", _COLUMNS, [_cells(each) for each in lines])
+    return render_html(__name__, _Shown(table, _note(lines), "" if figure is None else picture_uri(figure)))

@@ -1,4 +1,7 @@
-"""From keyword settings and somebody's own images to the tables of a simulated study."""
+"""From keyword settings and somebody's own images to the tables of a simulated study.
+
+Tests: tests/semisilo/api/test_simulate.py.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import canonical_json
-from common.data.readers import parse_source, survey
-from common.durable import write_durably
-from common.errors import BadData, UsageError
-from common.methods import find_method
+from semisilo.common.config import canonical_json
+from semisilo.common.data.formats.registry import NPZ, has_suffix
+from semisilo.common.data.readers import parse_source, survey
+from semisilo.common.errors import BadData, UsageError
+from semisilo.common.methods import find_method
+from semisilo.common.storage.durable import write_durably
 
-__all__ = ["DataSource", "Method", "Setup", "folder_name", "labelled_methods", "method_table", "stored"]
+__all__ = ["DataSource", "Method", "NamedMethod", "Setup", "folder_name", "labelled_methods",
+           "named_method", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 DataSource = str | Path | Arrays
@@ -35,12 +40,21 @@ _HELD_OUT = "20%"
 """For testing, where the images come without a test part."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMethod:
+    """A method that exists, with what is set of it."""
+
+    name: str
+    settings: Mapping[str, object]
+    """Of [method], without the name."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
     """What a simulation is made of, besides method and seed. `simulate` and `compare` document each field."""
 
     data: str
-    """A source that `common.data.readers` reads; absolute, or a named set."""
+    """A source that `semisilo.common.data.readers` reads; absolute, or a named set."""
     test: str = ""
     silos: int = 10
     split: str | Mapping[str, Any] = "iid"
@@ -53,11 +67,10 @@ class Setup:
     image_size: int | None = None
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def study(self, method: Mapping[str, Any], *, seed: int, labelled_only: bool) -> dict[str, Any]:
+    def study(self, method: NamedMethod, *, seed: int, labelled_only: bool) -> dict[str, object]:
         """The tables of a study file with a method.
 
         Args:
-            method: its name and settings.
             labelled_only: whether the same network is trained on the labels alone, where the coordinator has labels.
         Raises: UsageError for settings that contradict each other; BadData when the images cannot be read.
         """
@@ -66,14 +79,14 @@ class Setup:
         found = survey(self.data)
         size = self.image_size or _automatic_size(found.sizes)
         channels = found.channels
-        mean: Any = "labelled" if at_coordinator else [0.5] * channels
-        std: Any = "labelled" if at_coordinator else [0.25] * channels
-        tables: dict[str, Any] = {
+        mean = "labelled" if at_coordinator else [0.5] * channels
+        std = "labelled" if at_coordinator else [0.25] * channels
+        tables: dict[str, Mapping[str, object]] = {
             "study": {"seed": seed, "rounds": self.rounds, "labelled_only_baseline": labelled_only and at_coordinator},
             "model": {"name": self.model} if isinstance(self.model, str) else dict(self.model),
             "data": {"image": {"size": size, "channels": channels, "mean": mean, "std": std}},
-            "method": {"name": method["name"], "scenario": scenario,
-                       **{key: value for key, value in method.items() if key not in ("name", "scenario")}},
+            "method": {"name": method.name, "scenario": scenario,
+                       **{key: value for key, value in method.settings.items() if key != "scenario"}},
             "simulation": {"data": self.data, **({"test": self.test} if self.test else {}),
                            "split": self._split(at_coordinator)}}
         for name, keys in self.tables.items():
@@ -81,13 +94,13 @@ class Setup:
                 raise UsageError(f"tables: '{name}' must be a table of settings.",
                                  remedy='Write tables={"participation": {"silos_per_round": 5}}.')
             tables[name] = _merged(tables.get(name, {}), keys)
-        return copy.deepcopy(tables)
+        return {name: copy.deepcopy(table) for name, table in tables.items()}
 
-    def _scenario(self, method: Mapping[str, Any]) -> str:
+    def _scenario(self, method: NamedMethod) -> str:
         if self.num_labelled is not None and self.labelled_per_class is not None:
             raise UsageError("num_labelled and labelled_per_class are both given: the labels are at the coordinator or"
                              " at the silos.", remedy="Leave one of them out.")
-        given = method.get("scenario")
+        given = method.settings.get("scenario")
         if given is not None:
             return str(given)
         if self.num_labelled is not None:
@@ -98,43 +111,43 @@ class Setup:
                          remedy="Give num_labelled=50 for labels at the coordinator, or labelled_per_class=5 for labels"
                                 " of each class at each silo.")
 
-    def _split(self, at_coordinator: bool) -> dict[str, Any]:
-        split = {"name": self.split} if isinstance(self.split, str) else dict(self.split)
+    def _split(self, at_coordinator: bool) -> dict[str, object]:
+        split: Mapping[str, object] = {"name": self.split} if isinstance(self.split, str) else self.split
         amount = {"num_labelled": self.num_labelled} if at_coordinator else \
             {"labelled_per_class": self.labelled_per_class}
         num_test = self.num_test
         if num_test is None and not self.test and not _has_test_part(self.data):
             num_test = _HELD_OUT
-        held = {"num_test": num_test, "num_validation": self.num_validation}
-        return {"silos": self.silos, **{key: value for key, value in {**amount, **held}.items() if value is not None},
-                **split}
+        given = {**amount, "num_test": num_test, "num_validation": self.num_validation}
+        return {"silos": self.silos, **{key: value for key, value in given.items() if value is not None}, **split}
 
 
-def method_table(method: Method) -> dict[str, Any]:
-    """A method's name and settings. Raises: UsageError without a name; UnknownName for a method that there is not."""
-    table = {"name": method} if isinstance(method, str) else dict(method)
-    if not isinstance(table.get("name"), str):
+def named_method(method: Method) -> NamedMethod:
+    """A method with its settings. Raises: UsageError without a name; UnknownName for a method that there is not."""
+    name = method if isinstance(method, str) else method.get("name")
+    if not isinstance(name, str):
         raise UsageError(f"A method needs a name; {method!r} has none.",
                          remedy='Write "semifl" or {"name": "semifl", "local_epochs": 1}.')
-    find_method(table["name"])
-    return table
+    find_method(name)
+    return NamedMethod(name, {} if isinstance(method, str) else
+                       {key: value for key, value in method.items() if key != "name"})
 
 
-def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[str, dict[str, Any]]:
+def labelled_methods(methods: Sequence[Method] | Mapping[str, Method]) -> dict[str, NamedMethod]:
     """Label -> method; a method that has no label is called by its name.
 
     Raises: UsageError for none, or for two of one label.
     """
     if isinstance(methods, str):
         raise UsageError(f"methods = {methods!r}: must be a list.", remedy=f'Write methods=["{methods}"].')
-    pairs = [(label, method_table(method)) for label, method in methods.items()] if isinstance(methods, Mapping) else \
-        [(table["name"], table) for table in map(method_table, methods)]
-    found: dict[str, dict[str, Any]] = {}
-    for label, table in pairs:
+    pairs = [(label, named_method(method)) for label, method in methods.items()] if isinstance(methods, Mapping) else \
+        [(method.name, method) for method in map(named_method, methods)]
+    found: dict[str, NamedMethod] = {}
+    for label, method in pairs:
         if label in found:
             raise UsageError(f"Two methods are called '{label}'.",
                              remedy='Give each a label: methods={"first": {...}, "second": {...}}.')
-        found[str(label)] = table
+        found[str(label)] = method
     if not found:
         raise UsageError("There is no method to compare.", remedy='Write methods=["fedavg", "semifl"].')
     return found
@@ -181,7 +194,7 @@ def folder_name(label: str, tables: Mapping[str, Any]) -> str:
     return f"{plain}-{hashlib.sha256(canonical_json(tables).encode()).hexdigest()[:10]}"
 
 
-def _merged(table: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(table: Mapping[str, object], keys: Mapping[str, object]) -> dict[str, object]:
     result = dict(table)
     for key, value in keys.items():
         before = result.get(key)
@@ -194,7 +207,7 @@ def _has_test_part(data: str) -> bool:
     path, _ = parse_source(data)
     if path is None:
         return True  # a named set
-    if path.suffix.lower() != ".npz":
+    if not has_suffix(path, NPZ):
         return False
     try:
         with np.load(path, allow_pickle=False) as archive:

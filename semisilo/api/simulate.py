@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from common.errors import SemisiloError, UsageError
-from coordinator.ledger import Ledger
-from semisilo.api_progress import Shown, Watching, shown_for
-from semisilo.api_results import Comparison, Run, read_run
-from semisilo.api_setup import DataSource, Method, Setup, folder_name, labelled_methods, method_table, stored
+from semisilo.api.progress import Shown, Watching, shown_for
+from semisilo.api.results import Comparison, Run, read_run
+from semisilo.api.setup import DataSource, Method, Setup, folder_name, labelled_methods, named_method, stored
+from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.settings import load_simulated_study
 from semisilo.simulation.simulate import EngineName
@@ -86,14 +86,14 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
                       silos=silos, split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class,
                       num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
                   image_size=image_size, tables=tables or {})
-        table = method_table(method)
-        label = table["name"]
-        source = tables_of = setup.study(table, seed=1 if seed is None else seed, labelled_only=labelled_only)
+        chosen = named_method(method)
+        label = chosen.name
+        source = tables_of = setup.study(chosen, seed=1 if seed is None else seed, labelled_only=labelled_only)
         seed = None
     folder = Path(out) if out is not None else Path("runs") / folder_name(label, {**tables_of, "with seed": seed})
     with _progress(progress) as shown:
         return _run(source, folder, label=label, seed=seed, engine=engine, device=device,
-                    watching=Watching(shown, label, place=0, total=1))
+                    watching=Watching(shown, label, index=0, total=1))
 
 
 def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSource, test: DataSource | None = None,
@@ -127,16 +127,16 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
                   num_test=num_test, num_validation=num_validation, rounds=rounds, model=model,
                   image_size=image_size, tables=tables or {})
     plans = []
-    for place, (label, method) in enumerate(wanted.items()):
+    for index, (label, method) in enumerate(wanted.items()):
         for seed in seeds:
             # The line is the same for every method: it is trained on what the seed has dealt to the coordinator.
-            study = setup.study(method, seed=seed, labelled_only=labelled_only and place == 0)
+            study = setup.study(method, seed=seed, labelled_only=labelled_only and index == 0)
             _check(study, label)
             plans.append((label, seed, study))
     runs = []
     with _progress(progress) as shown:
-        for place, (label, seed, study) in enumerate(plans):
-            watching = Watching(shown, f"{label}, seed {seed}", place=place, total=len(plans))
+        for index, (label, seed, study) in enumerate(plans):
+            watching = Watching(shown, f"{label}, seed {seed}", index=index, total=len(plans))
             runs.append(_run(study, home / folder_name(f"{label}-seed-{seed}", study), label=label, seed=None,
                              engine=engine, device=device, watching=watching))
     return Comparison(runs=tuple(runs))
@@ -150,19 +150,19 @@ def load_run(folder: Path | str, *, study: str = "") -> Run:
         study: of a federation; left out: its last one.
     Raises: UsageError when the folder is neither; UnknownName when there is no such study.
     """
-    place = Path(folder).absolute()
-    simulation = SimulationFolder(place)
+    root = Path(folder).absolute()
+    simulation = SimulationFolder(root)
     simulated = simulation.record.exists()
-    if not simulated and not (place / "federation.toml").is_file():
-        raise UsageError(f"{place} holds no simulation and no federation.",
+    if not simulated and not (root / "federation.toml").is_file():
+        raise UsageError(f"{root} holds no simulation and no federation.",
                          remedy="Name a folder such as runs/NAME, or one that `coordinator init` has made.")
-    name = simulation.read_record()["study"] if simulated else study
+    name = simulation.read_record().study if simulated else study
     ledger = Ledger(simulation.ledger)
     try:
         known = [row.name for row in ledger.studies()]
         if not known:
-            raise UsageError(f"{place}: nothing has begun there.", remedy="Run it first.")
-        return read_run(ledger, name or known[-1], place, simulated=simulated)
+            raise UsageError(f"{root}: nothing has begun there.", remedy="Run it first.")
+        return read_run(ledger, name or known[-1], root, simulated=simulated)
     finally:
         ledger.close()
 

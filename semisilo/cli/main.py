@@ -1,4 +1,7 @@
-"""The command `semisilo`: both sides on one machine. Nothing heavy is imported before a command needs it."""
+"""The command `semisilo`: both sides on one machine. Nothing heavy is imported before a command needs it.
+
+Tests: tests/test_keyboard.py.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from common import __version__
-from common.cli_errors import Terminated, run_cli
-from semisilo import commands_predict
+from semisilo.cli import predict
+from semisilo.common import __version__
+from semisilo.common.text.cli_errors import Terminated, run_cli
 
 __all__ = ["app", "main"]
 
@@ -52,11 +55,11 @@ app = typer.Typer(
     """)
 
 
-def _write_json(text: str, place: Path | None) -> None:
-    if place == _STANDARD_OUTPUT:
+def _write_json(text: str, path: Path | None) -> None:
+    if path == _STANDARD_OUTPUT:
         typer.echo(text, nl=False)
-    elif place is not None:
-        place.write_text(text, encoding="utf-8")
+    elif path is not None:
+        path.write_text(text, encoding="utf-8")
 
 
 def _show_version(wanted: bool) -> None:
@@ -103,9 +106,9 @@ def demo(
     """
     from rich.console import Console
 
-    from semisilo.demo import DemoSettings, run_demo
-    from semisilo.demo_display import ConsoleWatcher, show_result
-    from semisilo.processes import StepFailed, interrupt_on_termination
+    from semisilo.demo.demo import DemoSettings, run_demo
+    from semisilo.demo.processes import StepFailed, interrupt_on_termination
+    from semisilo.demo.terminal import ConsoleWatcher, show_result
 
     chosen = {"rounds": rounds, "labels_per_class": labels_per_class}
     settings = DemoSettings(method=method, seed=seed, silos=silos,
@@ -165,9 +168,9 @@ def simulate(
 
     from rich.console import Console
 
-    from common.logs import set_up_logging
-    from coordinator.tracking.settings import TrackingSettings, check_installed
-    from semisilo.processes import interrupt_on_termination
+    from semisilo.common.text.logs import set_up_logging
+    from semisilo.coordinator.federation.tracking_table import TrackingSettings, check_installed
+    from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.display import ConsoleWatcher, show_result
     from semisilo.simulation.output import write_output
     from semisilo.simulation.settings import name_of
@@ -225,8 +228,8 @@ def report(
     """
     from rich.console import Console
 
-    from common.errors import UsageError
-    from semisilo.processes import interrupt_on_termination
+    from semisilo.common.errors import UsageError
+    from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.display import progress_bar, show_result
     from semisilo.simulation.folder import SimulationFolder
     from semisilo.simulation.output import report as write_report
@@ -274,7 +277,7 @@ def split(
     typer.echo((out / "manifest.json").read_text(encoding="utf-8").rstrip() if as_json else "\n".join(lines))
 
 
-commands_predict.add_to(app)
+predict.add_to(app)
 
 
 def main() -> None:

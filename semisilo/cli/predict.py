@@ -1,4 +1,7 @@
-"""`semisilo export` and `semisilo predict`: a simulated study's model as files, and any exported model on images."""
+"""`semisilo export` and `semisilo predict`: a simulated study's model as files, and any exported model on images.
+
+Tests: tests/semisilo/simulation/test_measuring.py.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from semisilo.common.text.describe import describe_percentage
 
 __all__ = ["add_to"]
 
@@ -49,9 +54,9 @@ def export(
     """
     import json
 
-    from common.logs import set_up_logging
-    from coordinator.handover.display import export_bar, show_export
-    from semisilo.processes import interrupt_on_termination
+    from semisilo.common.text.logs import set_up_logging
+    from semisilo.coordinator.export.progress import export_bar, show_export
+    from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.output import export_run
 
     set_up_logging(quiet=True)
@@ -101,10 +106,10 @@ def predict(
     from rich.console import Console
     from rich.text import Text
 
-    from common.logs import printable
-    from coordinator.handover.display import export_bar
-    from semisilo.predictor import predict as run
-    from semisilo.processes import interrupt_on_termination
+    from semisilo.common.text.logs import printable
+    from semisilo.coordinator.export.progress import export_bar
+    from semisilo.demo.processes import interrupt_on_termination
+    from semisilo.prediction.predictor import predict as run
 
     console = Console(stderr=True, highlight=False)
     with interrupt_on_termination(), export_bar(console) as progress:
@@ -119,6 +124,7 @@ def predict(
     for each in found.skipped:
         console.print(Text(printable(f"left out: {each.name}: {each.reason}", limit=500)), soft_wrap=True)
     share = "" if found.accuracy is None else \
-        f", {found.right} of {found.labelled} with a known class are right: accuracy {100 * found.accuracy:.2f} %"
+        f", {found.right} of {found.labelled} with a known class are right:" \
+        f" accuracy {describe_percentage(found.accuracy, decimals=2)}"
     where = "" if out is None else f"; written to {out}"
     console.print(Text(f"{len(found)} images{share}{where}"), soft_wrap=True)

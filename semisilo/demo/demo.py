@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tomli_w
 
-from common.errors import UsageError
-from common.methods import find_method
-from coordinator.ledger import Ledger
-from coordinator.live import read
-from coordinator.states import StudyState
-from coordinator.summary import StudySummary, summarise
-from semisilo.processes import Processes, StepFailed, console_script
+from semisilo.common.errors import UsageError
+from semisilo.common.methods import find_method
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.summary import StudySummary, summarise
+from semisilo.coordinator.rounds.live_file import read
+from semisilo.demo.processes import Processes, StepFailed, console_script
 
 __all__ = ["DemoData", "DemoResult", "DemoSettings", "DemoWatcher", "make_data", "run_demo", "study_text"]
 
@@ -124,7 +125,7 @@ class DemoResult:
         return self.accuracy - self.labelled_only_accuracy
 
     def to_json(self) -> str:
-        """The facts as one JSON object; the report's place is not among them."""
+        """The facts as one JSON object; the report's path is not among them."""
         facts = {name: getattr(self, name) for name in (
             "labelled_only_accuracy", "accuracy", "rounds", "silos", "payload_bytes", "wire_bytes", "dense_bytes",
             "seconds", "method", "seed", "gain")}
@@ -156,37 +157,37 @@ def run_demo(settings: DemoSettings, *, folder: Path | None = None, keep: bool =
     """
     begun = time.monotonic()
     watcher = watcher or DemoWatcher()
-    place, temporary = _make_folder(folder)
+    root, temporary = _make_folder(folder)
     keep = keep or not temporary
     try:
-        with Processes(logs=place / "logs") as processes:
-            demo = _Demo(settings, place, processes, watcher)
+        with Processes(logs=root / "logs") as processes:
+            demo = _Demo(settings, root, processes, watcher)
             try:
                 demo.set_up()
                 demo.wait()
             finally:
                 watcher.done()
-            report = demo.report(place / "report")
+            report = demo.report(root / "report")
             result = demo.result(report, seconds=time.monotonic() - begun)
     except StepFailed as error:
-        error.remedy = f"Its folder stays: {place}"
+        error.remedy = f"Its folder stays: {root}"
         raise
     except BaseException:
         if not keep:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(root, ignore_errors=True)
         raise
     if not keep:
-        _remove_all_but(place, "report")
+        _remove_all_but(root, "report")
     return result
 
 
 class _Demo:
     """The steps, in order."""
 
-    def __init__(self, settings: DemoSettings, place: Path, processes: Processes, watcher: DemoWatcher) -> None:
+    def __init__(self, settings: DemoSettings, root: Path, processes: Processes, watcher: DemoWatcher) -> None:
         self._settings = settings
-        self._hub = place / "coordinator"
-        self._place = place
+        self._hub = root / "coordinator"
+        self._root = root
         self._processes = processes
         self._say = watcher.step
         self._watch: Callable[[StudySummary], None] = watcher.progress
@@ -198,12 +199,13 @@ class _Demo:
         port, enrollment_port = _free_ports(2)
         self._coordinator("init", "init", _FEDERATION, "--address", f"127.0.0.1:{port}", "--folder", str(self._hub))
         (self._hub / "federation.toml").write_text(
-            f'[federation]\nname = "{_FEDERATION}"\n\n[address]\npublic = "127.0.0.1:{port}"\n'
-            f'enrollment = "127.0.0.1:{enrollment_port}"\nlisten = "127.0.0.1"\n\n[page]\nlisten = "127.0.0.1:0"\n',
-            encoding="utf-8")
+            tomli_w.dumps({
+                "federation": {"name": _FEDERATION}, "page": {"listen": "127.0.0.1:0"},
+                "address": {"public": f"127.0.0.1:{port}", "enrollment": f"127.0.0.1:{enrollment_port}",
+                            "listen": "127.0.0.1"}}), encoding="utf-8")
         study = self._hub / "studies" / _STUDY
         (study / "study.toml").write_text(study_text(self._settings), encoding="utf-8")
-        homes = [self._place / name for name in self._silos]
+        homes = [self._root / name for name in self._silos]
         data = make_data(self._settings, coordinator=study / "data" / "digits.npz",
                          silos=[home / "images.npz" for home in homes])
         self._say(f"{data.labelled} labelled images at the coordinator, {data.test} to test with, "
@@ -309,8 +311,8 @@ def make_data(settings: DemoSettings, *, coordinator: Path, silos: Sequence[Path
         silos: one file per silo, with images only.
     Raises: BadData or BadConfiguration when there are too few images for the settings.
     """
-    from common.data.archive import digits
-    from common.data.splits import iid, labelled_selection
+    from semisilo.common.data.formats.archive import digits
+    from semisilo.simulation.splits.splits import iid, labelled_selection
 
     train, test = digits("train", source="digits#train"), digits("test", source="digits#test")
     assert train.images is not None
@@ -340,8 +342,8 @@ def _make_folder(folder: Path | None) -> tuple[Path, bool]:
     return folder.resolve(), False
 
 
-def _remove_all_but(place: Path, name: str) -> None:
-    for path in place.iterdir():
+def _remove_all_but(root: Path, name: str) -> None:
+    for path in root.iterdir():
         if path.name != name:
             shutil.rmtree(path, ignore_errors=True)
 

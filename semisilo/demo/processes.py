@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from common.cli_errors import Terminated
-from common.errors import SemisiloError
-from common.logs import printable
+from semisilo.common.errors import SemisiloError
+from semisilo.common.text.cli_errors import Terminated
+from semisilo.common.text.logs import printable
 
 __all__ = ["Processes", "StepFailed", "console_script", "interrupt_on_termination"]
 
@@ -60,7 +60,7 @@ def console_script(name: str) -> list[str]:
     if script.is_file():
         return [str(script)]
     found = shutil.which(name, path=str(Path(sys.prefix) / "bin"))
-    return [found] if found else [sys.executable, "-P", "-m", f"{name}.cli"]
+    return [found] if found else [sys.executable, "-P", "-m", f"semisilo.{name}.cli.main"]
 
 
 @dataclass(slots=True)

@@ -1,4 +1,7 @@
-"""What `semisilo demo` shows: its steps, a live line while it trains, and the result."""
+"""What `semisilo demo` shows: its steps, a live line while it trains, and the result.
+
+Tests: tests/semisilo/simulation/test_measuring.py.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,16 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from common.describe import describe_bytes, describe_seconds, describe_share
-from coordinator.states import RoundState, StudyState
-from coordinator.summary import StudySummary
-from semisilo.demo import DemoResult, DemoWatcher
+from semisilo.common.text.describe import (
+    describe_bytes,
+    describe_percentage,
+    describe_points,
+    describe_seconds,
+    describe_share,
+)
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+from semisilo.coordinator.monitoring.summary import StudySummary
+from semisilo.demo.demo import DemoResult, DemoWatcher
 
 __all__ = ["ConsoleWatcher", "show_result"]
 
@@ -62,7 +71,7 @@ class ConsoleWatcher(DemoWatcher):
             self._bar.start()
         number = study.rounds[-1].number if study.rounds else 0
         words = _WAITING.get(study.row.state, f"round {number}/{study.planned_rounds}")
-        facts = f"accuracy {study.accuracy:.3f}  " if study.accuracy is not None else ""
+        facts = f"accuracy {describe_percentage(study.accuracy)}  " if study.accuracy is not None else ""
         self._bar.update(self._bar.task_ids[0], description=words, completed=study.completed_rounds,
                          facts=f"{facts}{describe_bytes(study.traffic.wire)}", refresh=True)
 
@@ -74,9 +83,9 @@ def show_result(console: Console, result: DemoResult) -> None:
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, value in (
-            ("labels alone", f"{100 * result.labelled_only_accuracy:.1f} %"),
-            (f"federated ({result.method})", f"{100 * result.accuracy:.1f} %"),
-            ("gain", f"{100 * result.gain:+.1f} points"),
+            ("labels alone", describe_percentage(result.labelled_only_accuracy)),
+            (f"federated ({result.method})", describe_percentage(result.accuracy)),
+            ("gain", f"{describe_points(result.accuracy, result.labelled_only_accuracy)} points"),
             ("rounds", str(result.rounds)), ("silos", str(result.silos)),
             ("on the wire", describe_bytes(result.wire_bytes)), ("of dense", describe_share(share)),
             ("time", describe_seconds(result.seconds))):

@@ -1,7 +1,7 @@
 """Looking at a trained federation from outside: functions of a model, of soft labels and of every silo's images.
 
 For simulations, where one process may see all images. Results are dataclasses of numbers and lists
-(`common.config.to_dict` makes JSON of them).
+(`semisilo.common.config.to_dict` makes JSON of them).
 """
 
 from semisilo.diagnostics.loss_surface import LossSurface, loss_surface, random_direction

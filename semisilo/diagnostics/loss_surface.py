@@ -4,6 +4,8 @@
 
 with soft labels v fixed and two random directions. Fed-SHVR's Figure 5 shows it for models trained with and without the
 confidence penalty. Batch-norm statistics are measured anew at every point, as training would.
+
+Tests: tests/semisilo/diagnostics/test_diagnostics.py.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common import tensors
-from common.seeds import torch_generator
+from semisilo.common.learning import tensors
+from semisilo.common.learning.seeds import torch_generator
 from semisilo.diagnostics.problem import ObjectiveValue, Problem, objective_of
 
 __all__ = ["LossSurface", "loss_surface", "random_direction"]

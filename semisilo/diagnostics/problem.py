@@ -6,7 +6,9 @@ Every image counts once, as it is, with the network in evaluation mode: dropout 
 statistics that are measured with w on all images. They are constants to the gradient.
 
 Shapes: N labelled, M unlabelled images of a silo, B images in a batch, K classes.
-Source: Fed-SHVR, Wang et al. (2021), section II; `common.soft_labels` has F_k.
+Source: Fed-SHVR, Wang et al. (2021), section II; `semisilo.common.learning.soft_labels` has F_k.
+
+Tests: tests/semisilo/diagnostics/test_diagnostics.py.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.data import augment
-from common.data.form import ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadData
-from common.evaluation import inference_batches
-from common.exchange import ModelBuilder, SiloData
-from common.seeds import torch_generator
-from common.soft_labels import ObjectiveTerms, objective, soft_labels
-from common.training import named_randomness
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.evaluation import inference_batches
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.soft_labels import ObjectiveTerms, objective, soft_labels
+from semisilo.common.learning.training import named_randomness
+from semisilo.common.methods.contract import ModelBuilder, SiloData
 
 __all__ = ["ObjectiveValue", "Problem", "gradient_of", "labels_of", "objective_of", "statistics_of"]
 

@@ -1,4 +1,7 @@
-"""How far a federation is from standing still: the gap that Fed-SHVR's convergence theorem bounds."""
+"""How far a federation is from standing still: the gap that Fed-SHVR's convergence theorem bounds.
+
+Tests: tests/semisilo/diagnostics/test_diagnostics.py.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from common import tensors
-from common.errors import BadData
+from semisilo.common.errors import BadData
+from semisilo.common.learning import tensors
 from semisilo.diagnostics.problem import ObjectiveValue, Problem, gradient_of
 
 __all__ = ["StationarityGap", "stationarity_gap"]

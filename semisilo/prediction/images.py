@@ -3,6 +3,8 @@
 Folders, tables and Parquet files are decoded as they are needed, so that they may be larger than memory; arrays are
 read whole. Files are listed, decoded and brought to the model's form by the readers of a study. The classes of a source
 count if the model knows all of them; what has none is predicted all the same.
+
+Tests: tests/semisilo/prediction/test_predict.py.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import archive, decoding, parquet, pixels
-from common.data.folder import ImageFile
-from common.data.form import ImageForm
-from common.data.image_set import Skipped
-from common.data.readers import kind_of, listing_of, parse_source
-from common.errors import BadData
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.formats import archive, decoding, parquet, pixels
+from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.registry import NPZ, SOURCES, has_suffix
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.readers import kind_of, listing_of, parse_source
+from semisilo.common.errors import BadData
 
 __all__ = ["Batch", "Source", "open_source"]
 
@@ -74,7 +77,7 @@ def open_source(source: Any, *, form: ImageForm, classes: tuple[str, ...], on_er
     """The images of a source for a model of these classes.
 
     Args:
-        source: what `common.data.readers` reads; images (N, H, W[, C]); or (images, labels).
+        source: what `semisilo.common.data.readers` reads; images (N, H, W[, C]); or (images, labels).
     Raises: BadData, naming the source or file.
     """
     skipped: list[Skipped] = []
@@ -131,9 +134,9 @@ def _files(again: Iterable[ImageFile], files: Iterable[ImageFile], number: int, 
 
 
 def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...], source: str) -> Iterator[Batch]:
-    if path is not None and (path.suffix.lower() != ".npz" or not path.exists()):
+    if path is not None and (not has_suffix(path, NPZ) or not path.exists()):
         raise BadData(f"{source}: no such folder or file, or none that is read.",
-                      remedy="Give a folder of images, a .csv, .parquet or .npz file, or digits.")
+                      remedy=SOURCES)
     arrays = archive.digits(part, source=source) if path is None else \
         archive.npz(path, part, source=source, labels="if there")
     assert arrays.images is not None
@@ -141,7 +144,7 @@ def _npz(path: Path | None, part: str, form: ImageForm, classes: tuple[str, ...]
     if arrays.labels_N is not None:
         index = _index(arrays.classes, classes, named=arrays.classes_named)
         known = [index.get(arrays.classes[label], -1) if label >= 0 else -1 for label in arrays.labels_N.tolist()]
-    yield from _squares(arrays.images, form, [f"{arrays.prefix}[{place}]" for place in range(len(known))], known,
+    yield from _squares(arrays.images, form, [f"{arrays.prefix}[{index}]" for index in range(len(known))], known,
                         f"{source}: its images")
 
 
@@ -154,7 +157,7 @@ def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...]) -> Iterator[
     if len(known) != len(images) or max(known) >= len(classes) or min(known) < -1:
         raise BadData(f"The labels are not one per image, from 0 to {len(classes) - 1}.",
                       remedy="Give the place of each image's class among the model's classes.")
-    yield from _squares(images, form, [f"[{place}]" for place in range(len(images))], known, "The images")
+    yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], known, "The images")
 
 
 def _squares(images: NDArray[Any], form: ImageForm, names: list[str], labels: list[int], what: str) -> Iterator[Batch]:

@@ -4,6 +4,8 @@ Images are read and brought to the model's form as in training, batch by batch, 
 memory. An ONNX graph is run by onnxruntime; with a folder of images torch is then not loaded at all.
 
 Shapes: N images, B images of a batch, K classes, C channels, S side of the square.
+
+Tests: tests/semisilo/prediction/test_predict.py.
 """
 
 from __future__ import annotations
@@ -11,29 +13,32 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.calibration import probabilities
-from common.data.image_set import Skipped
-from common.durable import write_durably
-from common.errors import BadData, UsageError
-from common.exported_model import METADATA_KEY, ModelFacts, facts_from_json
-from semisilo.predict_source import open_source
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.errors import BadData, UsageError
+from semisilo.common.models.exported import METADATA_KEY, ModelFacts, facts_from_json
+from semisilo.common.storage.durable import write_durably
+from semisilo.common.text.describe import describe_percentage
+from semisilo.common.text.html import Table, render_html
+from semisilo.coordinator.export.calibration import probabilities
+from semisilo.prediction.images import open_source
 
-__all__ = ["Predictions", "Predictor", "open_predictor", "predict"]
+__all__ = ["Cell", "Predictions", "Predictor", "open_predictor", "predict"]
 
 _SHOWN = 20
 """Rows of a table in a notebook."""
 
 Device = Literal["auto", "cpu", "cuda"]
 Arrays = tuple[NDArray[Any], NDArray[Any]]
+Cell = str | int | float | None
+"""Of a row that becomes a line of a CSV file or of a table."""
 
 
 class Predictor(Protocol):
@@ -55,7 +60,7 @@ class Predictions:
     files: tuple[str, ...]
     """A name per image: its path within the folder, or "file.npz[12]"."""
     predicted: NDArray[np.int64]
-    """(N,), places in `classes`."""
+    """(N,), indices into `classes`."""
     probabilities: NDArray[np.float64]
     """(N, K), in the order of `classes`."""
     true: NDArray[np.int64]
@@ -81,15 +86,15 @@ class Predictions:
         """right / labelled; None where no class is known."""
         return self.right / self.labelled if self.labelled else None
 
-    def rows(self, *, top: int | None = None) -> list[dict[str, Any]]:
+    def rows(self, *, top: int | None = None) -> list[dict[str, Cell]]:
         """A dictionary for each image: file, predicted, probability, perhaps true, and the probabilities of all classes
         ("p_CLASS"), or the `top` likeliest ("class_1", "probability_1", ...)."""
         found = []
-        for place, name in enumerate(self.files):
-            label, p_K = int(self.predicted[place]), self.probabilities[place]
-            row: dict[str, Any] = {"file": name, "predicted": self.classes[label], "probability": float(p_K[label])}
+        for index, name in enumerate(self.files):
+            label, p_K = int(self.predicted[index]), self.probabilities[index]
+            row: dict[str, Cell] = {"file": name, "predicted": self.classes[label], "probability": float(p_K[label])}
             if self.labelled:
-                row["true"] = self.classes[self.true[place]] if self.true[place] >= 0 else ""
+                row["true"] = self.classes[self.true[index]] if self.true[index] >= 0 else ""
             if top is None:
                 row |= {f"p_{each}": float(p) for each, p in zip(self.classes, p_K, strict=True)}
             else:
@@ -98,7 +103,7 @@ class Predictions:
             found.append(row)
         return found
 
-    def to_dict(self, *, top: int | None = None) -> dict[str, Any]:
+    def to_dict(self, *, top: int | None = None) -> dict[str, object]:
         """Everything as plain JSON types."""
         return {"classes": list(self.classes), "images": len(self), "labelled": self.labelled,
                 "right": self.right if self.labelled else None, "accuracy": self.accuracy,
@@ -124,19 +129,29 @@ class Predictions:
     def _repr_html_(self) -> str:
         """A table of the first images, for notebooks."""
         share = "" if self.accuracy is None else \
-            f", {self.right} of {self.labelled} right ({100 * self.accuracy:.1f} %)"
-        head = "".join(f"<th>{name}</th>" for name in ("file", "predicted", "probability"))
-        rows = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(self.classes[label])}</td><td>{p_K[label]:.3f}</td></tr>"
-            for name, label, p_K in zip(self.files[:_SHOWN], self.predicted[:_SHOWN].tolist(),
-                                        self.probabilities[:_SHOWN], strict=True))
-        more = f"<p>and {len(self) - _SHOWN} more</p>" if len(self) > _SHOWN else ""
-        lost = len(self.skipped)
-        left_out = f"<p>{lost} file{'s' * (lost != 1)} could not be read</p>" if lost else ""
-        return f"<p>{len(self)} images{share}</p><table><tr>{head}</tr>{rows}</table>{more}{left_out}"
+            f", {self.right} of {self.labelled} right ({describe_percentage(self.accuracy)})"
+        rows = [(name, self.classes[label], f"{p_K[label]:.3f}")
+                for name, label, p_K in zip(self.files[:_SHOWN], self.predicted[:_SHOWN].tolist(),
+                                            self.probabilities[:_SHOWN], strict=True)]
+        table = Table("predictions", ("file", "predicted", "probability"), rows, words=2)
+        return render_html(__name__, _Shown(f"{len(self)} images{share}", table, more=max(0, len(self) - _SHOWN),
+                                            lost=len(self.skipped)))
 
 
-def data_frame(rows: list[dict[str, Any]]) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the template shows in a notebook."""
+
+    heading: str
+    table: Table
+    """The first images."""
+    more: int
+    """Images that are not in the table."""
+    lost: int
+    """Files that could not be read."""
+
+
+def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
     """A pandas.DataFrame. Raises: UsageError where pandas is not installed, which we do not need."""
     try:
         pandas: Any = importlib.import_module("pandas")
@@ -154,7 +169,7 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     Args:
         model: an export's folder, its model.safetensors or its model.onnx, or an opened predictor.
         source: whatever a study reads (a folder, an .npz file, "digits", ...); or images uint8 (N, H, W) or
-            (N, H, W, 3); or (images, labels), labels being places among the model's classes.
+            (N, H, W, 3); or (images, labels), labels being indices into the model's classes.
         device: "auto" takes an accelerator where there is one.
         batch_size: images at a time. With 250, the bits are those of the coordinator's own evaluation.
         on_error: at a file that cannot be read, "skip" (and list) it or "stop".
@@ -223,7 +238,7 @@ class _TorchPredictor:
     def __init__(self, path: Path, *, device: Device, allow_factories: Collection[str]) -> None:
         import torch
 
-        from common.exported_model import read_model
+        from semisilo.common.models.exported import read_model
 
         if device == "cuda" and not torch.cuda.is_available():
             raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
@@ -239,7 +254,7 @@ class _TorchPredictor:
         """See `Predictor`."""
         import torch
 
-        from common.exported_model import logits_of
+        from semisilo.common.models.exported import logits_of
 
         pixels = torch.from_numpy(np.ascontiguousarray(images_BCHW))
         answer: NDArray[np.float32] = logits_of(self._model, pixels, self._facts.image,

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.seeds import numpy_generator
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.simulated import SimulationSettings
-from coordinator.states import ENDED_ROUND, StudyState
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import ENDED_ROUND, StudyState
+from semisilo.coordinator.studies.simulation_table import SimulationSettings
 
 __all__ = ["AvailableRoster", "drops_out", "probabilities", "reachable"]
 
@@ -22,15 +22,15 @@ __all__ = ["AvailableRoster", "drops_out", "probabilities", "reachable"]
 def probabilities(settings: SimulationSettings, num_silos: int, *, seed: int) -> NDArray[np.float64]:
     """The probability with which each silo can be reached in a round, float64 (K,); their mean is `reachable`.
 
-    "skewed": silos in the order that the named seed "availability order" draws get, with r = `reachable` and at place i
-    of K, 2 r (i + 1/2) / K; for r above 1/2 it is 1 - 2 (1 - r) (i + 1/2) / K, so that none exceeds 1.
+    "skewed": silos in the order that the named seed "availability order" draws get, with r = `reachable` and at
+    position i of K, 2 r (i + 1/2) / K; for r above 1/2 it is 1 - 2 (1 - r) (i + 1/2) / K, so that none exceeds 1.
     """
     if settings.availability == "always":
         return np.ones(num_silos)
     if settings.availability == "uniform":
         return np.full(num_silos, settings.reachable)
-    place_K = numpy_generator(seed, "availability order").permutation(num_silos)
-    ramp_K = 2 * (place_K + 0.5) / num_silos
+    position_K = numpy_generator(seed, "availability order").permutation(num_silos)
+    ramp_K = 2 * (position_K + 0.5) / num_silos
     r = settings.reachable
     skewed: NDArray[np.float64] = r * ramp_K if r <= 0.5 else 1 - (1 - r) * ramp_K
     return skewed
@@ -46,7 +46,7 @@ def reachable(settings: SimulationSettings, silos: Sequence[str], *, seed: int, 
     there = np.flatnonzero(drawn_K < chance_K)
     if len(there) == 0:
         there = np.array([int(np.argmin(drawn_K / chance_K))])
-    return [silos[int(place)] for place in there]
+    return [silos[int(index)] for index in there]
 
 
 def drops_out(settings: SimulationSettings, silo: str, *, seed: int, round: int) -> bool:

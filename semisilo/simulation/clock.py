@@ -1,4 +1,7 @@
-"""The clock of a simulation: it stands still while silos work one after the other, as if they did so at once."""
+"""The clock of a simulation: it stands still while silos work one after the other, as if they did so at once.
+
+Tests: tests/semisilo/simulation/test_availability.py.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Both ways every participant has the same images in the same order. Pictures are 
 before they are dealt, so that who reads them from a file has the same pixels.
 
 Shapes: N images, C channels, S side of the square.
+
+Tests: tests/semisilo/simulation/test_split.py.
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.image_set import ImageSet, joined
-from common.data.named_splits import deal
-from common.data.readers import read_images
-from common.data.splits import Indices, Split, class_distributions, non_iidness
-from common.errors import BadConfiguration, UsageError
-from coordinator.study import StudyConfig, check_scenario, config_from_dict
+from semisilo.common.data.formats.registry import NPZ, has_suffix
+from semisilo.common.data.image_set import ImageSet, joined
+from semisilo.common.data.readers import read_images
+from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.coordinator.studies.study_file import StudyConfig, check_scenario, config_from_dict
 from semisilo.simulation.settings import SimulatedStudy
+from semisilo.simulation.splits.named_splits import deal
+from semisilo.simulation.splits.splits import Indices, Split, class_distributions, non_iidness
 
 if TYPE_CHECKING:
-    from silo.images import SiloImages
+    from semisilo.silo.compute.images import SiloImages
 
 __all__ = ["Dealt", "deal_study", "silo_names"]
 
@@ -71,7 +74,7 @@ class Dealt:
         return self.images.subset(indices) if len(indices) else None
 
     def labelled_of(self, silo: int) -> Indices:
-        """The labelled images of a silo, by its place; sorted."""
+        """The labelled images of a silo, by its index; sorted."""
         return self.split.labelled[silo] if self.split.labelled else np.empty(0, dtype=np.int64)
 
     @property
@@ -81,7 +84,7 @@ class Dealt:
 
     def silo_images(self, silo: int) -> SiloImages:
         """What a silo trains on. Unlabelled images keep their labels, for diagnostics alone."""
-        from silo.images import SiloImages
+        from semisilo.silo.compute.images import SiloImages
 
         labelled, unlabelled = self.labelled_of(silo), self.split.silos[silo]
         return SiloImages(labelled=self.images.subset(labelled) if len(labelled) else None,
@@ -149,7 +152,7 @@ def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] 
 def silo_names(number: int) -> tuple[str, ...]:
     """"silo-000", ... with as many digits as the last one needs: byte order is the order of the split."""
     digits = max(3, len(str(number - 1)))
-    return tuple(f"silo-{place:0{digits}d}" for place in range(number))
+    return tuple(f"silo-{index:0{digits}d}" for index in range(number))
 
 
 _ROUNDS_PER_STEP = 10
@@ -164,7 +167,7 @@ def _sources(study: SimulatedStudy) -> tuple[str, str]:
     if name == "digits":
         return f"digits#{part or 'train'}", settings.test or ("" if held_out else "digits#test")
     source = str(study.folder / Path(name).expanduser())
-    parts = _parts_of(Path(source)) if source.lower().endswith(".npz") else ()
+    parts = _parts_of(Path(source)) if has_suffix(source, NPZ) else ()
     test = _located(settings.test, study.folder) if settings.test else f"{source}#test" if "test" in parts else ""
     return f"{source}{mark}{part}", "" if held_out else test
 

@@ -1,4 +1,7 @@
-"""What `semisilo simulate` shows: a bar with rounds, accuracy, bytes and time left on a terminal, lines elsewhere."""
+"""What `semisilo simulate` shows: a bar with rounds, accuracy, bytes and time left on a terminal, lines elsewhere.
+
+Tests: tests/semisilo/simulation/test_simulate.py.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from common.describe import describe_bytes, describe_seconds, describe_share
-from coordinator.ledger import Ledger
-from coordinator.states import ENDED_ROUND, RoundState, TaskState
-from coordinator.summary import accuracy_in, planned_rounds, seconds_left
+from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_seconds, describe_share
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import ENDED_ROUND, TaskState
+from semisilo.coordinator.ledger.traffic import payload_bytes
+from semisilo.coordinator.monitoring.summary import accuracy_in, federated_accuracy, planned_rounds, seconds_left
 from semisilo.simulation.federation import SimulationWatcher
 from semisilo.simulation.result import SimulationResult
 
@@ -69,25 +73,22 @@ class ConsoleWatcher(SimulationWatcher):
             if self._told > 0:
                 self.step(f"going on after round {self._told}")
         left = seconds_left(rounds, planned=planned, now_unix=time.time())
-        spent = int(ledger.query("SELECT coalesce(sum(bytes), 0) AS n FROM cost WHERE study = ? AND kind = 'payload'",
-                                 study)[0]["n"])
-        accuracies = [accuracy_in(row.metrics) for row in rounds if row.state is RoundState.COMPLETED]
-        accuracy = accuracies[-1] if accuracies else None
+        spent, accuracy = payload_bytes(ledger, study), federated_accuracy(rounds)
         time_left = "" if left is None else f"{describe_seconds(left)} left"
         if not self._console.is_terminal:
             for row in rounds:
                 if row.number > self._told and row.state in ENDED_ROUND:
                     self._told = row.number
                     found = accuracy_in(row.metrics)
-                    facts = [str(row.state) if found is None else f"accuracy {found:.4f}",
+                    facts = [str(row.state) if found is None else f"accuracy {describe_percentage(found, decimals=2)}",
                              f"payload {describe_bytes(spent)} so far", time_left]
                     self.step(f"round {row.number}/{planned}: {', '.join(fact for fact in facts if fact)}")
             return
         self._move_bar(ledger, study, rounds[-1].number if rounds else 0, planned=planned, text=text,
                        fraction=fraction,
                        facts="  ".join(fact for fact in (
-                           "" if accuracy is None else f"accuracy {accuracy:.4f}", describe_bytes(spent),
-                           time_left) if fact))
+                           "" if accuracy is None else f"accuracy {describe_percentage(accuracy, decimals=2)}",
+                           describe_bytes(spent), time_left) if fact))
 
     def _move_bar(self, ledger: Ledger, study: str, number: int, *, planned: int, text: str, fraction: float,
                   facts: str) -> None:
@@ -136,9 +137,9 @@ def show_result(console: Console, result: SimulationResult, page: Path) -> None:
             ("of dense", describe_share((down + up) / dense if dense else None)),
             ("time", describe_seconds(result.seconds)), ("state (SHA-256)", result.digest[:16])]
     if result.accuracy is not None:
-        rows.insert(0, (f"federated ({result.method})", f"{100 * result.accuracy:.2f} %"))
+        rows.insert(0, (f"federated ({result.method})", describe_percentage(result.accuracy, decimals=2)))
     if result.labelled_only_accuracy is not None:
-        rows.insert(0, ("labels alone", f"{100 * result.labelled_only_accuracy:.2f} %"))
+        rows.insert(0, ("labels alone", describe_percentage(result.labelled_only_accuracy, decimals=2)))
     for name, value in rows:
         table.add_row(name, Text(value, "bold" if name.startswith("federated") else ""))
     console.print()

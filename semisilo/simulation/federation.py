@@ -1,7 +1,9 @@
-"""A federation without a wire: the coordinator's own engine, desk and ledger, and every silo, in one process.
+"""A federation without a wire: the coordinator's own engine, task service and ledger, and every silo, in one process.
 
 The engine opens phases as for real silos; here every silo that was asked and does not drop out answers, and the clock
 jumps to the deadline for the others.
+
+Tests: tests/semisilo/simulation/test_simulate.py.
 """
 
 from __future__ import annotations
@@ -9,24 +11,27 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from common import __version__
-from common.compute import OnProgress
-from common.config import to_dict
-from common.errors import ComputeFailed, SemisiloError
-from common.exchange import TaskSpec
-from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.desk import Desk, Hello
-from coordinator.engine import Engine, EngineFolders
-from coordinator.ledger import Ledger
-from coordinator.refusals import refused_rounds
-from coordinator.states import ENDED_STUDY, RoundState, StudyState, TaskState
-from coordinator.stores import open_payloads, open_spool
+from semisilo.common import __version__
+from semisilo.common.config import to_dict
+from semisilo.common.errors import ComputeFailed, SemisiloError
+from semisilo.common.methods import find_method
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.process.compute import OnProgress
+from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
+from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.study_lifecycle import refused_rounds
+from semisilo.coordinator.rounds.task_service import Hello, TaskService
+from semisilo.coordinator.studies.study_file import StudyConfig
+from semisilo.silo.agent.answer import ReadyAnswer
+from semisilo.silo.site.policy import Permit, Policy
 from semisilo.simulation.availability import AvailableRoster, drops_out
 from semisilo.simulation.clock import PhaseClock
 from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.silos import SimulatedSilo, Workplace
-from silo.memory import PendingUpdate
 
 __all__ = ["SimulatedFederation", "SimulationWatcher"]
 
@@ -53,7 +58,7 @@ class _Accountant:
     """There is no wire here, so nothing to be measured on it."""
 
     def settle(self, *, study: str, round: int, phase: str) -> None:
-        """See `coordinator.engine.Accountant`."""
+        """See `semisilo.coordinator.rounds.engine.Accountant`."""
 
 
 class SimulatedFederation:
@@ -71,26 +76,28 @@ class SimulatedFederation:
         self._settings = dealt.study.simulation
         self._seed = dealt.config.study.seed
         self._clock = PhaseClock()
-        self._bulletin = Bulletin()
+        self._runtime = RuntimeState()
         self._roster = AvailableRoster(ledger, study=self._study, settings=self._settings, seed=self._seed)
         self._compute = MeasuringCompute(dealt, ledger, device=device)
         payloads = open_payloads(folder.payloads)
         spool = open_spool(folder.spool, limit_bytes=0)
         payloads.clean()
         spool.clean(keep_partials=())
-        self._desk = Desk(ledger=ledger, roster=self._roster, bulletin=self._bulletin, payloads=payloads, spool=spool,
-                          compute=self._compute, clock=self._clock)
+        self._task_service = TaskService(ledger=ledger, roster=self._roster, runtime=self._runtime, payloads=payloads,
+                                         spool=spool, compute=self._compute, clock=self._clock)
         self._engine = Engine(
-            ledger=ledger, roster=self._roster, bulletin=self._bulletin, compute=self._compute, payloads=payloads,
+            ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute, payloads=payloads,
             spool=spool, accountant=_Accountant(), clock=self._clock,
             folders=EngineFolders(studies=folder.studies, payloads=folder.payloads))
         method = dealt.config.method.name
+        policy = _policy_of(dealt.config)
         self._silos = {
             name: SimulatedSilo(
-                name, place, folder.silos / name, desk=self._desk, ledger=ledger, payloads=payloads, spool=spool,
-                hello=Hello(version=__version__, methods=(method,), labelled_count=len(dealt.labelled_of(place)),
-                            unlabelled_count=len(dealt.split.silos[place])))
-            for place, name in enumerate(dealt.silos)}
+                name, index, folder.silos / name, policy=policy, task_service=self._task_service, ledger=ledger,
+                payloads=payloads, spool=spool,
+                hello=Hello(version=__version__, methods=(method,), labelled_count=len(dealt.labelled_of(index)),
+                            unlabelled_count=len(dealt.split.silos[index])))
+            for index, name in enumerate(dealt.silos)}
 
     async def open(self) -> bool:
         """Queues the study and lets the silos join; False when the study is complete already.
@@ -102,7 +109,7 @@ class SimulatedFederation:
             return False
         for silo in self._silos.values():
             silo.check(self._study)
-            await self._desk.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
+            await self._task_service.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
         return True
 
     async def run(self, workplace: Workplace) -> None:
@@ -145,7 +152,7 @@ class SimulatedFederation:
         Raises: SemisiloError with the reason; the study has failed then.
         """
         while self._ledger.study_state(self._study) is not StudyState.PAUSED:
-            await self._bulletin.wait(60.0)
+            await self._runtime.wait(60.0)
         reason = refused_rounds(self._ledger, self._study) or "the study was paused"
         self._ledger.set_study_state(self._study, StudyState.FAILED, reason=f"{reason[:1].upper()}{reason[1:]}.")
         raise SemisiloError(self._ledger.study(self._study).reason)
@@ -159,11 +166,11 @@ class SimulatedFederation:
             if asked:
                 await self._phase(asked, workplace)
             else:
-                await self._bulletin.wait_for_call(60.0)
+                await self._runtime.wait_for_call(60.0)
 
     def _open_tasks(self) -> list[str]:
         """The silos whose answer the open phase waits for, in silo order; none between phases."""
-        if self._bulletin.reason is not StandbyReason.NOT_SAMPLED:
+        if self._runtime.reason is not StandbyReason.COLLECTING:
             return []
         last = self._ledger.last_round(self._study)
         if last is None or last.state is not RoundState.COLLECTING:
@@ -186,9 +193,9 @@ class SimulatedFederation:
                 answered = sum(state in (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED)
                                for state in states.values())
                 self._clock.jump(phase.deadline_unix if answered >= phase.quorum else phase.limit_unix)
-                self._bulletin.notify()
+                self._runtime.notify()
             while self._open_tasks() and self._ledger.last_round(self._study) == last:
-                await self._bulletin.wait(60.0)
+                await self._runtime.wait(60.0)
         finally:
             self._clock.release()
 
@@ -198,29 +205,27 @@ class SimulatedFederation:
         training = [asyncio.ensure_future(self._train(silo, workplace, room)) for silo in silos]
         try:
             for silo, each in zip(silos, training, strict=True):
-                prepared = await each
-                if prepared is None:
+                answer = await each
+                if answer is None:
                     continue
-                task, pending = prepared
                 try:
-                    await silo.deliver(task, pending)
+                    await silo.deliver(answer)
                 except SemisiloError as error:
-                    self._refuse(silo, task, error)
+                    self._refuse(silo, answer.task, error)
                 self._tell(f"{silo.name} has answered", 1.0)
         finally:
             for each in training:
                 each.cancel()
             await asyncio.gather(*training, return_exceptions=True)
 
-    async def _train(self, silo: SimulatedSilo, workplace: Workplace,
-                     room: asyncio.Semaphore) -> tuple[TaskSpec, PendingUpdate] | None:
-        """The silo's task and its answer; None when it has refused, or has no task any more."""
+    async def _train(self, silo: SimulatedSilo, workplace: Workplace, room: asyncio.Semaphore) -> ReadyAnswer | None:
+        """The silo's answer to its task; None when it has refused, or has no task any more."""
         async with room:
-            task = await self._desk.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
+            task = await self._task_service.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
             if not isinstance(task, TaskSpec):
                 return None
             try:
-                return task, await silo.prepare(task, workplace, on_progress=self._heard(silo.name, task))
+                return await silo.prepare(task, workplace, on_progress=self._heard(silo.name, task))
             except SemisiloError as error:
                 self._refuse(silo, task, error)
                 return None
@@ -235,13 +240,13 @@ class SimulatedFederation:
         if error.retry or (isinstance(error, ComputeFailed) and mistake):
             raise error
         _LOG.warning("round %d: %s refuses: %s", task.round, silo.name, error.line())
-        self._desk.refuse(silo.name, task.task_id, error.code, error.text)
+        self._task_service.refuse(silo.name, task.task_id, error.code, error.text)
 
     # Display ----------------------------------------------------------------------------------------------------------
 
     def _heard(self, silo: str, task: TaskSpec) -> OnProgress:
         def heard(fraction: float, text: str) -> None:
-            self._bulletin.heard(silo, task_id=task.task_id, stage="training", fraction=fraction, text=text)
+            self._runtime.heard(silo, task_id=task.task_id, stage="training", fraction=fraction, text=text)
             self._tell(f"{silo}: {text}" if text else silo, fraction)
 
         return heard
@@ -250,8 +255,15 @@ class SimulatedFederation:
         """What the coordinator does, now and then."""
         while True:
             await asyncio.sleep(0.2)
-            if self._bulletin.reason is StandbyReason.COORDINATOR_WORKING:
-                self._tell(self._bulletin.activity, self._bulletin.fraction)
+            if self._runtime.reason is StandbyReason.COORDINATOR_WORKING:
+                self._tell(self._runtime.activity, self._runtime.fraction)
 
     def _tell(self, text: str, fraction: float) -> None:
         self._watcher.progress(self._ledger, self._study, text, fraction)
+
+
+def _policy_of(config: StudyConfig) -> Policy:
+    """What simulated silos permit: all that the study asks for. Their operator is the one who wrote it."""
+    spec, network = find_method(config.method.name), config.model.name
+    return Policy(permit=Permit(methods=(spec.name,), groups=tuple({*spec.receives, *spec.up}), metrics=spec.metrics,
+                                factories=(network,) if ":" in network else ()))

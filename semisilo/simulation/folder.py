@@ -1,28 +1,58 @@
-"""The folder of a simulation: that of a federation with the silos' folders beside it, and what is simulated there."""
+"""The folder of a simulation: that of a federation with the silos' folders beside it, and what is simulated there.
+
+Tests: tests/semisilo/simulation/test_measuring.py.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from common.config import canonical_json, to_dict
-from common.durable import write_durably
-from common.errors import UsageError
+from semisilo.common.config import Tables, canonical_json, from_dict, to_dict
+from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.storage.durable import write_durably
 from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.parts import write_coordinator
 
-__all__ = ["SimulationFolder", "begin"]
+__all__ = ["RecordSource", "SimulationFolder", "SimulationRecord", "begin"]
 
 _RECORD = "simulation.json"
 _DIAGNOSTICS = ("stationarity_gap", "forgetting")
 """Settings of [simulation] that change no bits: they may be turned on and off between two calls."""
 _FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSource:
+    """Where a simulation's images come from, so that they can be dealt again."""
+
+    folder: str
+    """Where relative paths of table [simulation] start."""
+    tables: Tables
+    """Of the study file, without [simulation]."""
+    simulation: Tables
+    """Table [simulation], defaults filled in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationRecord:
+    """What is simulated in a folder: `simulation.json`."""
+
+    format: int
+    study: str
+    config: Tables
+    """The study as the coordinator knows it: a `StudyConfig`, in plain types."""
+    simulation: Tables
+    """Table [simulation] without what changes no bits."""
+    digest: str
+    """Of the images as they were dealt."""
+    source: RecordSource | None = None
+    """None in a folder of an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +91,13 @@ class SimulationFolder:
         """What is simulated here, so that it is not gone on with as another one."""
         return self.folder / _RECORD
 
-    def read_record(self) -> dict[str, Any]:
+    def read_record(self) -> SimulationRecord:
         """What `begin` has noted. Raises: UsageError when this is no simulation's folder, or not of this version."""
         try:
-            record = json.loads(self.record.read_bytes())
-            if isinstance(record, dict) and record.get("format") == _FORMAT and self.ledger.exists():
+            record = from_dict(SimulationRecord, json.loads(self.record.read_bytes()))
+            if record.format == _FORMAT and self.ledger.exists():
                 return record
-        except (OSError, ValueError):
+        except (OSError, ValueError, BadConfiguration):
             pass
         raise UsageError(f"{self.folder} holds no simulation.",
                          remedy="Name a folder that `semisilo simulate` has written, such as runs/NAME; of a federation"
@@ -98,25 +128,27 @@ def begin(folder: SimulationFolder, dealt: Dealt) -> None:
     Raises: UsageError when the folder holds something else.
     """
     study = dealt.study
-    now = {"format": _FORMAT, "study": study.name, "config": to_dict(dealt.config),
-           "simulation": _without_diagnostics(to_dict(study.simulation)), "digest": dealt.digest()}
-    source = {"folder": str(study.folder), "tables": to_dict(study.tables), "simulation": to_dict(study.simulation)}
+    now = SimulationRecord(
+        format=_FORMAT, study=study.name, config=to_dict(dealt.config),
+        simulation=_without_diagnostics(to_dict(study.simulation)), digest=dealt.digest(), source=RecordSource(
+            folder=str(study.folder), tables=to_dict(study.tables), simulation=to_dict(study.simulation)))
     if folder.record.exists():
         before = json.loads(folder.record.read_bytes())
         before["simulation"] = _without_diagnostics(before.get("simulation", {}))
-        changed = [key for key in now if canonical_json(before.get(key)) != canonical_json(now[key])]
+        wanted = {key: value for key, value in to_dict(now).items() if key != "source"}
+        changed = [key for key in wanted if canonical_json(before.get(key)) != canonical_json(wanted[key])]
         if changed:
             raise UsageError(f"{folder.folder} holds a simulation with another {' and another '.join(changed)}.",
                              remedy="Choose another folder with --out, or remove that one.")
-        if before.get("source") != source:  # the study file has moved, or diagnostics were turned on
-            write_durably(folder.record, canonical_json({**now, "source": source}).encode() + b"\n")
+        if before.get("source") != to_dict(now.source):  # the study file has moved, or diagnostics were turned on
+            write_durably(folder.record, canonical_json(now).encode() + b"\n")
     elif any(path.name != "lock" for path in folder.folder.iterdir()):
         raise UsageError(f"{folder.folder} is not empty, and holds no simulation.", remedy="Choose another --out.")
     else:
-        write_durably(folder.record, canonical_json({**now, "source": source}).encode() + b"\n")
+        write_durably(folder.record, canonical_json(now).encode() + b"\n")
     if not (folder.studies / study.name / "study.toml").exists():  # written last
         write_coordinator(dealt, folder.studies / study.name)
 
 
-def _without_diagnostics(simulation: Mapping[str, Any]) -> dict[str, Any]:
+def _without_diagnostics(simulation: Tables) -> Tables:
     return {key: value for key, value in simulation.items() if key not in _DIAGNOSTICS}

@@ -10,25 +10,52 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from common.compute import InlineCompute, OnProgress
-from common.config import to_dict
-from common.errors import SemisiloError
-from common.evaluation import evaluate
-from common.exchange import Environment, SiloData, Strategy, TensorGroup, Tensors
-from coordinator.evaluation import UpdateObserver, diagnostics_of, measurable
-from coordinator.ledger import Ledger
-from coordinator.work import Operations
-from semisilo.diagnostics import Problem, labels_of, loss_surface, stationarity_gap, statistics_of
+from semisilo.common.errors import SemisiloError
+from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.methods.contract import Environment, SiloData, Strategy, TensorGroup, Tensors
+from semisilo.common.process.compute import InlineCompute, OnProgress
+from semisilo.common.process.messages import Handler, Request
+from semisilo.coordinator.compute.evaluation import UpdateObserver, diagnostics_of, measurable
+from semisilo.coordinator.compute.messages import Evaluate, Evaluated
+from semisilo.coordinator.compute.operations import Operations
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.diagnostics import LossSurface, Problem, labels_of, loss_surface, stationarity_gap, statistics_of
+from semisilo.silo.compute.images import SiloImages
 from semisilo.simulation.dealing import Dealt
 
-__all__ = ["ForgettingObserver", "MeasuringCompute", "MeasuringOperations", "silos_of_round"]
+__all__ = ["ForgettingObserver", "MeasuredSurface", "MeasuringCompute", "MeasuringOperations", "Stationarity",
+           "silos_of_round"]
+
+AnswerT = TypeVar("AnswerT")
 
 _LOG = logging.getLogger("semisilo.simulation")
 
 SilosOfRound = Callable[[int], Mapping[str, SiloData]]
 """The images of every silo, by its name, in a round."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stationarity(Request[Evaluated]):
+    """Fed-SHVR's gap after a round, for the objective of that round (alpha_0 of its first local epoch)."""
+
+    state: str
+    """Digest of the state after the round."""
+    before: str
+    """Digest of the state before it."""
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSurface:
+    """Fed-SHVR's loss around a model."""
+
+    surface: LossSurface
+    alpha0: float
+    alpha2: float
+    """Weights of the objective."""
 
 
 class MeasuringOperations(Operations):
@@ -47,40 +74,38 @@ class MeasuringOperations(Operations):
             found.append(ForgettingObserver(study.strategy, study.environment, self._silos(round)))
         return found
 
-    def stationarity(self, state: str, before: str, round: int) -> dict[str, Any]:
-        """Fed-SHVR's gap after a round, for the objective of that round (alpha_0 of its first local epoch).
+    def handlers(self) -> tuple[Handler, ...]:
+        """See `semisilo.common.process.messages.Operations`."""
+        return (*super().handlers(), Stationarity.handled_by(self.stationarity))
 
-        Args:
-            state, before: digests of the states after the round and before it.
-        Returns: {"metrics": {name: number}}; {} of them where a number is not finite or something is missing.
-        """
+    def stationarity(self, request: Stationarity) -> Evaluated:
+        """Fed-SHVR's gap after a round; no metrics where a number is not finite or something is missing."""
         try:
-            problem, w = self._problem(state, round)
-            w_before = self._opened().strategy.model(self._load(before))[0]
+            problem, w = self._problem(request.state, request.round)
+            w_before = self._opened().strategy.model(self._load(request.before))[0]
             v_before = labels_of(problem, w_before)  # what the silos have trained on in the round
             statistics = statistics_of(problem, w)
             v = labels_of(problem, w, statistics)
             self._progress(0.5, "measuring the stationarity gap")
             found = stationarity_gap(problem, w, v, v_before, statistics)
         except SemisiloError as error:
-            _LOG.warning("round %d: no stationarity gap: %s", round, error.line())
-            return {"metrics": {}}
+            _LOG.warning("round %d: no stationarity gap: %s", request.round, error.line())
+            return Evaluated(metrics={})
         metrics = {"stationarity_gap": found.gap, "stationarity_gradient": found.gradient,
                    "stationarity_labels": found.labels, "objective": found.objective.total}
-        return {"metrics": {name: value for name, value in metrics.items() if math.isfinite(value)}}
+        return Evaluated(metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
 
-    def surface(self, state: str, round: int, points: Sequence[float]) -> dict[str, Any]:
+    def surface(self, state: str, round: int, points: Sequence[float]) -> MeasuredSurface:
         """Fed-SHVR's loss around the model of a state, with the soft labels that it gives.
 
         Args:
             round: the one that gave the state; its alpha_0 counts.
             points: coordinates along both directions.
-        Returns: {"surface": LossSurface, "alpha0", "alpha2"}.
         """
         problem, w = self._problem(state, max(round, 1))
         found = loss_surface(problem, w, labels_of(problem, w), b1=points, b2=points,
                              progress=lambda share: self._progress(share, "measuring the loss"))
-        return {"surface": to_dict(found), "alpha0": problem.alpha0, "alpha2": problem.alpha2}
+        return MeasuredSurface(surface=found, alpha0=problem.alpha0, alpha2=problem.alpha2)
 
     def _problem(self, state: str, round: int) -> tuple[Problem, Tensors]:
         """The objective of a round, and the model of a state."""
@@ -104,25 +129,24 @@ class MeasuringCompute(InlineCompute):
         super().__init__(lambda progress: MeasuringOperations(
             progress, silos_of_round(dealt), device=device, forgetting=settings.forgetting))
 
-    async def call(self, operation: str, arguments: dict[str, Any], *,
-                   on_progress: OnProgress | None = None) -> dict[str, Any]:
+    async def call(self, request: Request[AnswerT], *, on_progress: OnProgress | None = None) -> AnswerT:
         """See `InlineCompute.call`."""
-        answer = await super().call(operation, arguments, on_progress=on_progress)
-        if not self._gap or operation != "evaluate":
+        answer = await super().call(request, on_progress=on_progress)
+        if not (self._gap and isinstance(request, Evaluate) and isinstance(answer, Evaluated)):
             return answer
-        row = self._ledger.round(self._study, arguments["round"])
-        more = await super().call("stationarity", {"state": arguments["state"], "before": row.start_digest,
-                                                   "round": row.number}, on_progress=on_progress)
-        return {**answer, "metrics": {**more["metrics"], **answer["metrics"]}}
+        row = self._ledger.round(self._study, request.round)
+        more = await super().call(Stationarity(state=request.state, before=row.start_digest, round=row.number),
+                                  on_progress=on_progress)
+        return replace(answer, metrics={**more.metrics, **answer.metrics})
 
 
 def silos_of_round(dealt: Dealt) -> SilosOfRound:
     """The images of every silo in a round, as its trainer gets them; they are read when they are first asked for."""
-    kept: dict[str, Any] = {}
+    kept: dict[str, SiloImages] = {}
 
     def of(round: int) -> Mapping[str, SiloData]:
         if not kept:
-            kept.update((name, dealt.silo_images(place)) for place, name in enumerate(dealt.silos))
+            kept.update((name, dealt.silo_images(index)) for index, name in enumerate(dealt.silos))
         return {name: images.data(round=round, scenario=dealt.study.scenario) for name, images in kept.items()}
 
     return of
@@ -163,8 +187,8 @@ class ForgettingObserver:
         if not self._found:
             return {}
         metrics = {}
-        for place, name in enumerate(("labelled_accuracy_before", "labelled_accuracy_after")):
-            values = {silo: pair[place] for silo, pair in self._found.items()}
+        for index, name in enumerate(("labelled_accuracy_before", "labelled_accuracy_after")):
+            values = {silo: pair[index] for silo, pair in self._found.items()}
             metrics[name] = math.fsum(values.values()) / len(values)
             metrics |= {f"{name}/{silo}": value for silo, value in values.items()}
         return metrics

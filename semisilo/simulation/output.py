@@ -1,4 +1,7 @@
-"""The files beside a simulation's ledger, and the commands that write them again and the parts of a study."""
+"""The files beside a simulation's ledger, and the commands that write them again and the parts of a study.
+
+Tests: tests/semisilo/simulation/test_measuring.py.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.durable import write_durably
-from common.errors import UsageError
-from coordinator.ledger import Ledger
-from coordinator.report import write_pages
+from semisilo.common.errors import UsageError
+from semisilo.common.storage.durable import write_durably
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.report.report import write_pages
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.parts import write_parts
@@ -18,7 +21,7 @@ from semisilo.simulation.settings import load_simulated_study
 from semisilo.simulation.surface import drawn_surface
 
 if TYPE_CHECKING:
-    from coordinator.handover.export import Exported
+    from semisilo.coordinator.export.export import Exported
 
 __all__ = ["export_run", "report", "split_study", "write_output"]
 
@@ -35,8 +38,8 @@ def write_output(result: SimulationResult, *, tensorboard: bool = False) -> Path
     ledger = Ledger(result.folder / "ledger.sqlite")
     try:
         if tensorboard or (result.folder / "tensorboard").is_dir():
-            from coordinator.tracking.settings import TrackingSettings, check_installed
-            from coordinator.tracking.tensorboard_files import write_events
+            from semisilo.coordinator.federation.tracking_table import TrackingSettings, check_installed
+            from semisilo.coordinator.tracking.tensorboard_files import write_events
 
             check_installed(TrackingSettings(tensorboard=True))
             write_events(ledger, result.study, result.folder / "tensorboard")
@@ -55,7 +58,7 @@ def report(run: Path, *, tensorboard: bool = False) -> tuple[SimulationResult, P
     Raises: UsageError when it holds no simulation, or one that has not begun.
     """
     folder = SimulationFolder(run.absolute())
-    name = folder.read_record()["study"]
+    name = folder.read_record().study
     ledger = Ledger(folder.ledger)
     try:
         if name not in {row.name for row in ledger.studies()}:
@@ -69,18 +72,18 @@ def report(run: Path, *, tensorboard: bool = False) -> tuple[SimulationResult, P
 def export_run(run: Path, *, out: Path | None = None, round: str = "last", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False, device: str = "auto",
                progress: Callable[[float, str], None] | None = None) -> Exported:
-    """Exports a model of a simulation: see `coordinator.handover.export`, whose errors it raises.
+    """Exports a model of a simulation: see `semisilo.coordinator.export.export`, whose errors it raises.
 
     Args:
         run: the simulation's folder.
         out: the folder to write; None: `export-round-N` in the simulation's.
     Raises: UsageError when `run` holds no simulation, or one that has not begun.
     """
-    from coordinator.handover.choosing import choose_model
-    from coordinator.handover.export import ExportChoice, export_study
+    from semisilo.coordinator.export.choose_model import choose_model
+    from semisilo.coordinator.export.export import ExportChoice, export_study
 
     folder = SimulationFolder(run.absolute())
-    name = folder.read_record()["study"]
+    name = folder.read_record().study
     ledger = Ledger(folder.ledger)
     try:
         if name not in {row.name for row in ledger.studies()}:
@@ -108,7 +111,7 @@ def split_study(path: Path, *, out: Path, seed: int | None = None) -> list[str]:
     sets = [f"{len(images)} {name}" for name in ("labelled", "validation", "test")
             if (images := dealt.coordinator_set(name)) is not None]
     unlabelled = [len(part) for part in dealt.split.silos]
-    labelled = [len(dealt.labelled_of(place)) for place in range(len(dealt.silos))]
+    labelled = [len(dealt.labelled_of(index)) for index in range(len(dealt.silos))]
     return [f"coordinator: {', '.join(sets) or 'no images'} -> {out / 'coordinator'}",
             f"{len(dealt.silos)} silos: {_range(unlabelled)} unlabelled, {_range(labelled)} labelled each"
             f" -> {out / 'silos'}",

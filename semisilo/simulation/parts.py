@@ -5,6 +5,8 @@
     manifest.json                                    seed, settings, counts per class, SHA-256 of every part
 
 Shapes: N images, C channels, S side of the square.
+
+Tests: tests/semisilo/simulation/test_split.py.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 
-from common import __version__
-from common.config import canonical_json, to_dict
-from common.data.image_set import ImageSet
-from common.data.manifest import split_manifest
-from common.durable import sync_file, write_durably
-from common.errors import BadData
+from semisilo.common import __version__
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.storage.durable import sync_file, write_durably
 from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.settings import SETS, set_file, weights_file
-from semisilo.simulation.toml_text import toml_text
+from semisilo.simulation.splits.manifest import split_manifest
 
 __all__ = ["manifest", "write_coordinator", "write_parts"]
 
@@ -38,8 +40,8 @@ def write_parts(dealt: Dealt, folder: Path) -> Path:
     silos = folder / "silos"
     silos.mkdir(parents=True, exist_ok=True)
     write_coordinator(dealt, folder / "coordinator")
-    for place, name in enumerate(dealt.silos):
-        _write_npz(silos / f"{name}.npz", _silo_arrays(dealt, place))
+    for index, name in enumerate(dealt.silos):
+        _write_npz(silos / f"{name}.npz", _silo_arrays(dealt, index))
     path = folder / "manifest.json"
     write_durably(path, canonical_json(manifest(dealt)).encode() + b"\n")
     return path
@@ -57,12 +59,13 @@ def write_coordinator(dealt: Dealt, folder: Path) -> None:
         images = dealt.coordinator_set(name)
         if images is not None:
             _write_npz(folder / set_file(name), _labelled_arrays(images, dealt.classes))
-    write_durably(folder / "study.toml", toml_text(dealt.tables).encode())
+    write_durably(folder / "study.toml", tomli_w.dumps(dealt.tables).encode())
 
 
-def manifest(dealt: Dealt) -> dict[str, Any]:
-    """Plain JSON types that name the split and let anyone check a part: `common.data.manifest.split_manifest`, with
-    the SHA-256 of every array that a file holds, and what the parts come from."""
+def manifest(dealt: Dealt) -> dict[str, object]:
+    """Plain JSON types that name the split and let anyone check a part:
+    `semisilo.simulation.splits.manifest.split_manifest`, with the SHA-256 of every array that a file holds, and what
+    the parts come from."""
     study = dealt.study
     entries = split_manifest(
         dealt.split, dealt.labels(), classes=dealt.classes, source=study.simulation.data,
@@ -76,7 +79,7 @@ def manifest(dealt: Dealt) -> dict[str, Any]:
             coordinator[name] = {**shared[name], "num_images": len(images), "file": f"coordinator/{set_file(name)}",
                                  "sha256_arrays": _digests(_labelled_arrays(images, dealt.classes))}
     silos = {name: {**entries["silos"][name], "file": f"silos/{name}.npz",
-                    "sha256_arrays": _digests(_silo_arrays(dealt, place))} for place, name in enumerate(dealt.silos)}
+                    "sha256_arrays": _digests(_silo_arrays(dealt, index))} for index, name in enumerate(dealt.silos)}
     return {**entries, "semisilo": __version__, "study": study.name, "seed": study.draft.study.seed,
             "scenario": study.scenario, "digest": dealt.digest(), "coordinator": coordinator, "silos": silos}
 
@@ -86,11 +89,11 @@ def _labelled_arrays(images: ImageSet, classes: tuple[str, ...]) -> dict[str, ND
     return {"images": _pictures(images), "labels": images.labels_N.numpy(), "classes": np.array(classes)}
 
 
-def _silo_arrays(dealt: Dealt, place: int) -> dict[str, NDArray[Any]]:
+def _silo_arrays(dealt: Dealt, index: int) -> dict[str, NDArray[Any]]:
     """What a silo's file holds; the classes of unlabelled images are not among it."""
     arrays: dict[str, NDArray[Any]] = {}
-    labelled, unlabelled = dealt.labelled_of(place), dealt.split.silos[place]
-    steps_N = dealt.split.steps_of(place)
+    labelled, unlabelled = dealt.labelled_of(index), dealt.split.silos[index]
+    steps_N = dealt.split.steps_of(index)
     if len(labelled):
         arrays["labelled_images"] = _pictures(dealt.images.subset(labelled))
         arrays["labelled_labels"] = dealt.labels()[labelled]

@@ -3,6 +3,8 @@
 The driver keeps everything that lasts: ledger, memory of silos, payloads. A trainer gets the bytes of the files that a
 task needs and the silo's images by reference, and returns the bytes of what came out; no disk is shared. So a task may
 be given to another trainer when a machine is lost.
+
+Tests: tests/semisilo/simulation/test_ray.py.
 """
 
 from __future__ import annotations
@@ -13,34 +15,37 @@ import os
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.compute import OnProgress
-from common.config import canonical_json
-from common.errors import ComputeFailed, SemisiloError, UsageError, by_code
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from semisilo.simulation.silos import Job
-from silo.home import SiloHome
-from silo.images import SiloImages
+from semisilo.common.config import canonical_json
+from semisilo.common.errors import ComputeFailed, SemisiloError, UsageError, by_code
+from semisilo.common.methods.contract import NumericsRecord
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.process.compute import OnProgress
+from semisilo.common.process.messages import Failure
+from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.compute.images import SiloImages
+from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.site.home import SiloHome
 
-__all__ = ["Outcome", "RayWorkplace", "Shipment", "train_shipment"]
+__all__ = ["RayWorkplace", "Shipment", "ShipmentOutcome", "train_shipment"]
 
 _LOG = logging.getLogger("semisilo.simulation")
 _ATTEMPTS = 3
+_ObjectRef = Any
+"""Ray's handle of an object in its store; Ray has no type that could be named without importing it."""
 _SHARED_FILES = 16
 """How many files that many silos need stay in Ray's store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shipment:
-    """A task with the bytes of all files that its training needs."""
+    """A request to train with the bytes of all files that it needs."""
 
-    job: Job
+    request: Train
     """Its paths are those of the driver: of them only the names count."""
-    factories: tuple[str, ...]
     device: str
     tensors: Mapping[str, bytes]
     """Files of tensor groups that the silo holds and the task builds on, by digest of the tensors."""
@@ -51,44 +56,45 @@ class Shipment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class ShipmentOutcome:
     """What came of a task."""
 
-    result: dict[str, Any]
-    """As `silo.work.Operations.train` gives it; of paths only the names count. Empty after an error."""
+    trained: Trained | None
+    """Of its paths only the names count; None after an error."""
     payload: bytes | None = None
     memory: bytes | None = None
     residuals: bytes | None = None
-    tensors: Mapping[str, bytes]
+    tensors: Mapping[str, bytes] = field(default_factory=dict)
     """Files of tensor groups that the silo holds since, by digest of the tensors."""
-    error: tuple[str, str, str, str] | None = None
-    """Code, text, remedy and, for a mistake of the program, its traceback."""
+    error: Failure | None = None
+    """With details for a mistake of the program."""
 
 
-def train_shipment(shipment: Shipment, images: SiloImages, folder: Path) -> Outcome:
+def train_shipment(shipment: Shipment, images: SiloImages, folder: Path) -> ShipmentOutcome:
     """Trains in an empty folder, from bytes to bytes."""
-    from semisilo.simulation.workplace import SimulatedOperations, training_arguments
+    from semisilo.simulation.workplace import SimulatedOperations
 
-    job = _unpack(shipment, SiloHome(folder))
-    operations = SimulatedOperations(lambda fraction, text: None, lambda place: images, device=shipment.device)
+    home = SiloHome(folder)
+    request = _unpack(shipment, home)
+    operations = SimulatedOperations(lambda fraction, text: None, lambda index: images, device=shipment.device)
     try:
-        result = operations.train(**training_arguments(job, shipment.factories))
+        trained = operations.train(request)
     except SemisiloError as error:
-        return Outcome(result={}, tensors={}, error=(error.code, error.text, error.remedy, ""))
+        return ShipmentOutcome(trained=None, error=Failure(code=error.code, text=error.text, remedy=error.remedy))
     except Exception as error:
-        text = f"Training failed: {type(error).__name__}: {error}"
-        return Outcome(result={}, tensors={}, error=(ComputeFailed.code, text, "", traceback.format_exc()))
-    payload = result["payload"]
-    made = TensorCache(PayloadStore(job.home.cache))
-    return Outcome(
-        result=result, memory=_read(result["memory"]), residuals=_read(result["residuals"]),
-        payload=None if payload is None else (job.home.outgoing / payload["digest"]).read_bytes(),
+        return ShipmentOutcome(trained=None, error=Failure(
+            code=ComputeFailed.code, text=f"Training failed: {type(error).__name__}: {error}",
+            details=traceback.format_exc()))
+    made = TensorCache(PayloadStore(home.cache))
+    return ShipmentOutcome(
+        trained=trained, memory=_read(trained.memory), residuals=_read(trained.residuals),
+        payload=None if trained.payload is None else (home.outgoing / trained.payload.digest).read_bytes(),
         tensors={digest: made.path(digest).read_bytes() for digest in made.digests()
                  if digest not in shipment.tensors})
 
 
-def _unpack(shipment: Shipment, home: SiloHome) -> Job:
-    """Writes the files of a shipment; the job with their paths here."""
+def _unpack(shipment: Shipment, home: SiloHome) -> Train:
+    """Writes the files of a shipment; the request with their paths here."""
     cache = TensorCache(PayloadStore(home.cache))
     for digest, content in shipment.tensors.items():
         cache.path(digest).write_bytes(content)
@@ -104,24 +110,25 @@ def _unpack(shipment: Shipment, home: SiloHome) -> Job:
         (home.memory / before.name).write_bytes(content)
         return home.memory / before.name
 
-    job = shipment.job
-    return replace(job, home=home, payloads=payloads, memory=file(job.memory, shipment.memory),
-                   residuals=file(job.residuals, shipment.residuals),
-                   pending_residuals=file(job.pending_residuals, shipment.pending_residuals))
+    request = shipment.request
+    return replace(request, payloads=payloads, cache_folder=home.cache, outgoing_folder=home.outgoing,
+                   memory_folder=home.memory, memory=file(request.memory, shipment.memory),
+                   residuals=file(request.residuals, shipment.residuals),
+                   pending_residuals=file(request.pending_residuals, shipment.pending_residuals))
 
 
-def _read(path: str | Path | None) -> bytes | None:
-    return None if path is None else Path(path).read_bytes()
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
 
 
 class _Trainer:
     """Lives in a process of Ray's, one task at a time."""
 
-    def train(self, shipment: Shipment, shared: Mapping[str, Any], images: SiloImages) -> Outcome:
+    def train(self, shipment: Shipment, shared: Mapping[str, _ObjectRef], images: SiloImages) -> ShipmentOutcome:
         """`shared` are files of tensor groups in Ray's store, by digest of the tensors."""
         import ray
 
-        from common.durable import without_waiting
+        from semisilo.common.storage.durable import without_waiting
 
         held = dict(zip(shared, ray.get(list(shared.values())), strict=True))
         with without_waiting(), tempfile.TemporaryDirectory(prefix="semisilo-") as folder:
@@ -131,8 +138,7 @@ class _Trainer:
 class RayWorkplace:
     """Trainers on a Ray cluster: the one of RAY_ADDRESS, or else the one of this machine, started where none runs."""
 
-    def __init__(self, images: Sequence[SiloImages], *, factories: Sequence[str], device: str, threads: int,
-                 workers: int | None = None) -> None:
+    def __init__(self, images: Sequence[SiloImages], *, device: str, threads: int, workers: int | None = None) -> None:
         """
         Args:
             images: of each silo.
@@ -146,10 +152,9 @@ class RayWorkplace:
             raise UsageError("The engine 'ray' needs Ray, which is not installed.",
                              remedy="Install it: pip install 'semisilo[ray]'.") from None
         self._ray = ray
-        self._factories = tuple(factories)
         self._device = device
         self._numerics: set[str] = set()
-        self._shared: dict[str, Any] = {}
+        self._shared: dict[str, _ObjectRef] = {}
         self._started = not ray.is_initialized()
         if self._started:
             # Ray's own usage report and its dashboard are of no use here and would open ports.
@@ -187,32 +192,32 @@ class RayWorkplace:
         """See `Workplace.room`."""
         return len(self._trainers)
 
-    async def train(self, job: Job, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
+    async def train(self, request: Train, *, on_progress: OnProgress | None = None) -> Trained:
         """See `Workplace.train`."""
         shipment = Shipment(
-            job=job, factories=self._factories, device=self._device, tensors={},
-            payloads={digest: path.read_bytes() for digest, path in job.payloads.items()}, memory=_read(job.memory),
-            residuals=_read(job.residuals), pending_residuals=_read(job.pending_residuals))
-        shared = self._share(job)
+            request=request, device=self._device, tensors={},
+            payloads={digest: path.read_bytes() for digest, path in request.payloads.items()},
+            memory=_read(request.memory), residuals=_read(request.residuals),
+            pending_residuals=_read(request.pending_residuals))
+        shared = self._share(request)
         trainer = await self._idle.get()
         try:
-            outcome: Outcome = await asyncio.wrap_future(
-                trainer.train.remote(shipment, shared, self._images[job.place]).future())
+            outcome: ShipmentOutcome = await asyncio.wrap_future(
+                trainer.train.remote(shipment, shared, self._images[int(request.choice.source)]).future())
         except self._ray.exceptions.RayError as error:
-            raise ComputeFailed(f"Ray could not train {job.task.silo}: {error}",
+            raise ComputeFailed(f"Ray could not train {request.task.silo}: {error}",
                                 remedy="See the logs of the Ray cluster.") from RuntimeError("Ray")
         finally:
             self._idle.put_nowait(trainer)
-        if outcome.error is not None:
-            raise _rebuilt(*outcome.error)
-        self._compare(outcome.result["numerics"])
-        return _unpacked(outcome, job.home)
+        trained = _unpacked(outcome, request)
+        self._compare(trained.numerics)
+        return trained
 
-    def _share(self, job: Job) -> dict[str, Any]:
+    def _share(self, request: Train) -> dict[str, _ObjectRef]:
         """The files of tensor groups that the task builds on, in Ray's store; one copy for all silos."""
-        cache = TensorCache(PayloadStore(job.home.cache))
+        cache = TensorCache(PayloadStore(request.cache_folder))
         shared = {}
-        for digest in {each for payload in job.task.payloads for each in (payload.tensors, payload.reference)}:
+        for digest in {each for payload in request.task.payloads for each in (payload.tensors, payload.reference)}:
             path = cache.find(digest) if digest else None
             if path is not None:
                 held = self._shared.pop(digest, None)
@@ -222,7 +227,7 @@ class RayWorkplace:
             del self._shared[oldest]
         return shared
 
-    def _compare(self, numerics: Mapping[str, Any]) -> None:
+    def _compare(self, numerics: NumericsRecord | None) -> None:
         """Warns once when machines of the cluster compute differently."""
         self._numerics.add(canonical_json(numerics))
         if len(self._numerics) == 2:
@@ -241,21 +246,27 @@ class RayWorkplace:
             self._ray.shutdown()
 
 
-def _unpacked(outcome: Outcome, home: SiloHome) -> dict[str, Any]:
-    """The result, with the files in the silo's folders."""
-    result = dict(outcome.result)
-    store = PayloadStore(home.outgoing)
+def _unpacked(outcome: ShipmentOutcome, request: Train) -> Trained:
+    """What was trained, with the files in the silo's folders. Raises: the error of an outcome."""
+    if outcome.error is not None:
+        raise _rebuilt(outcome.error)
+    trained = outcome.trained
+    assert trained is not None, "neither an answer nor an error"
     if outcome.payload is not None:
+        assert trained.payload is not None, "bytes of a payload that nobody names"
+        store = PayloadStore(request.outgoing_folder)
         temporary = store.temporary()
         temporary.write_bytes(outcome.payload)
-        store.add_file(temporary, digest=result["payload"]["digest"])
-    for key, content in (("memory", outcome.memory), ("residuals", outcome.residuals)):
-        if content is not None:
-            result[key] = str(_put(home.memory / Path(result[key]).name, content))
-    cache = TensorCache(PayloadStore(home.cache))
+        store.add_file(temporary, digest=trained.payload.digest)
+    cache = TensorCache(PayloadStore(request.cache_folder))
     for digest, content in outcome.tensors.items():
         _put(cache.path(digest), content)
-    return result
+
+    def file(there: Path | None, content: bytes | None) -> Path | None:
+        return None if there is None or content is None else _put(request.memory_folder / there.name, content)
+
+    return replace(trained, memory=file(trained.memory, outcome.memory),
+                   residuals=file(trained.residuals, outcome.residuals))
 
 
 def _put(path: Path, content: bytes) -> Path:
@@ -266,9 +277,9 @@ def _put(path: Path, content: bytes) -> Path:
     return path
 
 
-def _rebuilt(code: str, text: str, remedy: str, details: str) -> SemisiloError:
-    error = by_code(code)(text, remedy=remedy)
-    if details:
-        _LOG.error("a trainer has failed:\n%s", details)
-        error.__cause__ = RuntimeError(text)
+def _rebuilt(failure: Failure) -> SemisiloError:
+    error = by_code(failure.code)(failure.text, remedy=failure.remedy)
+    if failure.details:
+        _LOG.error("a trainer has failed:\n%s", failure.details)
+        error.__cause__ = RuntimeError(failure.text)
     return error

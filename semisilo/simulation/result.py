@@ -1,4 +1,7 @@
-"""What came out of a simulation, read from its ledger: accuracy and bytes by round, what each silo reported."""
+"""What came out of a simulation, read from its ledger: accuracy and bytes by round, what each silo reported.
+
+Tests: tests/semisilo/simulation/test_simulate.py.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from common.config import to_dict
-from coordinator.ledger import Ledger
-from coordinator.states import RoundState
-from coordinator.summary import RoundSummary, summarise
+from semisilo.common.config import to_dict
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.ledger.tasks import answers_of_study
+from semisilo.coordinator.monitoring.summary import RoundSummary, summarise
 
 __all__ = ["RoundResult", "SiloResult", "SimulationResult", "read_result"]
 
@@ -91,8 +94,7 @@ class SimulationResult:
 
     def to_json(self) -> str:
         """All facts but the folder as one JSON object."""
-        facts: dict[str, Any] = to_dict(self)
-        del facts["folder"]
+        facts = {name: value for name, value in to_dict(self).items() if name != "folder"}
         return json.dumps({**facts, "accuracy": self.accuracy}, indent=2) + "\n"
 
     def to_csv(self) -> str:
@@ -118,7 +120,7 @@ def read_result(ledger: Ledger, study: str, folder: Path) -> SimulationResult:
         study=study, method=row.config["method"]["name"], seed=row.config["study"]["seed"], folder=folder,
         rounds=tuple(_round(each) for each in summary.rounds), silos=_silos(ledger, study),
         labelled_only_accuracy=summary.labelled_only, digest=ledger.committed_digest(study),
-        dense_bytes=int((row.frozen or {}).get("dense_bytes", 0)), seconds=summary.seconds or 0.0)
+        dense_bytes=row.dense_bytes, seconds=summary.seconds or 0.0)
 
 
 def _round(entry: RoundSummary) -> RoundResult:
@@ -131,11 +133,6 @@ def _round(entry: RoundSummary) -> RoundResult:
 
 
 def _silos(ledger: Ledger, study: str) -> tuple[SiloResult, ...]:
-    rows = ledger.query(
-        "SELECT task.round, phase.name, task.silo, task.state, task.metrics_json, declared_update.example_count"
-        " FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
-        " LEFT JOIN declared_update ON declared_update.update_id = task.update_id WHERE task.study = ?"
-        " ORDER BY task.round, task.phase, task.silo", study)
-    return tuple(SiloResult(round=row["round"], phase=row["name"], silo=row["silo"], state=row["state"],
-                            num_examples=row["example_count"] or 0, metrics=json.loads(row["metrics_json"]))
-                 for row in rows)
+    return tuple(SiloResult(round=each.round, phase=each.phase, silo=each.silo, state=str(each.state),
+                            num_examples=each.example_count or 0, metrics=each.metrics)
+                 for each in answers_of_study(ledger, study))

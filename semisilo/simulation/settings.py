@@ -1,4 +1,7 @@
-"""A study file with a table [simulation], and the study of real silos that follows once the images are dealt."""
+"""A study file with a table [simulation], and the study of real silos that follows once the images are dealt.
+
+Tests: tests/semisilo/simulation/test_split.py.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import from_dict, load_toml
-from common.errors import BadConfiguration
-from common.methods import Scenario, find_method
-from coordinator.simulated import SimulationSettings
-from coordinator.study import StudyConfig, config_from_dict
+from semisilo.common.config import Tables, from_dict, load_toml
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.methods import Scenario, find_method
+from semisilo.coordinator.studies.simulation_table import SimulationSettings
+from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 
 __all__ = ["SETS", "SimulatedStudy", "load_simulated_study", "name_of", "set_file", "weights_file"]
 
@@ -46,7 +49,7 @@ class SimulatedStudy:
         scenario: Scenario = self.draft.method.settings.scenario
         return scenario
 
-    def deployable(self, *, classes: tuple[str, ...], sets: tuple[str, ...]) -> dict[str, Any]:
+    def deployable(self, *, classes: tuple[str, ...], sets: tuple[str, ...]) -> Tables:
         """The tables of the same study with real silos.
 
         Args:
@@ -121,7 +124,7 @@ def _check_diagnostics(simulation: SimulationSettings, draft: StudyConfig, where
         raise BadConfiguration(f"{where}: [simulation]: forgetting = true: in {method.settings.scenario} the silos have"
                                " no labelled images.", remedy="Remove that line; the coordinator's own labelled images"
                                " are measured in every round.")
-    from coordinator.strategies import load_strategy  # torch, only here
+    from semisilo.coordinator.strategies import load_strategy  # torch, only here
 
     if not hasattr(load_strategy(method.name), "local_model"):
         raise BadConfiguration(f"{where}: [simulation]: forgetting = true: of an update of {method.name} the"
@@ -134,7 +137,7 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:63] or "study"
 
 
-def _draft(tables: dict[str, Any], where: str) -> StudyConfig:
+def _draft(tables: Tables, where: str) -> StudyConfig:
     """The settings, with all sets of the coordinator as if they were there."""
     data = tables.get("data")
     if not isinstance(data, dict) or "image" not in data:

@@ -1,8 +1,9 @@
-"""One simulated silo: what its folder keeps, and how it answers a task; the steps of a real one, without a wire.
+"""One simulated silo: what its folder keeps, and how it answers a task; by the steps of a real one
+(`semisilo.silo.agent.answer`).
 
-Payload files are linked into its folder instead of being sent, and updates into the coordinator's spool; the desk
-checks and counts them as it does for real silos. Killed anywhere, a silo does the same task again or answers with what
-it had made durable (`silo.memory`).
+Payload files are linked into its folder instead of being sent, and updates into the coordinator's spool; the task
+service checks and counts them as it does for real silos. Killed anywhere, a silo does the same task again or answers
+with what it had made durable (`semisilo.silo.site.memory`).
 """
 
 from __future__ import annotations
@@ -10,40 +11,28 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from common.compute import OnProgress
-from common.config import from_dict
-from common.errors import SemisiloError, StorageDamaged
-from common.exchange import PayloadRef, TaskSpec
-from common.payload_reader import read_manifest
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from coordinator.desk import Announcement, Desk, Hello
-from coordinator.ledger import Ledger
-from silo.home import SiloHome
-from silo.memory import PendingUpdate, SiloMemory, update_id_of
-from silo.stores import collect_tensors, open_cache
+from semisilo.common.errors import SemisiloError, StorageDamaged
+from semisilo.common.methods.contract import PayloadRef, TaskSpec
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.process.compute import OnProgress
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.ledger.costs import has_downloads
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.rounds.task_service import Hello, TaskService, UpdateDeclaration
+from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
+from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.site.disclosures import DisclosureLog
+from semisilo.silo.site.home import JoinChoice, SiloHome
+from semisilo.silo.site.memory import SiloMemory
+from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.stores import collect_tensors, open_cache
 
-__all__ = ["Job", "SimulatedSilo", "Workplace", "link_or_copy"]
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A task with all files that its training needs."""
-
-    task: TaskSpec
-    place: int
-    """The silo's place among all silos, from 0."""
-    home: SiloHome
-    payloads: Mapping[str, Path]
-    """Payload files that the silo has to read, by digest; all other tensor groups of the task are in its cache."""
-    memory: Path | None
-    residuals: Path | None
-    pending_residuals: Path | None
+__all__ = ["SimulatedSilo", "Workplace", "link_or_copy"]
 
 
 class Workplace(Protocol):
@@ -53,8 +42,9 @@ class Workplace(Protocol):
     def room(self) -> int:
         """How many silos may train at a time."""
 
-    async def train(self, job: Job, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """Runs `silo.work.Operations.train` with the silo's images; its result, with the files in the silo's folders.
+    async def train(self, request: Train, *, on_progress: OnProgress | None = None) -> Trained:
+        """Does what `semisilo.silo.compute.operations.Operations.train` does, with the images of the silo whose index
+        among all silos, from 0, is the source of the request's choice; files end up in the silo's folders.
 
         Raises: SemisiloError for what a real silo would refuse the task with; any other exception is a mistake of a
             method or of this program.
@@ -92,24 +82,26 @@ class LinkedTensors(TensorCache):
 class SimulatedSilo:
     """A silo of a simulation."""
 
-    def __init__(self, name: str, place: int, folder: Path, *, hello: Hello, desk: Desk, ledger: Ledger,
-                 payloads: PayloadStore, spool: PayloadStore) -> None:
+    def __init__(self, name: str, index: int, folder: Path, *, hello: Hello, policy: Policy, task_service: TaskService,
+                 ledger: Ledger, payloads: PayloadStore, spool: PayloadStore) -> None:
         """
         Args:
-            place: among all silos, from 0.
+            index: among all silos, from 0.
             folder: its own folder.
             hello: what it says of itself; the tensors that it holds are filled in.
+            policy: what it permits.
             payloads: the coordinator's, which files are linked from.
             spool: the coordinator's, which updates are linked into.
         """
         self.name = name
-        self.place = place
         self.home = SiloHome(folder)
         self.memory = SiloMemory(self.home.memory, outgoing=self.home.outgoing)
-        self._cache = open_cache(self.home.cache)
-        self._tensors = LinkedTensors(self._cache)
+        cache = open_cache(self.home.cache)
+        self._site = Site(policy=policy, choice=JoinChoice(source=str(index)), memory=self.memory,
+                          cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures))
+        self._tensors = LinkedTensors(cache)
         self._hello = hello
-        self._desk = desk
+        self._task_service = task_service
         self._ledger = ledger
         self._coordinators = TensorCache(payloads)
         self._spool = spool
@@ -130,39 +122,22 @@ class SimulatedSilo:
                              remedy="The machine must have stopped. Start the simulation anew, in another folder.")
 
     async def prepare(self, task: TaskSpec, workplace: Workplace, *,
-                      on_progress: OnProgress | None = None) -> PendingUpdate:
-        """Does a task and makes its answer durable; a task that was done before a kill is not done again.
+                      on_progress: OnProgress | None = None) -> ReadyAnswer:
+        """Does a task up to the moment in which its answer can be sent; one that was done before a kill is not done
+        again.
 
         Raises: SemisiloError where a real silo would refuse the task.
         """
-        self.memory.resolve(task.study, task.last_folded_round, round=task.round, task_id=task.task_id)
-        pending = self.memory.pending_for(task.task_id)
-        return pending or await self._train(task, workplace, on_progress=on_progress)
+        return await answer_task(task, self._site, _LinkedSteps(self, workplace, on_progress))
 
-    async def _train(self, task: TaskSpec, workplace: Workplace, *, on_progress: OnProgress | None) -> PendingUpdate:
-        payloads = self._fetch(task)
-        memory = self.memory.committed(task.study)
-        residuals, pending_residuals = self.memory.residuals(task.study, round=task.round)
-        result = await workplace.train(
-            Job(task=task, place=self.place, home=self.home, payloads=payloads, memory=memory,
-                residuals=residuals, pending_residuals=pending_residuals), on_progress=on_progress)
-        payload = from_dict(PayloadRef, result["payload"]) if result["payload"] else None
-        content = payload.digest if payload else f"abstention {result['abstention']}"
-        return self.memory.record_pending(
-            task.study, round=task.round, task_id=task.task_id, update_id=update_id_of(task.task_id, content),
-            memory=Path(result["memory"]) if result["memory"] else None,
-            residuals=Path(result["residuals"]) if result["residuals"] else None, payload=payload,
-            abstention=result["abstention"], num_examples=result["num_examples"], metrics=result["metrics"],
-            seconds=result["seconds"])
-
-    def _fetch(self, task: TaskSpec) -> dict[str, Path]:
+    def fetch(self, task: TaskSpec) -> dict[str, Path]:
         """Takes in the tensor groups of a task that are not here, as links to the coordinator's own files; the payload
         files of those that it does not keep by themselves, by digest, are read where they lie."""
         wanted = [each for each in task.payloads if not (each.tensors and self._tensors.find(each.tensors))]
         self._count(task, wanted)
         payloads = {}
         for payload in wanted:
-            path = self._desk.payload_for(self.name, task.task_id, payload.digest)
+            path = self._task_service.payload_for(self.name, task.task_id, payload.digest)
             own = self._coordinators.find(payload.tensors) if payload.tensors else None
             if own is None:
                 payloads[payload.digest] = path
@@ -173,34 +148,60 @@ class SimulatedSilo:
 
     def _count(self, task: TaskSpec, wanted: list[PayloadRef]) -> None:
         """What a real silo would have been sent; once, also when the task is done again after a kill."""
-        counted = self._ledger.query("SELECT 1 FROM cost WHERE study = ? AND round = ? AND phase = ? AND silo = ?"
-                                     " AND direction = 'down' AND kind = 'payload' LIMIT 1",
-                                     task.study, task.round, task.phase, self.name)
-        if not counted:
+        if not has_downloads(self._ledger, study=task.study, round=task.round, phase=task.phase, silo=self.name):
             with self._ledger.transaction(lasting=False):
                 for payload in wanted:
-                    self._desk.downloaded(self.name, task.task_id, payload.digest, payload.size_bytes)
+                    self._task_service.downloaded(self.name, task.task_id, payload.digest, payload.size_bytes)
 
-    async def deliver(self, task: TaskSpec, pending: PendingUpdate) -> None:
-        """Hands the answer to the desk. Raises: SemisiloError when it is not accepted."""
-        if pending.payload is None:
-            self._desk.abstain(self.name, task.task_id, pending.abstention[:64] or "no_update", pending.metrics)
+    async def deliver(self, answer: ReadyAnswer) -> None:
+        """Hands an answer to the task service. Raises: SemisiloError when it is not accepted."""
+        task, pending, payload = answer.task, answer.pending, answer.pending.payload
+        if payload is None:
+            said = abstention_request(task.task_id, pending).abstention
+            self._task_service.abstain(self.name, task.task_id, said.reason, pending.metrics)
             return
-        payload = pending.payload
-        path = self.memory.outgoing.path(payload.digest)
-        link_or_copy(path, self._spool.path(payload.digest))
-        announcement = Announcement(
-            digest=payload.digest, size_bytes=payload.size_bytes, groups=read_manifest(path),
+        link_or_copy(self.memory.outgoing.path(payload.digest), self._spool.path(payload.digest))
+        declaration = UpdateDeclaration(
+            digest=payload.digest, size_bytes=payload.size_bytes, groups=answer.manifest,
             example_count=pending.num_examples, metrics=pending.metrics, training_seconds=pending.seconds)
-        answer = await self._desk.begin_update(self.name, task.task_id, pending.update_id, announcement)
+        verdict = await self._task_service.begin_update(self.name, task.task_id, pending.update_id, declaration)
         try:
-            if answer.state == "send":
-                await self._desk.accept(self.name, self._desk.awaited(self.name, pending.update_id), None)
+            if verdict.state == "send":
+                await self._task_service.accept(self.name, self._task_service.awaited(self.name, pending.update_id),
+                                                None)
         except SemisiloError:
             self.memory.refused(task.task_id)
             raise
-        if answer.state == "refused":
+        if verdict.state == "refused":
             self.memory.refused(task.task_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkedSteps:
+    """`semisilo.silo.agent.answer.TaskSteps` of a simulated silo: payloads are links, and no day has a budget."""
+
+    silo: SimulatedSilo
+    workplace: Workplace
+    on_progress: OnProgress | None
+
+    @property
+    def upload_rate(self) -> float:
+        """There is no line."""
+        return 0.0
+
+    def ready_before(self) -> None:
+        """Nobody watches a single silo."""
+
+    async def fetch(self, task: TaskSpec) -> dict[str, Path]:
+        """See `SimulatedSilo.fetch`."""
+        return self.silo.fetch(task)
+
+    async def train(self, request: Train) -> Trained:
+        """See `Workplace.train`."""
+        return await self.workplace.train(request, on_progress=self.on_progress)
+
+    def check_room(self, size_bytes: int) -> None:
+        """There always is."""
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from common.cli_errors import Terminated
-from common.durable import without_waiting
-from common.errors import UsageError
-from coordinator.ledger import Ledger
+from semisilo.common.errors import UsageError
+from semisilo.common.storage.durable import without_waiting
+from semisilo.common.text.cli_errors import Terminated
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.dealing import Dealt, deal_study
 from semisilo.simulation.federation import SimulatedFederation, SimulationWatcher
 from semisilo.simulation.folder import SimulationFolder, begin
@@ -144,14 +144,11 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
 
 
 def _workplace(dealt: Dealt, *, engine: EngineName, device: str, workers: int | None) -> Workplace:
-    name = dealt.config.model.name
-    factories = [name] if ":" in name else []
-    images = [dealt.silo_images(place) for place in range(len(dealt.silos))]
+    images = [dealt.silo_images(index) for index in range(len(dealt.silos))]
     if engine == "ray":
         from semisilo.simulation.ray_engine import RayWorkplace
 
-        return RayWorkplace(images, factories=factories, device=device, workers=workers,
-                            threads=dealt.config.numerics.threads)
+        return RayWorkplace(images, device=device, workers=workers, threads=dealt.config.numerics.threads)
     from semisilo.simulation.workplace import InlineWorkplace
 
-    return InlineWorkplace(images, factories=factories, device=device)
+    return InlineWorkplace(images, device=device)

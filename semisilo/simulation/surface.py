@@ -1,4 +1,7 @@
-"""The loss surface of a Fed-SHVR simulation: measured around its newest model, kept in its folder, and drawn."""
+"""The loss surface of a Fed-SHVR simulation: measured around its newest model, kept in its folder, and drawn.
+
+Tests: tests/semisilo/simulation/test_measuring.py.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.durable import write_durably
-from common.errors import StorageDamaged, UsageError
-from coordinator.figure_style import Theme
-from coordinator.figures import DrawnFigure, draw_figure
-from coordinator.ledger import Ledger
-from coordinator.states import RoundState
+from semisilo.common.config import Tables, to_dict
+from semisilo.common.errors import StorageDamaged, UsageError
+from semisilo.common.storage.durable import write_durably
+from semisilo.coordinator.compute.messages import OpenStudy
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.report.figure_style import Theme
+from semisilo.coordinator.report.figures import DrawnFigure, draw_figure
+from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.simulation.dealing import Dealt, deal_study
-from semisilo.simulation.folder import SimulationFolder
+from semisilo.simulation.folder import SimulationFolder, SimulationRecord
 from semisilo.simulation.settings import load_simulated_study
 
 if TYPE_CHECKING:
@@ -58,14 +64,14 @@ def measure_surface(folder: SimulationFolder, *, points: int, span: float,
     at = coordinates(points, span)
     with folder.lock():
         record = folder.read_record()
-        method = record["config"]["method"]["name"]
+        method = record.config["method"]["name"]
         if method != "fed_shvr":
             raise UsageError(f"{folder.folder}: the loss surface is one of Fed-SHVR's objective, and this is a"
                              f" simulation of {method}.", remedy="Leave out --loss-surface.")
         ledger = Ledger(folder.ledger)
         try:
-            done = [row for row in ledger.rounds(record["study"]) if row.state is RoundState.COMPLETED and row.number]
-            study = ledger.study(record["study"])
+            done = [row for row in ledger.rounds(record.study) if row.state is RoundState.COMPLETED and row.number]
+            study = ledger.study(record.study)
         finally:
             ledger.close()
         if not done:
@@ -75,31 +81,32 @@ def measure_surface(folder: SimulationFolder, *, points: int, span: float,
         progress(0.0, "dealing images to silos")
         dealt = _dealt_again(folder, record)
         operations = MeasuringOperations(progress, silos_of_round(dealt))
-        operations.open_study(
-            name=dealt.study.name, config=study.config, study_folder=str(folder.studies / dealt.study.name),
-            payloads_folder=str(folder.payloads), num_silos=len(dealt.silos), frozen=study.frozen)
-        found = operations.surface(last.state_digest, last.number, at)
+        operations.open_study(OpenStudy(
+            name=dealt.study.name, config=config_from_dict(study.config, where=f"study {dealt.study.name}"),
+            study_folder=folder.studies / dealt.study.name, payloads_folder=folder.payloads,
+            num_silos=len(dealt.silos), frozen=study.frozen))
+        found = to_dict(operations.surface(last.state_digest, last.number, at))
         path = folder.folder / SURFACE_FILE
         write_durably(path, (json.dumps({"state": last.state_digest, "round": last.number, **found}) + "\n").encode())
         return path
 
 
-def _dealt_again(folder: SimulationFolder, record: dict[str, Any]) -> Dealt:
+def _dealt_again(folder: SimulationFolder, record: SimulationRecord) -> Dealt:
     """The images as they were dealt for a simulation."""
-    source = record.get("source")
+    source = record.source
     if source is None:
         raise UsageError(f"{folder.folder}: it is not noted where the images came from.",
                          remedy="Call `semisilo simulate STUDY --out` with this folder once, with its study file.")
-    study = load_simulated_study({**source["tables"], "simulation": _without_none(source["simulation"])},
-                                 name=record["study"])
-    dealt = deal_study(replace(study, folder=Path(source["folder"])))
-    if dealt.digest() != record["digest"]:
+    study = load_simulated_study({**source.tables, "simulation": _without_none(source.simulation)},
+                                 name=record.study)
+    dealt = deal_study(replace(study, folder=Path(source.folder)))
+    if dealt.digest() != record.digest:
         raise UsageError(f"{folder.folder}: the images of the study are no longer those of this simulation.",
-                         remedy=f"Put them back where they were ({source['simulation']['data']}).")
+                         remedy=f"Put them back where they were ({source.simulation['data']}).")
     return dealt
 
 
-def _without_none(tables: dict[str, Any]) -> dict[str, Any]:
+def _without_none(tables: Tables) -> Tables:
     return {key: _without_none(value) if isinstance(value, dict) else value for key, value in tables.items()
             if value is not None}
 

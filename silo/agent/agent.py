@@ -1,6 +1,6 @@
 """The loop of a silo: wait for a task, do it, answer, wait again; for ever, or until the study is over.
 
-What happens inside a task is in `silo.assignment`; how calls are repeated in `silo.link`.
+What happens inside a task is in `semisilo.silo.agent.task_runner`; how calls are repeated in `semisilo.silo.link.link`.
 """
 
 from __future__ import annotations
@@ -13,35 +13,42 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from common import __version__
-from common.compute import Compute
-from common.describe import counted, describe_bytes
-from common.errors import DailyBudget, OutsideHours, SemisiloError, Unreachable
-from common.log_context import bound
-from common.logs import printable
-from common.tensor_cache import TensorCache
-from common.wire import round_service_pb2 as pb
-from silo.assignment import Outcome, TaskRunner
-from silo.budget import DayBudget
-from silo.disclosures import DisclosureLog, announcement
-from silo.display import Display
-from silo.home import JoinChoice, SiloHome, StatusFile
-from silo.hours import closes_at, opens_at, time_text
-from silo.link import Link, is_fatal
-from silo.memory import SiloMemory
-from silo.policy import Policy
-from silo.retry import waits
-from silo.rounds import note_task, read_tasks
-from silo.stores import open_cache
-from silo.traffic import Carried, Traffic
+from semisilo.common import __version__
+from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, Unreachable
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.process.compute import Compute
+from semisilo.common.text.describe import counted, describe_bytes
+from semisilo.common.text.log_context import bound
+from semisilo.common.text.logs import printable
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.daily_budget import DayBudget
+from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
+from semisilo.silo.agent.task_times import note_task, read_tasks
+from semisilo.silo.agent.terminal import Display
+from semisilo.silo.compute.messages import Survey
+from semisilo.silo.link.link import Link, is_fatal
+from semisilo.silo.link.retrying_calls import waits
+from semisilo.silo.link.traffic import Carried, Traffic
+from semisilo.silo.site.disclosures import DisclosureLog, announcement
+from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
+from semisilo.silo.site.memory import SiloMemory
+from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.stores import open_cache
+from semisilo.silo.site.working_hours import closes_at, opens_at, time_text
 
 __all__ = ["Agent", "Renewal"]
 
 _LOG = logging.getLogger("semisilo.silo")
 _POLL_SECONDS = 25.0
+"""How long a call for a task waits. Longer saves little: a call is a small message each way. Shorter than the minute
+between two keep-alives, so that the line is never that quiet; what the silo says of itself is no older than this."""
 _FIRST_POLL_SECONDS = 1.0
+"""The first call's: its answer shows the person that there is a connection, and what is waited for."""
 _STATUS_SECONDS = 5.0
+"""`silo status` may be so far behind about the last contact: every message is a contact, each chunk too, and a
+writing replaces a file."""
 _MAX_HELD_DIGESTS = 256
+"""As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
 """An answer "nothing to do" that comes sooner, twice for the same reason, is not a long poll: pause before the next."""
 _REASONS = {
@@ -70,7 +77,7 @@ class Agent:
                  compute: Compute, display: Display, traffic: Traffic, renew: Callable[[], Awaitable[None]],
                  exit_when_finished: bool = False, federation: str = "",
                  poll_seconds: float = _POLL_SECONDS, clock: Callable[[], float] = time.time,
-                 on_task: Callable[[Outcome], None] = lambda outcome: None) -> None:
+                 on_task: Callable[[TaskOutcome], None] = lambda outcome: None) -> None:
         """
         Args:
             home: folders of this silo; the caller holds its lock.
@@ -79,7 +86,7 @@ class Agent:
             federation: its name, likewise.
             choice: which images.
             link: the connection; its `on_trouble` and `on_contact` should be `trouble` and `contact` of this object.
-            compute: runs `silo.work.Operations`.
+            compute: runs `semisilo.silo.compute.operations.Operations`.
             renew: renews the certificate when that is due; called before every poll.
             exit_when_finished: `run` returns when there is no study any more after this silo has taken part in one.
             poll_seconds: how long the coordinator may hold a poll.
@@ -171,14 +178,13 @@ class Agent:
                    last_refusal="")
         self._display.state(f"reading the images of {self._choice.source}")
         choice = self._choice
-        found = await self._compute.call("survey", {"source": choice.source, "labelled": choice.labelled,
-                                                    "test": choice.test})
-        self._labelled, self._unlabelled = int(found["labelled"]), int(found["unlabelled"])
+        found = await self._compute.call(Survey(choice=choice))
+        self._labelled, self._unlabelled = found.labelled, found.unlabelled
         self._runner.num_images = self._labelled + self._unlabelled
         choice.save(self._home.choice)
         self._display.done()
-        in_steps = f" that come in {found['steps']} steps" if found.get("steps") else ""
-        tested = f"; {found['test']} for testing" if found.get("test") else ""
+        in_steps = f" that come in {found.steps} steps" if found.steps else ""
+        tested = f"; {found.test} for testing" if found.test else ""
         where = " and ".join(each for each in (choice.source, choice.labelled) if each)
         self._display.event(f"silo {self._silo}: {counted(self._runner.num_images, 'image')} in {where} "
                             f"({self._labelled} with a label, {self._unlabelled} without{in_steps}{tested})")
@@ -197,7 +203,6 @@ class Agent:
             request.away.until_time.FromMicroseconds(round(away.until_unix * 1e6))
         # The next call comes when the hours begin or end, so that what it says is true for as long as it waits.
         change = away.until_unix if away is not None else closes_at(self._policy.hours, now) or now
-        # The first one is short: its answer shows the person that there is a connection, and what is waited for.
         longest = self._poll_seconds if self._heard else min(self._poll_seconds, _FIRST_POLL_SECONDS)
         request.poll_timeout.FromMicroseconds(round(min(longest, max(0.2, change - now)) * 1e6))
         request.silo_time.FromMicroseconds(round(now * 1e6))
@@ -263,7 +268,7 @@ class Agent:
         self._save(last_outcome=outcome.text, tasks_answered=answered, **self._refusal(outcome))
         return outcome.answered
 
-    def _refusal(self, outcome: Outcome) -> dict[str, object]:
+    def _refusal(self, outcome: TaskOutcome) -> dict[str, object]:
         """What the status says of refusals after a task. Hours and budget are no trouble: others show them."""
         error = outcome.error
         if error is not None and not isinstance(error, (DailyBudget, OutsideHours)):
@@ -348,7 +353,8 @@ class Agent:
 
 
 class Renewal:
-    """Keeps the certificate fresh: `silo.enrollment` does it, this decides when to ask and what a failure means."""
+    """Keeps the certificate fresh: `semisilo.silo.membership.enrollment` does it, this decides when to ask and what a
+    failure means."""
 
     def __init__(self, renew: Callable[[], Awaitable[bool]], *, due: Callable[[], float], link: Link,
                  display: Display, clock: Callable[[], float] = time.time, pause_seconds: float = 60.0) -> None:

@@ -12,8 +12,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from common.errors import BadData
-from silo.home import JoinChoice
+from semisilo.common.errors import BadData
+from semisilo.silo.site.home import JoinChoice
 
 __all__ = ["OwnImages", "state_of"]
 

@@ -13,12 +13,12 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.config import from_dict
-from common.describe import describe_bytes
-from common.durable import write_durably
-from common.errors import BadConfiguration, DailyBudget
-from silo.hours import Hours, day_of, next_day_at, time_text
-from silo.traffic import Carried
+from semisilo.common.config import from_dict
+from semisilo.common.errors import BadConfiguration, DailyBudget
+from semisilo.common.storage.durable import write_durably
+from semisilo.common.text.describe import describe_bytes
+from semisilo.silo.link.traffic import Carried
+from semisilo.silo.site.working_hours import Hours, day_of, next_day_at, time_text
 
 __all__ = ["DayBudget", "DayCount", "read_day"]
 

@@ -18,16 +18,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from common import __version__
-from common.errors import BadConfiguration, PortInUse, SemisiloError
-from common.tls import split_address
-from silo.assignment import OUTCOME_KINDS, Outcome
-from silo.budget import read_day
-from silo.display import Display
-from silo.home import SiloHome, StatusFile
-from silo.hours import closes_at
-from silo.identity_store import load_identity
-from silo.policy import Policy
+from semisilo.common import __version__
+from semisilo.common.errors import BadConfiguration, PortInUse, SemisiloError
+from semisilo.common.rpc.tls import split_address
+from semisilo.silo.agent.daily_budget import read_day
+from semisilo.silo.agent.task_runner import OUTCOME_KINDS, TaskOutcome
+from semisilo.silo.agent.terminal import Display
+from semisilo.silo.site.home import SiloHome, StatusFile
+from semisilo.silo.site.identity_store import load_identity
+from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.working_hours import closes_at
 
 __all__ = ["ObservedDisplay", "SiteMetrics", "serving_metrics"]
 
@@ -52,7 +52,7 @@ class SiteMetrics(Collector):
         self._training_seconds = 0.0
         self._doing = _Doing()
 
-    def task(self, outcome: Outcome) -> None:
+    def task(self, outcome: TaskOutcome) -> None:
         """Counts what became of a task."""
         self._tasks[outcome.kind] += 1
         if outcome.took is not None:

@@ -1,4 +1,7 @@
-"""What the last tasks took at this silo, for forecasts: `rounds.json`. Nothing but a forecast depends on it."""
+"""What the last tasks took at this silo, for forecasts: `rounds.json`. Nothing but a forecast depends on it.
+
+Tests: tests/silo/check/test_report.py.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.config import from_dict
-from common.errors import BadConfiguration
+from semisilo.common.config import from_dict
+from semisilo.common.errors import BadConfiguration
 
 __all__ = ["TaskTook", "note_task", "read_tasks"]
 

@@ -1,4 +1,7 @@
-"""What the person at the silo sees: a live line and a bar on a terminal, one plain line per event elsewhere."""
+"""What the person at the silo sees: a live line and a bar on a terminal, one plain line per event elsewhere.
+
+Tests: tests/silo/agent/test_agent.py.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from common.describe import describe_bytes, describe_seconds
-from common.logs import printable, without_secrets, writes_json
+from semisilo.common.text.describe import describe_bytes, describe_seconds
+from semisilo.common.text.logs import printable, without_secrets, writes_json
 
 if TYPE_CHECKING:
     from rich.console import Console

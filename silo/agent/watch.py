@@ -1,4 +1,7 @@
-"""Watches over the work on a task: tells person and coordinator how far it is, and ends it when it is not to go on."""
+"""Watches over the work on a task: tells person and coordinator how far it is, and ends it when it is not to go on.
+
+Tests: tests/silo/agent/test_agent.py.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from common.errors import OutsideHours, SemisiloError, TaskClosed
-from common.exchange import TaskSpec
-from common.logs import printable
-from common.wire import round_service_pb2 as pb
-from silo.display import Display
-from silo.link import Link, is_fatal
+from semisilo.common.errors import OutsideHours, SemisiloError, TaskClosed
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.text.logs import printable
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.terminal import Display
+from semisilo.silo.link.link import Link, is_fatal
 
 __all__ = ["HoursOver", "TaskAborted", "Watch", "cut"]
 
@@ -96,7 +99,7 @@ class Watch:
         """Reports until the coordinator asks to abort; returns its reason."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_seconds):  # not wait_for: see silo.link
+                async with asyncio.timeout(self._interval_seconds):  # not wait_for: see semisilo.silo.link.link
                     await self._changed.wait()
             self._changed.clear()
             await asyncio.sleep(_SHORT_STAGE_SECONDS)

@@ -1,11 +1,14 @@
-"""`silo check`, the agent: what `silo join` last refused or stumbled over, by its own notes."""
+"""`silo check`, the agent: what `silo join` last refused or stumbled over, by its own notes.
+
+Tests: tests/silo/check/test_report.py.
+"""
 
 from __future__ import annotations
 
-from common.describe import counted
-from common.errors import BadData
-from silo.check import Finding
-from silo.home import SiloHome, StatusFile, home_option
+from semisilo.common.errors import BadData
+from semisilo.common.text.describe import counted
+from semisilo.silo.check.finding import Finding
+from semisilo.silo.site.home import SiloHome, StatusFile, home_option
 
 __all__ = ["look_at_tasks"]
 

@@ -1,4 +1,7 @@
-"""How many bytes and seconds a round will take of this silo, and how that was estimated."""
+"""How many bytes and seconds a round will take of this silo, and how that was estimated.
+
+Tests: tests/silo/check/test_report.py.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.describe import counted, describe_bytes, describe_seconds
-from silo.home import SiloHome
-from silo.rounds import TaskTook, read_tasks
+from semisilo.common.text.describe import counted, describe_bytes, describe_seconds
+from semisilo.silo.agent.task_times import TaskTook, read_tasks
+from semisilo.silo.site.home import SiloHome
 
 if TYPE_CHECKING:
-    from silo.check_study import StudyNeeds
+    from semisilo.silo.check.needs import StudyNeeds
 
 __all__ = ["Forecast", "forecast", "line_of"]
 

@@ -1,4 +1,7 @@
-"""`silo check`, the way to the coordinator: address, proxy, TLS, an authenticated call, clocks and versions."""
+"""`silo check`, the way to the coordinator: address, proxy, TLS, an authenticated call, clocks and versions.
+
+Tests: tests/silo/check/test_report.py.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from common import __version__
-from common.errors import CertificateRevoked, ClockSkew, SemisiloError, UnknownSilo, Unreachable
-from common.identity import coordinator_name, utc_text
-from common.logs import printable
-from silo.check import Finding, bad
-from silo.diagnosis import diagnose
-from silo.dialling import Way, connect, way_to
-from silo.disclosures import DisclosureLog, message
-from silo.home import SiloHome
-from silo.identity_store import Identity
+from semisilo.common import __version__
+from semisilo.common.errors import CertificateRevoked, ClockSkew, SemisiloError, UnknownSilo, Unreachable
+from semisilo.common.identity.certificates import coordinator_name, utc_text
+from semisilo.common.text.logs import printable
+from semisilo.silo.check.finding import Finding, bad
+from semisilo.silo.link.diagnosis import diagnose
+from semisilo.silo.link.dialling import Way, connect, way_to
+from semisilo.silo.site.disclosures import DisclosureLog, message
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.identity_store import Identity
 
 if TYPE_CHECKING:
-    from common.wire import round_service_pb2 as pb
+    from semisilo.common.wire import round_service_pb2 as pb
 
 __all__ = ["look_at_link"]
 
@@ -105,7 +108,7 @@ def _tls(identity: Identity) -> Finding:
 
 
 def _question(now: float) -> pb.DescribeStudyRequest:
-    from common.wire import round_service_pb2 as pb
+    from semisilo.common.wire import round_service_pb2 as pb
 
     request = pb.DescribeStudyRequest(version=__version__)
     request.silo_time.FromMicroseconds(round(now * 1e6))
@@ -118,9 +121,9 @@ def _ask(identity: Identity, now: Callable[[], float], *,
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import grpc
 
-    from common.status import from_rpc_error
-    from common.tls import channel_credentials, channel_options
-    from common.wire import round_service_pb2_grpc as pb_grpc
+    from semisilo.common.rpc.grpc_errors import from_rpc_error
+    from semisilo.common.rpc.tls import channel_credentials, channel_options
+    from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 
     with grpc.secure_channel(
             identity.address, channel_credentials(authority_pem=identity.authority_pem, own=identity.credentials),

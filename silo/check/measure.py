@@ -1,19 +1,23 @@
-"""`silo check --measure`: a few plain training steps of the study's network, in a compute process of their own."""
+"""`silo check --measure`: a few plain training steps of the study's network, in a compute process of their own.
+
+Tests: tests/silo/check/test_report.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from dataclasses import asdict
 
-from common.compute import ProcessCompute
-from common.config import from_dict, to_dict
-from common.describe import describe_seconds
-from common.errors import SemisiloError
-from common.methods import find_method
-from silo.check import Finding, bad
-from silo.check_study import StudyNeeds
-from silo.policy import Policy
+from semisilo.common.config import from_dict
+from semisilo.common.errors import SemisiloError
+from semisilo.common.methods import find_method
+from semisilo.common.process.compute import ProcessCompute
+from semisilo.common.text.describe import describe_seconds
+from semisilo.silo.check.finding import Finding, bad
+from semisilo.silo.check.needs import StudyNeeds
+from semisilo.silo.compute.messages import MeasuredSteps, MeasureSteps
+from semisilo.silo.site.policy import Policy
 
 __all__ = ["measure_steps", "steps_per_round"]
 
@@ -27,14 +31,15 @@ def measure_steps(needs: StudyNeeds, policy: Policy, *, images: int) -> tuple[Fi
                                                               "study has begun."), None
     batch, steps = steps_per_round(needs, images)
 
-    async def ask() -> dict[str, Any]:
-        compute = ProcessCompute("silo.measuring:Operations")
+    async def ask() -> MeasuredSteps:
+        compute = ProcessCompute("semisilo.silo.check.measure_operations:Operations")
         try:
             async with asyncio.timeout(_LONGEST_SECONDS):
-                return await compute.call("steps", {"task": to_dict(needs.task), "batch": batch,
-                                                    "factories": list(policy.permit.factories)})
+                return await compute.call(MeasureSteps(task=needs.task, batch=batch,
+                                                       factories=policy.permit.factories))
         finally:
             await compute.close()
+
     try:
         found = asyncio.run(ask())
     except SemisiloError as error:
@@ -43,12 +48,12 @@ def measure_steps(needs: StudyNeeds, policy: Policy, *, images: int) -> tuple[Fi
         return Finding(what="training", state="warning",
                        text=f"A training step of the study's network takes longer than {_LONGEST_SECONDS:.0f} s.",
                        remedy="Use a machine with an accelerator, or more threads in the study's [numerics]."), None
-    seconds = steps * float(found["seconds_per_step"])
+    seconds = steps * found.seconds_per_step
     return Finding(
         what="training", state="ok",
-        text=f"{1000 * float(found['seconds_per_step']):.1f} ms for a step with {batch} images on {found['device']} "
-             f"({found['steps']} steps timed); {steps} such steps a round: {describe_seconds(seconds)}",
-        facts={**found, "batch": batch, "steps_per_round": steps, "seconds_per_round": round(seconds, 3)}), seconds
+        text=f"{1000 * found.seconds_per_step:.1f} ms for a step with {batch} images on {found.device} "
+             f"({found.steps} steps timed); {steps} such steps a round: {describe_seconds(seconds)}",
+        facts={**asdict(found), "steps_per_round": steps, "seconds_per_round": round(seconds, 3)}), seconds
 
 
 def steps_per_round(needs: StudyNeeds, images: int) -> tuple[int, int]:
@@ -57,7 +62,7 @@ def steps_per_round(needs: StudyNeeds, images: int) -> tuple[int, int]:
     Methods whose steps follow another rule take about as many; what they do beside plain steps is not in it.
     """
     spec = find_method(needs.task.method)
-    settings: Any = from_dict(spec.settings, needs.task.settings, where=f"settings of {spec.name}")
+    settings: object = from_dict(spec.settings, needs.task.settings, where=f"settings of {spec.name}")
     batch = int(getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 0) or 32)
     epochs = int(getattr(settings, "local_epochs", 1) or 1)
     return batch, max(1, epochs * math.ceil(images / batch))

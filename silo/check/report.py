@@ -6,34 +6,15 @@ Every finding says what was looked at, how it stands, and what to do about it. N
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from common import __version__
-from common.errors import SemisiloError
-from silo.forecast import Forecast, forecast
-from silo.home import SiloHome
+from semisilo.common import __version__
+from semisilo.silo.check.finding import Finding
+from semisilo.silo.check.forecast import Forecast, forecast
+from semisilo.silo.site.home import SiloHome
 
-__all__ = ["CheckReport", "Finding", "State", "bad", "check"]
-
-State = Literal["ok", "warning", "bad", "unknown"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    """A word or two: "certificate", "disk"."""
-    state: State
-    """"bad": this silo cannot take part; "warning": it can, but something should be mended; "unknown": not found
-    out."""
-    text: str
-    remedy: str = ""
-    """What to do; empty when there is nothing."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers behind the text, for programs."""
+__all__ = ["CheckReport", "check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +34,9 @@ class CheckReport:
         """Whether nothing keeps this silo from taking part."""
         return not any(finding.state == "bad" for finding in self.findings)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON types."""
         return {"well": self.well, **asdict(self)}
-
-
-def bad(what: str, error: SemisiloError) -> Finding:
-    """The finding of an error."""
-    return Finding(what=what, state="bad", text=error.text, remedy=error.remedy, facts={"code": error.code})
 
 
 def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_http_proxy: bool = True) -> CheckReport:
@@ -71,10 +47,18 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         now: this machine's clock, Unix seconds.
         measure: times a few training steps of the study's network as well, in a process of its own.
     """
-    from silo.check_agent import look_at_tasks
-    from silo.check_link import look_at_link
-    from silo.check_site import look_at_disk, look_at_gpu, look_at_home, look_at_images, look_at_memory, look_at_policy
-    from silo.check_study import look_at_hours, look_at_study, needs_of
+    from semisilo.silo.check.agent import look_at_tasks
+    from semisilo.silo.check.link import look_at_link
+    from semisilo.silo.check.needs import needs_of
+    from semisilo.silo.check.site import (
+        look_at_disk,
+        look_at_gpu,
+        look_at_home,
+        look_at_images,
+        look_at_memory,
+        look_at_policy,
+    )
+    from semisilo.silo.check.study import look_at_hours, look_at_study
 
     home = SiloHome(folder)
     findings, identity = look_at_home(folder, now())
@@ -103,7 +87,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
             findings += look_at_study(policy, needs)
             measured = None
             if measure:
-                from silo.check_measure import measure_steps
+                from semisilo.silo.check.measure import measure_steps
 
                 found, measured = measure_steps(needs, policy, images=sum(counted))
                 findings.append(found)

@@ -1,4 +1,7 @@
-"""`silo check`, this machine: home, identity, silo.toml, images, disk, memory and accelerator. Without torch."""
+"""`silo check`, this machine: home, identity, silo.toml, images, disk, memory and accelerator. Without torch.
+
+Tests: tests/silo/check/test_report.py.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import subprocess
 import time
 from pathlib import Path
 
-from common.config import to_dict
-from common.describe import counted, describe_bytes
-from common.errors import SemisiloError, UsageError
-from silo.check import Finding, bad
-from silo.home import JoinChoice, SiloHome, home_option
-from silo.identity_store import Identity, has_identity, load_identity
-from silo.policy import Policy, load_policy
+from semisilo.common.config import to_dict
+from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.text.describe import counted, describe_bytes
+from semisilo.silo.check.finding import Finding, bad
+from semisilo.silo.site.home import JoinChoice, SiloHome, home_option
+from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
+from semisilo.silo.site.policy import Policy, load_policy
 
 __all__ = ["look_at_disk", "look_at_gpu", "look_at_home", "look_at_images", "look_at_memory", "look_at_policy"]
 
@@ -71,7 +74,7 @@ def _key(identity: Identity) -> Finding:
 
 
 def _certificate(identity: Identity, now: float) -> Finding:
-    from common.identity import utc_text
+    from semisilo.common.identity.certificates import utc_text
 
     days = (identity.not_after_unix - now) / _DAY
     facts = {"days_left": round(days, 2), "until_unix": identity.not_after_unix,
@@ -108,7 +111,7 @@ def look_at_policy(home: SiloHome) -> tuple[Policy | None, Finding]:
 
 def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, int]]:
     """The images of silo.toml or of the last join, by names and headers; (finding, (labelled, unlabelled))."""
-    from silo.choosing import choose_data
+    from semisilo.silo.site.images_choice import choose_data
 
     try:
         choice = choose_data(home, policy.data, data=None, on_error=None)
@@ -118,7 +121,7 @@ def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, 
                               f"join{home_option(home.folder)} --data FOLDER"), (0, 0)
     except SemisiloError as error:
         return bad("images", error), (0, 0)
-    from silo.images import survey_silo_images
+    from semisilo.silo.compute.images import survey_silo_images
 
     try:
         found = survey_silo_images(choice)
@@ -163,9 +166,9 @@ def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
 
     Raises: BadData when a package is missing, or a source cannot be listed.
     """
-    from common.data.decoding import header
-    from common.data.folder import ImageFile
-    from common.data.readers import kind_of, listing_of, parse_source
+    from semisilo.common.data.formats.decoding import header
+    from semisilo.common.data.formats.folder import ImageFile
+    from semisilo.common.data.readers import kind_of, listing_of, parse_source
 
     files: list[ImageFile] = []
     broken: list[str] = []
@@ -188,15 +191,15 @@ def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
 
 def look_at_disk(home: SiloHome, *, dense_bytes: int) -> Finding:
     """Room for what the silo keeps of a study."""
-    place = home.folder if home.folder.is_dir() else home.folder.parent
+    folder = home.folder if home.folder.is_dir() else home.folder.parent
     try:
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(what="disk", state="unknown", text=f"{place}: {error.strerror}.")
+        return Finding(what="disk", state="unknown", text=f"{folder}: {error.strerror}.")
     needed = _MODELS_ON_DISK * dense_bytes
     facts = {"free_bytes": free, "needed_bytes": needed}
     about = f"; the study needs up to {describe_bytes(needed)} ({_MODELS_ON_DISK} models)" if needed else ""
-    text = f"{describe_bytes(free)} are free in {place}{about}"
+    text = f"{describe_bytes(free)} are free in {folder}{about}"
     if free < max(needed, 10 * 2**20):
         return Finding(what="disk", state="bad", text=text, remedy="Free some space, or move the home: --home DIR",
                        facts=facts)
@@ -207,7 +210,7 @@ def look_at_disk(home: SiloHome, *, dense_bytes: int) -> Finding:
 
 def look_at_memory(*, image_bytes: int, dense_bytes: int) -> Finding:
     """Memory for training on a processor: libraries, all images, and the copies of the model."""
-    from common.data.room import free_bytes
+    from semisilo.common.data.room import free_bytes
 
     free, cores = free_bytes(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     needed = _TORCH_BYTES + image_bytes + _MODELS_IN_MEMORY * dense_bytes

@@ -1,135 +1,26 @@
 """`silo check`, the study: what it asks of this silo against what silo.toml permits.
 
-What the coordinator answers is hostile until it is checked here.
+Tests: tests/silo/check/test_report.py.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.describe import counted, describe_bytes, describe_seconds
-from common.errors import BadPayload, SemisiloError
-from common.exchange import PayloadRef, TaskSpec
-from common.logs import printable
-from common.methods.spec import FROZEN
-from silo.budget import read_day
-from silo.check import Finding, bad
-from silo.home import SiloHome
-from silo.hours import DAYS, closes_at, next_day_at, opens_at, time_text
-from silo.policy import Policy, check_task
+from semisilo.common.errors import SemisiloError
+from semisilo.common.text.describe import counted, describe_bytes, describe_seconds
+from semisilo.silo.agent.daily_budget import read_day
+from semisilo.silo.check.finding import Finding, bad
+from semisilo.silo.check.needs import StudyNeeds
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.policy import Policy, check_task
+from semisilo.silo.site.working_hours import DAYS, closes_at, next_day_at, opens_at, time_text
 
 if TYPE_CHECKING:
-    from common.wire import round_service_pb2 as pb
-    from silo.forecast import Forecast
+    from semisilo.silo.check.forecast import Forecast
 
-__all__ = ["OwnRound", "StudyNeeds", "look_at_hours", "look_at_study", "needs_of"]
-
-_MOST_BYTES = 2**50
-_MOST_SECONDS = 10.0 * 365 * 86400
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnRound:
-    """What one round took of this silo, as the coordinator counted it."""
-
-    number: int
-    payload_down: int
-    payload_up: int
-    wire_down: int
-    wire_up: int
-    training_seconds: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyNeeds:
-    """What the study asks of a silo, checked."""
-
-    task: TaskSpec
-    """A task of the study as it would come, without payloads; with the form of images only if it has `begun`."""
-    begun: bool
-    state: str
-    round: int
-    dense_bytes: int
-    own_rounds: tuple[OwnRound, ...]
-    typical_update_bytes: int
-    typical_round_seconds: float | None
-    round_timeout_seconds: float
-
-
-def needs_of(description: pb.DescribeStudyResponse | None, *,
-             silo: str) -> tuple[StudyNeeds | None, Finding | None]:
-    """The study of an answer, and what is to be said of it; (None, None) when there was no answer."""
-    if description is None:
-        return None, None
-    if not description.study:
-        return None, Finding(what="study", state="ok", text="The coordinator has none at the moment.")
-    try:
-        needs = _checked(description, silo=silo)
-    except SemisiloError as error:
-        return None, bad("study", error)
-    task = needs.task
-    network = f"{task.model.name}" + (f" for {len(task.model.classes)} classes" if task.model.classes else "")
-    form = f", images {task.image.channels}x{task.image.size}x{task.image.size}" if needs.begun else ""
-    size = f", {describe_bytes(needs.dense_bytes)} dense" if needs.dense_bytes else ""
-    return needs, Finding(
-        what="study", state="ok",
-        text=f"{task.study} is {needs.state}, round {needs.round}/{task.rounds}: {task.method}, {network}{form}{size}",
-        facts={"study": task.study, "state": needs.state, "round": needs.round, "rounds": task.rounds,
-               "method": task.method, "model": task.model.name, "dense_bytes": needs.dense_bytes})
-
-
-def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
-    """Raises: BadPayload, BadConfiguration."""
-    from common.convert import (
-        augmentation_to_proto,
-        image_to_proto,
-        numerics_to_proto,
-        reference_to_proto,
-        task_from_proto,
-    )
-    from common.data.form import AugmentationSettings, ImageForm
-    from common.exchange import Numerics
-    from common.wire import round_service_pb2 as pb
-
-    begun = message.HasField("image")
-    nothing = ImageForm(size=1, channels=1, mean=(0.0,), std=(1.0,))
-    task = task_from_proto(pb.Task(
-        task_id=f"{message.study}/check", study=message.study, round=1, round_count=max(1, message.round_count),
-        phase="check", method=message.method, settings_json=message.settings_json, model=message.model,
-        image=message.image if begun else image_to_proto(nothing),
-        augmentation=augmentation_to_proto(AugmentationSettings()), numerics=numerics_to_proto(Numerics()),
-        # What every task of such a study brings besides, so that it is looked at like that of a task.
-        payloads=[reference_to_proto(PayloadRef("00" * 32, _bytes(message.frozen_bytes), (FROZEN,)))]
-        if message.frozen_bytes else [],
-        uplink=message.uplink if message.HasField("uplink") else None), silo=silo)
-    if len(message.own_rounds) > 64:
-        raise BadPayload(f"The coordinator tells of {len(message.own_rounds)} rounds; 64 are plenty.")
-    return StudyNeeds(
-        task=task, begun=begun, state=printable(message.state, limit=40), round=max(0, message.round),
-        dense_bytes=_bytes(message.dense_bytes), own_rounds=tuple(OwnRound(
-            number=own.round, payload_down=_bytes(own.payload_down_bytes), payload_up=_bytes(own.payload_up_bytes),
-            wire_down=_bytes(own.wire_down_bytes), wire_up=_bytes(own.wire_up_bytes),
-            training_seconds=_seconds(own.training_duration) if own.HasField("training_duration") else None)
-            for own in message.own_rounds),
-        typical_update_bytes=_bytes(message.typical_update_bytes),
-        typical_round_seconds=_seconds(message.typical_round_duration)
-        if message.HasField("typical_round_duration") else None,
-        round_timeout_seconds=_seconds(message.round_timeout))
-
-
-def _bytes(count: int) -> int:
-    if not 0 <= count <= _MOST_BYTES:
-        raise BadPayload(f"The coordinator tells of {count} bytes, which cannot be.")
-    return count
-
-
-def _seconds(duration: object) -> float:
-    seconds = float(getattr(duration, "seconds", 0)) + float(getattr(duration, "nanos", 0)) / 1e9
-    if not (0 <= seconds <= _MOST_SECONDS and math.isfinite(seconds)):
-        raise BadPayload(f"The coordinator tells of {seconds} seconds, which cannot be.")
-    return seconds
+__all__ = ["look_at_hours", "look_at_study"]
 
 
 def look_at_study(policy: Policy, needs: StudyNeeds) -> list[Finding]:

@@ -1,4 +1,7 @@
-"""`silo check`."""
+"""`silo check`.
+
+Tests: tests/silo/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silo.options import HomeOption, JsonOption, home_of
+from semisilo.silo.cli.options import HomeOption, JsonOption, home_of
 
 if TYPE_CHECKING:
-    from silo.check import CheckReport
+    from semisilo.silo.check.report import CheckReport
 
 __all__ = ["add_to"]
 
@@ -47,11 +50,11 @@ def check(
     import os
     import time
 
-    from common.logs import set_up_logging
+    from semisilo.common.text.logs import set_up_logging
 
     # Nothing is multiplied here, and starting numpy's threads takes longer than all else.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from silo.check import check as look
+    from semisilo.silo.check.report import check as look
 
     set_up_logging()
     found = look(home_of(home), now=time.time, measure=measure)
@@ -69,9 +72,9 @@ def _lines(found: CheckReport) -> list[str]:
     import shutil
     import textwrap
 
-    from common.describe import counted
-    from common.logs import printable
-    from silo.forecast import line_of
+    from semisilo.common.text.describe import counted
+    from semisilo.common.text.logs import printable
+    from semisilo.silo.check.forecast import line_of
 
     width = max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
     rows = []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from silo.options import HomeOption, JsonOption, home_of
+from semisilo.silo.cli.options import HomeOption, JsonOption, home_of
 
 __all__ = ["add_to"]
 
@@ -48,19 +48,19 @@ def data(
     """
     import json
 
-    from common.data.preview_text import lines, progress_bar
-    from silo.data_view import look, sources, write_sheets
+    from semisilo.common.data.preview.preview_text import lines, progress_bar
+    from semisilo.silo.site.image_preview import look, sources, write_sheets
 
     folder = home_of(home)
     names = tuple(name.strip() for name in classes.split(",") if name.strip())
     with progress_bar() as progress:
         found = [look(each, classes=names, size=size, progress=progress) for each in sources(folder, source)]
-    places = write_sheets(found, sheet, folder=folder)
+    paths = write_sheets(found, sheet, folder=folder)
     if json_:
-        facts = [{**each.facts(), "sheet": str(place)} for each, place in zip(found, places, strict=True)]
+        facts = [{**each.facts(), "sheet": str(path)} for each, path in zip(found, paths, strict=True)]
         typer.echo(json.dumps(facts[0] if len(facts) == 1 else facts, indent=2, ensure_ascii=False))
     else:
-        for each, place in zip(found, places, strict=True):
-            typer.echo("\n".join([*lines(each), f"  sheet       {place} (stays here)"]))
+        for each, path in zip(found, paths, strict=True):
+            typer.echo("\n".join([*lines(each), f"  sheet       {path} (stays here)"]))
     if any(each.misfits or not each.num_images for each in found):
         raise typer.Exit(1)

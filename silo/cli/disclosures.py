@@ -1,4 +1,7 @@
-"""`silo disclosures`."""
+"""`silo disclosures`.
+
+Tests: tests/silo/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from silo.options import HomeOption, JsonOption, home_of
+from semisilo.silo.cli.options import HomeOption, JsonOption, home_of
 
 __all__ = ["add_to"]
 
@@ -49,12 +52,12 @@ def disclosures(
     """
     import time
 
-    from common.describe import counted
-    from common.errors import UsageError
-    from common.logs import printable
-    from silo.disclosure_table import as_csv, as_json, as_text, choose, since_unix
-    from silo.disclosures import read_lines
-    from silo.home import SiloHome
+    from semisilo.common.errors import UsageError
+    from semisilo.common.text.describe import counted
+    from semisilo.common.text.logs import printable
+    from semisilo.silo.site.disclosure_table import as_csv, as_json, as_text, choose, since_unix
+    from semisilo.silo.site.disclosures import read_lines
+    from semisilo.silo.site.home import SiloHome
 
     folder = home_of(home)
     if not folder.is_dir():

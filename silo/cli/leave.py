@@ -1,4 +1,7 @@
-"""`silo leave`."""
+"""`silo leave`.
+
+Tests: tests/silo/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from silo.options import HomeOption, JsonOption, home_of
+from semisilo.silo.cli.options import HomeOption, JsonOption, home_of
 
 __all__ = ["add_to"]
 
@@ -40,10 +43,10 @@ def leave(
     import json
     from dataclasses import asdict
 
-    from common.errors import UsageError
-    from common.identity import utc_text
-    from common.logs import set_up_logging
-    from silo.leaving import leave as leave_from
+    from semisilo.common.errors import UsageError
+    from semisilo.common.identity.certificates import utc_text
+    from semisilo.common.text.logs import set_up_logging
+    from semisilo.silo.membership.leaving import leave as leave_from
 
     set_up_logging()
 

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from common import __version__
-from common.cli_errors import clean_exit_on_termination, run_cli
-from silo import commands_check, commands_data, commands_disclosures, commands_leave
-from silo.options import HomeOption, JsonOption, LogFormatOption, MetricsOption, home_of
+from semisilo.common import __version__
+from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
+from semisilo.silo.cli import check, data, disclosures, leave
+from semisilo.silo.cli.options import HomeOption, JsonOption, LogFormatOption, MetricsOption, home_of
 
 __all__ = ["app", "main"]
 
@@ -75,11 +75,11 @@ def enroll(
     import asyncio
     import time
 
-    from common.durable import write_durably
-    from common.identity import utc_text
-    from silo.enrollment import enroll as enroll_at
-    from silo.home import SiloHome, home_option
-    from silo.policy import policy_text
+    from semisilo.common.identity.certificates import utc_text
+    from semisilo.common.storage.durable import write_durably
+    from semisilo.silo.membership.enrollment import enroll as enroll_at
+    from semisilo.silo.site.home import SiloHome, home_option
+    from semisilo.silo.site.policy import policy_text
 
     folder = home_of(home)
     words = sys.stdin.read() if line == ["-"] else " ".join(line)
@@ -149,10 +149,10 @@ def join(
     Exit status: 0 study over, or stopped by SIGTERM; 1 failure; 2 wrong usage; 130 Ctrl-C.
     """
     with clean_exit_on_termination():
-        from common.logs import set_up_logging
+        from semisilo.common.text.logs import set_up_logging
 
         set_up_logging(verbose=verbose, log_format=log_format)
-        from silo.app import join as join_federation
+        from semisilo.silo.join import join as join_federation
 
         raise typer.Exit(join_federation(home_of(home), data=data, labelled=labelled, test=test, on_error=on_error,
                                          exit_when_finished=exit_when_finished, metrics=metrics))
@@ -175,24 +175,24 @@ def status(
     import time
 
     if check:
-        from silo.home import SiloHome
+        from semisilo.silo.site.home import SiloHome
 
         raise typer.Exit(0 if SiloHome(home_of(home)).is_running() else 1)
-    from silo.status_view import facts, lines
+    from semisilo.silo.cli.status import facts, lines
 
     found = facts(home_of(home), now=time.time())
     if json_:
         import json
 
-        typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(found.to_json(), ensure_ascii=False, indent=2))
     else:
         typer.echo("\n".join(lines(found, now=time.time())))
 
 
-commands_check.add_to(app)
-commands_data.add_to(app)
-commands_disclosures.add_to(app)
-commands_leave.add_to(app)
+check.add_to(app)
+data.add_to(app)
+disclosures.add_to(app)
+leave.add_to(app)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""Options that several commands of `silo` take."""
+"""Options that several commands of `silo` take.
+
+Tests: tests/silo/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,6 @@ MetricsOption = Annotated[str | None, typer.Option(
 
 def home_of(option: Path | None) -> Path:
     """The folder that --home names, else the default one; absolute."""
-    from silo.home import default_home
+    from semisilo.silo.site.home import default_home
 
     return (option if option is not None else default_home()).expanduser().absolute()

@@ -5,8 +5,8 @@
 | labels-at-coordinator | none                         | all images; labels that they have are dropped         |
 | labels-at-silo        | what `silo join` was told is | the rest; where they come in steps, those of one step |
 
-What a source holds with and without a class is told by `common.data.partly_labelled`. Nothing here makes tensors, so
-that a light process may import it.
+What a source holds with and without a class is told by `semisilo.common.data.partly_labelled`. Nothing here makes
+tensors, so that a light process may import it.
 
 Shapes: N unlabelled images.
 """
@@ -19,16 +19,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.form import ImageForm, OnError
-from common.data.image_set import ImageSet, Skipped, joined
-from common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
-from common.data.readers import ReadResult, read_images, refuse_broken, survey
-from common.errors import BadData
-from common.exchange import SiloData
-from common.methods import Scenario
-from silo.home import JoinChoice, check_apart
+from semisilo.common.data.form import ImageForm, OnError
+from semisilo.common.data.image_set import ImageSet, Skipped, joined
+from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
+from semisilo.common.data.readers import ReadResult, read_images, refuse_broken, survey
+from semisilo.common.data.split_settings import streaming_step
+from semisilo.common.errors import BadData
+from semisilo.common.methods import Scenario
+from semisilo.common.methods.contract import SiloData
+from semisilo.silo.compute.messages import Surveyed
+from semisilo.silo.site.home import JoinChoice, check_apart
 
-__all__ = ["ReadSilo", "SiloImages", "SiloSurvey", "read_silo_images", "survey_silo_images"]
+__all__ = ["ReadSilo", "SiloImages", "read_silo_images", "survey_silo_images"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,7 +69,7 @@ class SiloImages:
     def _of_round(self, round: int) -> ImageSet | None:
         if self.unlabelled is None or self.steps_N is None or len(self.steps_N) == 0:
             return _some(self.unlabelled)
-        step = min((round - 1) // self.rounds_per_step, int(self.steps_N.max()))
+        step = streaming_step(round, steps=int(self.steps_N.max()) + 1, rounds_per_step=self.rounds_per_step)
         return _some(self.unlabelled.subset(np.flatnonzero((self.steps_N == step) | (self.steps_N < 0))))
 
 
@@ -95,16 +97,16 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     labels_count = scenario == "labels-at-silo"
     on_error: OnError = "skip" if choice.on_error == "report" else choice.on_error  # reported once, of all sources
 
-    def part(place: int) -> Callable[[float, str], None]:
+    def part(index: int) -> Callable[[float, str], None]:
         def tell(share: float, text: str) -> None:
             if progress is not None:
-                progress((place + share) / number, text)
+                progress((index + share) / number, text)
 
         return tell
 
-    def read(source: str, place: int, *, with_labels: bool) -> ReadResult:
+    def read(source: str, index: int, *, with_labels: bool) -> ReadResult:
         return read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
-                           labelled=with_labels, on_error=on_error, progress=part(place), reading=form.reading)
+                           labelled=with_labels, on_error=on_error, progress=part(index), reading=form.reading)
 
     found = read_partly_labelled(choice.source, form, classes=classes, use_labels=labels_count and not choice.labelled,
                                  on_error=on_error, progress=part(0))
@@ -136,19 +138,7 @@ def _some(images: ImageSet | None) -> ImageSet | None:
     return images if images is not None and len(images) else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SiloSurvey:
-    """How many images a silo has, counted without decoding them."""
-
-    labelled: int
-    """With a class: what a study with labels at silos would train on as labelled."""
-    unlabelled: int
-    test: int
-    steps: int
-    """Steps in which the unlabelled images come; 0 when all are there from the start."""
-
-
-def survey_silo_images(choice: JoinChoice) -> SiloSurvey:
+def survey_silo_images(choice: JoinChoice) -> Surveyed:
     """Counts what a `silo join` has named, before any study is known.
 
     Raises: BadData, naming the file, when a source cannot be used, or has no labels where it must have them.
@@ -158,8 +148,8 @@ def survey_silo_images(choice: JoinChoice) -> SiloSurvey:
     labelled, unlabelled = found.labelled, found.unlabelled
     if choice.labelled:
         labelled, unlabelled = _count_labelled(choice.labelled, "labelled"), labelled + unlabelled
-    return SiloSurvey(labelled=labelled, unlabelled=unlabelled, steps=found.steps,
-                      test=_count_labelled(choice.test, "test") if choice.test else 0)
+    return Surveyed(labelled=labelled, unlabelled=unlabelled, steps=found.steps,
+                    test=_count_labelled(choice.test, "test") if choice.test else 0)
 
 
 def _count_labelled(source: str, what: str) -> int:

@@ -6,7 +6,7 @@
 
 So over any number of rounds the sum of what was decoded is the sum of the differences, less the last residual: nothing
 is lost for good, only put off. The residual is the silo's memory: it counts when the round was folded
-(`silo.memory`). Every phase has residuals of its own: within a round each starts from what is committed.
+(`semisilo.silo.site.memory`). Every phase has residuals of its own: within a round each starts from what is committed.
 
 Source: Seide et al. 2014 (1-bit SGD); Stich, Cordonnier and Jaggi 2018 (top-k); Karimireddy et al. 2019.
 """
@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.codec import Aim, Bits, Plan, ValueForm
-from common.errors import ComputeFailed
-from common.exchange import Meaning, PayloadRef, TensorGroup
-from common.payload import EncodedInput, TensorInput, write_payload
-from common.payload_reader import PayloadReader
-from common.seeds import numpy_generator
-from common.store import PayloadStore
-from common.torch_payload import bits_to_tensor, encoded_input, tensor_spec, tensor_to_bits
-from common.uplink import Uplink
+from semisilo.common.errors import ComputeFailed
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup
+from semisilo.common.methods.uplink import Uplink
+from semisilo.common.payload.codec import Aim, Bits, Plan, ValueForm
+from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.payload.torch_tensors import bits_to_tensor, encoded_input, tensor_spec, tensor_to_bits
+from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.storage.store import PayloadStore
 
 __all__ = ["Residuals", "Sender", "largest", "merged", "plan_of", "share_count", "write_update"]
 
@@ -68,7 +68,7 @@ def write_update(store: PayloadStore, groups: Mapping[str, TensorGroup], uplink:
         residuals: the committed ones, `Residuals.tensors`; one that does not fit the update counts as zero.
     Returns: (the payload, what the lossy forms left out of it: the new residuals of what was sent; empty without error
         feedback and for what went exactly).
-    Raises: ComputeFailed when training has diverged; what `common.payload.write_payload` raises.
+    Raises: ComputeFailed when training has diverged; what `semisilo.common.payload.writer.write_payload` raises.
     """
     plan = plan_of(uplink, link_bytes_per_second=link_bytes_per_second)
     inputs: dict[str, EncodedInput] = {}

@@ -1,6 +1,7 @@
 """What a silo's compute process does: reads the images, runs the trainer, writes update and memory.
 
-Called through common.compute with plain JSON types. Nothing is kept here but a cache of the images that were read.
+Asked through `semisilo.common.process.compute` with the requests of `semisilo.silo.compute.messages`. Nothing is kept
+here but a cache of the images that were read.
 """
 
 from __future__ import annotations
@@ -9,32 +10,43 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from common import numerics
-from common.config import from_dict, to_dict
-from common.data.form import OnError
-from common.data.image_set import Skipped
-from common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
-from common.exchange import Meaning, ModelBuilder, PayloadRef, SiloTask, TaskSpec, TensorGroup, Update
-from common.logs import printable
-from common.manifest import GroupManifest, check_manifest
-from common.methods import MethodSpec, Scenario, find_method, is_declared
-from common.methods.spec import FROZEN, counts_of
-from common.models import check_model, model_builder
-from common.state_files import STATE_ENDING, StateFiles
-from common.store import PayloadStore
-from common.tensors import group_digest
-from silo.compression import Residuals, Sender, merged, write_update
-from silo.home import JoinChoice
-from silo.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
-from silo.received import hold, receive
-from silo.stores import open_cache, open_outgoing
-from silo.trainers import load_trainer
+from semisilo.common.config import from_dict
+from semisilo.common.data.form import ImageForm, Reading
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
+from semisilo.common.learning import numerics
+from semisilo.common.learning.tensors import group_digest
+from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared
+from semisilo.common.methods.contract import (
+    Meaning,
+    ModelBuilder,
+    ModelSettings,
+    PayloadRef,
+    SiloTask,
+    TaskSpec,
+    TensorGroup,
+    Update,
+)
+from semisilo.common.methods.spec import FROZEN, counts_of
+from semisilo.common.models.factory import check_model, model_builder
+from semisilo.common.payload.manifest import GroupManifest, check_manifest
+from semisilo.common.process.messages import Handler
+from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.logs import printable
+from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
+from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
+from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
+from semisilo.silo.compute.received import hold, receive
+from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.stores import open_cache, open_outgoing
+from semisilo.silo.trainers import load_trainer
 
 __all__ = ["Operations"]
 
@@ -44,88 +56,78 @@ _LOG = logging.getLogger("semisilo.work")
 _NAMED_FILES = 5
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ImagesKey:
+    """What a silo's images in memory depend on. Mean and deviation are applied to batches."""
+
+    choice: JoinChoice
+    size: int
+    channels: int
+    resize: str
+    reading: Reading
+    scenario: Scenario
+    classes: tuple[str, ...]
+    """They matter where the silo's own labels do."""
+
+
 class Operations:
-    """The operations by name."""
+    """What a silo's compute process can do."""
 
     def __init__(self, progress: Callable[[float, str], None], *, device: str = "") -> None:
         """`device` is "cpu" or "cuda"; empty: an accelerator where there is one."""
         self._progress = progress
         self._device = device
-        self._read: tuple[Any, SiloImages] | None = None
-        self._fitting: Any = None
+        self._read: tuple[_ImagesKey, SiloImages] | None = None
+        self._fitting: tuple[ModelSettings, ImageForm, tuple[str, ...]] | None = None
 
-    def survey(self, source: str, labelled: str = "", test: str = "") -> dict[str, Any]:
-        """How many images there are, without decoding them: {"labelled", "unlabelled", "test", "steps"}.
+    def handlers(self) -> tuple[Handler, ...]:
+        """See `semisilo.common.process.messages.Operations`."""
+        return Survey.handled_by(self.survey), Train.handled_by(self.train)
 
-        Args: as of `train`.
-        Raises: BadData.
-        """
-        counts: dict[str, Any] = to_dict(survey_silo_images(JoinChoice(source=source, labelled=labelled, test=test)))
-        return counts
+    def survey(self, request: Survey) -> Surveyed:
+        """See `Survey`."""
+        return survey_silo_images(request.choice)
 
-    def train(self, task: dict[str, Any], payloads: dict[str, str], cache_folder: str, source: str,
-              on_error: OnError, factories: list[str], memory: str | None, outgoing_folder: str,
-              memory_folder: str, link_bytes_per_second: float = 0.0, residuals: str | None = None,
-              pending_residuals: str | None = None, labelled: str = "", test: str = "") -> dict[str, Any]:
-        """Does one task. Safe to repeat: the same arguments give the same bytes under the same names.
-
-        Args:
-            task: a TaskSpec as `to_dict` gives it.
-            payloads: path of each payload that was fetched for the task, by digest; already verified.
-            cache_folder: store of what arrives; in its folder "tensors" are the groups that this silo holds.
-            source: the silo's images.
-            on_error: at an image that cannot be read, "stop", "skip" or "report".
-            factories: model factories that this silo permits.
-            memory: file of the committed memory, called by its digest; None when there is none.
-            outgoing_folder: store that the update's payload is written to.
-            memory_folder: where the new memory file is written.
-            link_bytes_per_second: last measured up; 0 when it was not.
-            residuals: file of what lossy updates have left out, committed; None when there is none.
-            pending_residuals: the same after an earlier phase of this round.
-            labelled: labelled images apart from `source`; empty when `source` holds them as well.
-            test: labelled images that the silo's own model is measured on; empty for none.
-        Returns: {"abstention", "payload": PayloadRef or None, "num_examples", "metrics", "memory": path or None,
-            "residuals": path or None where they stay as they are, "seconds", "numerics", "skipped"}.
-        Raises: any SemisiloError; BadPayload when the received groups are not the method's.
-        """
+    def train(self, request: Train) -> Trained:
+        """See `Train`."""
         started = time.monotonic()
-        order = from_dict(TaskSpec, task, where="task")
+        order = request.task
         spec = find_method(order.method)
         settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         record = numerics.apply(order.numerics, device=device)
-        cache = open_cache(Path(cache_folder))
-        groups = self._received(order, spec, payloads, cache)
+        cache = open_cache(request.cache_folder)
+        groups = self._received(order, spec, request.payloads, cache)
         frozen = groups.pop(FROZEN, None)
-        build = model_builder(order.model, order.image, tuple(factories),
+        build = model_builder(order.model, order.image, request.factories,
                               frozen=None if frozen is None else frozen.tensors)
-        self._check_model(order, build, (*factories, "" if frozen is None else group_digest(frozen)))
-        images, skipped = self._silo_images(order, settings.scenario, JoinChoice(
-            source=source, labelled=labelled, test=test, on_error=on_error))
+        self._check_model(order, build, (*request.factories, "" if frozen is None else group_digest(frozen)))
+        images, skipped = self._silo_images(order, settings.scenario, request.choice)
         data = images.data(round=order.round, scenario=settings.scenario)
         trainer = load_trainer(order.method)()
         asked = SiloTask(
             study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
             seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
             image=order.image, device=device, progress=self._progress)
-        update, keep = trainer.train(asked, data, _remembered(trainer, memory))
+        update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
         metrics = _finite(spec, update)
-        files = StateFiles(Path(memory_folder))
+        files = StateFiles(request.memory_folder)
         payload, left = None, None
         if not update.abstention:
             _assert_declared(spec, update, order.phase)
             leaving = _against_received(spec, update, groups)
-            payload, left = _written(order, leaving, open_outgoing(Path(outgoing_folder)), _left_out(residuals),
-                                     _left_out(pending_residuals), link_bytes_per_second)
+            payload, left = _written(order, leaving, open_outgoing(request.outgoing_folder),
+                                     _left_out(request.residuals), _left_out(request.pending_residuals),
+                                     request.link_bytes_per_second)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
-        kept, kept_residuals = (None if state is None else str(files.path(files.save(state))) for state in (keep, left))
-        return {"abstention": update.abstention, "payload": to_dict(payload), "num_examples": update.num_examples,
-                "metrics": metrics, "memory": kept, "residuals": kept_residuals, "seconds": time.monotonic() - started,
-                "numerics": to_dict(record), "skipped": skipped}
+        kept, kept_residuals = (None if state is None else files.path(files.save(state)) for state in (keep, left))
+        return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
+                       memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
+                       skipped=skipped)
 
-    def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, str],
+    def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
                   cache: PayloadStore) -> dict[str, TensorGroup]:
         """The tensor groups of a task. To be overridden where several silos share their files."""
         return receive(order, spec, payloads, cache)
@@ -141,8 +143,8 @@ class Operations:
         """The silo's images in the study's form, and how many files were left out; read once for the same form, and
         the number is told once. To be overridden where the images are in memory already."""
         form = order.image
-        # Mean and deviation are applied to batches. Classes matter where the silo's own labels do.
-        key = (choice, form.size, form.channels, form.resize, form.reading, scenario, order.model.classes)
+        key = _ImagesKey(choice=choice, size=form.size, channels=form.channels, resize=form.resize,
+                         reading=form.reading, scenario=scenario, classes=order.model.classes)
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
             found = _all_images(order, scenario, choice, self._progress)
@@ -174,19 +176,18 @@ def _log_skipped(skipped: tuple[Skipped, ...]) -> None:
         _LOG.warning("left out: %d more", len(skipped) - _NAMED_FILES)
 
 
-def _remembered(trainer: Any, memory: str | None) -> Any:
+def _remembered(cls: type[T], memory: Path | None) -> T | None:
     """The committed memory; None when there is none, or when this version cannot read it."""
-    return None if memory is None else _loaded(memory, trainer.Memory, "training goes on without memory")
+    return None if memory is None else _loaded(memory, cls, "training goes on without memory")
 
 
-def _left_out(residuals: str | None) -> Mapping[str, torch.Tensor]:
+def _left_out(residuals: Path | None) -> Mapping[str, torch.Tensor]:
     """What earlier updates have left out; nothing when there is no file, or when this version cannot read it."""
     found = None if residuals is None else _loaded(residuals, Residuals, "what earlier updates left out is lost")
     return {} if found is None else found.tensors
 
 
-def _loaded(file: str, cls: type[T], otherwise: str) -> T | None:
-    path = Path(file)
+def _loaded(path: Path, cls: type[T], otherwise: str) -> T | None:
     try:
         return StateFiles(path.parent).load(path.name.removesuffix(STATE_ENDING), cls)
     except StorageDamaged as error:

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import BadPayload, LayoutMismatch, TensorsMissing, WrongBase
-from common.exchange import Meaning, PayloadRef, TaskSpec, TensorGroup
-from common.manifest import DEFAULT_MAX_BYTES, check_manifest
-from common.methods import MethodSpec
-from common.payload_reader import PayloadReader
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.tensors import digest, group_digest
-from common.torch_payload import decode_groups, encode_groups
+from semisilo.common.errors import BadPayload, LayoutMismatch, TensorsMissing, WrongBase
+from semisilo.common.learning.tensors import digest, group_digest
+from semisilo.common.methods import MethodSpec
+from semisilo.common.methods.contract import Meaning, PayloadRef, TaskSpec, TensorGroup
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.manifest import DEFAULT_MAX_BYTES, check_manifest
+from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.storage.store import PayloadStore
 
 __all__ = ["hold", "receive"]
 
 _LOG = logging.getLogger("semisilo.work")
 
 
-def receive(task: TaskSpec, spec: MethodSpec, payloads: Mapping[str, str],
+def receive(task: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
             store: PayloadStore) -> dict[str, TensorGroup]:
     """The tensor groups of a task, decoded. Each is kept on disk as well, for the next payload to be coded against.
 
@@ -60,13 +60,13 @@ def _held(payload: PayloadRef, cache: TensorCache, spec: MethodSpec) -> dict[str
     return {}
 
 
-def _fetched(task: TaskSpec, payload: PayloadRef, payloads: Mapping[str, str], spec: MethodSpec, store: PayloadStore,
+def _fetched(task: TaskSpec, payload: PayloadRef, payloads: Mapping[str, Path], spec: MethodSpec, store: PayloadStore,
              cache: TensorCache) -> dict[str, TensorGroup]:
     if payload.digest not in payloads:
         if payload.tensors:
             raise TensorsMissing("A tensor group that the task builds on is not here any more.")
         raise BadPayload(f"Task {task.task_id} names the payload {payload.digest}, which was not fetched.")
-    path = Path(payloads[payload.digest])
+    path = payloads[payload.digest]
     try:
         found = _decode(path, spec, cache, reference=payload.reference)
     except (BadPayload, LayoutMismatch, WrongBase) as error:

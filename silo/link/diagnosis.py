@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from common.errors import (
+from semisilo.common.errors import (
     CertificateExpired,
     ClockSkew,
     ConnectionRefusedByPeer,
@@ -24,7 +24,7 @@ from common.errors import (
     Unreachable,
     WrongAuthority,
 )
-from common.identity import (
+from semisilo.common.identity.certificates import (
     check_silo_certificate,
     coordinator_name,
     key_from_pem,
@@ -33,15 +33,17 @@ from common.identity import (
     not_before_unix,
     utc_text,
 )
-from common.logs import printable
-from silo.dialling import Way, connect, seconds_left, way_to
-from silo.identity_store import Identity, load_identity
+from semisilo.common.text.logs import printable
+from semisilo.silo.link.dialling import Way, connect, seconds_left, way_to
+from semisilo.silo.site.identity_store import Identity, load_identity
 
 __all__ = ["BUDGET_SECONDS", "diagnose", "diagnose_connection"]
 
 BUDGET_SECONDS = 8.0
-"""A diagnosis takes no longer than this, whatever the other side does."""
+"""A diagnosis takes no longer than this, whatever the other side does: a person waits for it at `silo check`. Enough
+for the name, a connection or two, TLS and HTTP/2, each with a limit of its own."""
 _LISTEN_SECONDS = 1.5
+"""HTTP/2 servers speak first, after one round trip. Who is silent for so long is asked; the rest of the time is his."""
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # RFC 9113, 3.4; empty SETTINGS
 _HTTP2_SETTINGS = 4
 

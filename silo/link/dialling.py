@@ -1,4 +1,7 @@
-"""The way to an address, as gRPC would take it: name, HTTP proxy of the site, TCP; in bounded time, with reasons."""
+"""The way to an address, as gRPC would take it: name, HTTP proxy of the site, TCP; in bounded time, with reasons.
+
+Tests: tests/silo/link/test_link.py.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,19 @@ import urllib.request
 from base64 import b64encode
 from dataclasses import dataclass
 
-from common.errors import Unreachable
-from common.logs import printable
-from common.tls import split_address
+from semisilo.common.errors import Unreachable
+from semisilo.common.rpc.tls import split_address
+from semisilo.common.text.logs import printable
 
 __all__ = ["Way", "connect", "seconds_left", "way_to"]
 
 _RESOLVE_SECONDS = 2.5
+"""Of the 8 s of a diagnosis, so that a name server that says nothing is found out and named."""
 _CONNECT_SECONDS = 3.0
+"""For each address of a name, so that the second one is tried when the first swallows what it is sent. TCP repeats its
+first packet after a second, so one that is lost does no harm."""
 _PROXY_ANSWER_LIMIT_BYTES = 8192
+"""An answer to CONNECT is a few lines; no more is kept of what a stranger sends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Unary calls have deadlines. Transfers have none, because a large update on a thi
 when no byte has moved for a minute. After a failure the same request is made again, at growing intervals that shrink
 back as soon as bytes have advanced. What the coordinator answers on purpose (the task is closed, the payload is not
 served) is raised at once, and so is what no repetition can mend (the certificate was revoked). The patience is in
-`silo.patient_calls`, the bytes of one stream in `silo.transfers`; here is what is asked, and from which byte.
+`semisilo.silo.link.retrying_calls`, the bytes of one stream in `semisilo.silo.link.transfers`; here is what is asked,
+and from which byte.
 
 `asyncio.timeout` is used throughout, never `wait_for`: in Python 3.11 that one swallows a cancellation that comes in
 the same turn as the result, and a silo that is told to stop would work on.
@@ -20,20 +21,20 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from common.errors import BadPayload, SemisiloError
-from common.exchange import PayloadRef
-from common.meter import MessageMeter
-from common.status import from_rpc_error
-from common.store import PayloadStore
-from common.wire import round_service_pb2 as pb
-from silo.patient_calls import LinkSettings, PatientCalls, TryAgain, is_answer, is_fatal
-from silo.retry import Backoff
-from silo.transfers import Transfers
+from semisilo.common.errors import BadPayload, SemisiloError
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.rpc.grpc_errors import from_rpc_error
+from semisilo.common.rpc.meter import MessageMeter
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.link.retrying_calls import Backoff, LinkSettings, RetryingCalls, TryAgain, is_answer, is_fatal
+from semisilo.silo.link.transfers import Transfers
 
 __all__ = ["Link", "LinkSettings", "Verdict", "is_fatal"]
 
 _GARBLED_LIMIT = 2
-"""How often a payload that arrives damaged is fetched again, and a transfer that is objected to is sent again."""
+"""How often a payload that arrives damaged is fetched again, and a transfer that is objected to is sent again. A disk
+or line that spoils something now and then gets another trial; what is damaged three times is damaged at its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class Link:
             messages: where the sizes of messages are added up.
         """
         self._settings = LinkSettings() if settings is None else settings
-        self._calls = PatientCalls(open_channel, silo=silo, settings=self._settings, on_trouble=on_trouble,
-                                   on_contact=on_contact, diagnose=diagnose,
-                                   messages=MessageMeter() if messages is None else messages)
+        self._calls = RetryingCalls(open_channel, silo=silo, settings=self._settings, on_trouble=on_trouble,
+                                    on_contact=on_contact, diagnose=diagnose,
+                                    messages=MessageMeter() if messages is None else messages)
         self._transfers = Transfers(self._calls)
 
     async def reopen(self) -> None:

@@ -1,9 +1,13 @@
-"""Calls to the coordinator that do not give up: one connection, deadlines, repetition, and the cause of a failure."""
+"""Calls to the coordinator that do not give up: one connection, deadlines, repetition, and the cause of a failure.
+
+Tests: tests/silo/link/test_link.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from common.errors import (
+from semisilo.common.errors import (
     BadPayload,
     CertificateExpired,
     CertificateRevoked,
@@ -29,14 +33,14 @@ from common.errors import (
     WrongAuthority,
     WrongBase,
 )
-from common.log_context import REQUEST_ID_KEY, bound, new_request_id
-from common.logs import log_call, printable
-from common.meter import MessageMeter
-from common.status import from_rpc_error
-from common.wire import round_service_pb2_grpc as pb_grpc
-from silo.retry import Backoff, waits
+from semisilo.common.learning.seeds import derive_seed
+from semisilo.common.rpc.grpc_errors import from_rpc_error
+from semisilo.common.rpc.meter import MessageMeter
+from semisilo.common.text.log_context import REQUEST_ID_KEY, bound, new_request_id
+from semisilo.common.text.logs import log_call, printable
+from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 
-__all__ = ["LinkSettings", "PatientCalls", "TryAgain", "is_answer", "is_fatal"]
+__all__ = ["Backoff", "LinkSettings", "RetryingCalls", "TryAgain", "is_answer", "is_fatal", "waits"]
 
 T = TypeVar("T")
 _LOG = logging.getLogger("semisilo.silo")
@@ -44,6 +48,34 @@ _LOG = logging.getLogger("semisilo.silo")
 _FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
 _ANSWERS = (BadPayload, LayoutMismatch, NotPermitted, PayloadNotServed, TaskClosed, UpdateConflict, UsageError,
             WrongBase)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backoff:
+    """Waiting times that double from the first to the largest, each multiplied by a random share."""
+
+    first_seconds: float = 0.2
+    """Wait after the first failure."""
+    largest_seconds: float = 30.0
+    """No wait is longer."""
+    jitter: float = 0.5
+    """A wait is drawn evenly from (1 - jitter) to 1 times its nominal length, so that silos that lost the same
+    coordinator do not come back in step."""
+
+
+def waits(backoff: Backoff, *, silo: str, seed: int = 0) -> Iterator[float]:
+    """Endless waiting times in seconds; a fresh iterator starts from the shortest.
+
+    Args:
+        backoff: lengths and jitter.
+        silo: name of the silo, so that each has its own sequence.
+        seed: counts the fresh starts of one silo.
+    """
+    draw = random.Random(derive_seed(seed, "backoff", silo=silo))
+    nominal = backoff.first_seconds
+    while True:
+        yield nominal * (1 - backoff.jitter * draw.random())
+        nominal = min(backoff.largest_seconds, 2 * nominal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +113,13 @@ def is_answer(error: SemisiloError) -> bool:
     return isinstance(error, _ANSWERS)
 
 
-class PatientCalls:
+class RetryingCalls:
     """The connection, the calls on it and their repetition; every message is counted, every call has an id."""
 
     def __init__(self, open_channel: Callable[[], grpc.aio.Channel], *, silo: str, settings: LinkSettings,
                  on_trouble: Callable[[SemisiloError, int], None], on_contact: Callable[[], None],
                  diagnose: Callable[[], SemisiloError | None], messages: MessageMeter) -> None:
-        """See `silo.link.Link`, which hands on what it is given."""
+        """See `semisilo.silo.link.link.Link`, which hands on what it is given."""
         self._open_channel = open_channel
         self._silo = silo
         self._settings = settings

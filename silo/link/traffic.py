@@ -1,10 +1,13 @@
-"""What this silo's connection has carried, for `silo status` and the log: the kernel's count, or an estimate."""
+"""What this silo's connection has carried, for `silo status` and the log: the kernel's count, or an estimate.
+
+Tests: tests/silo/link/test_link.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.meter import ConnectionMeter, MessageMeter, WireMeter
+from semisilo.common.rpc.meter import ConnectionMeter, MessageMeter, WireMeter
 
 __all__ = ["Carried", "Traffic"]
 

@@ -1,6 +1,8 @@
 """The bytes of payloads and updates on their way: one stream from where the last one ended, cut when nothing moves.
 
-A stream that is cut raises; that it is made again, and from which byte, is for `silo.link` to say.
+A stream that is cut raises; that it is made again, and from which byte, is for `semisilo.silo.link.link` to say.
+
+Tests: tests/silo/link/test_link.py.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,22 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from common.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD, Piece, pack_piece, receive_into, stream_pieces, unpack_piece
-from common.errors import BadPayload
-from common.status import CHECK_SECONDS_KEY
-from common.store import PartialFile
-from common.wire import round_service_pb2 as pb
-from silo.ending import Ending
-from silo.patient_calls import PatientCalls
+from semisilo.common.errors import BadPayload
+from semisilo.common.rpc.chunks import (
+    DOWNLOAD_FIELD,
+    SUBMIT_FIELD,
+    Piece,
+    pack_piece,
+    receive_into,
+    stream_pieces,
+    unpack_piece,
+)
+from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY
+from semisilo.common.storage.store import PartialFile
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.link.retrying_calls import RetryingCalls
 
-__all__ = ["SMALLEST_MEASURED_BYTES", "Transfers"]
+__all__ = ["SMALLEST_MEASURED_BYTES", "Ending", "Transfers"]
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["RoundService"].full_name
 SMALLEST_MEASURED_BYTES = 256 * 1024
@@ -34,13 +43,13 @@ SMALLEST_MEASURED_BYTES = 256 * 1024
 class Transfers:
     """DownloadPayload and SubmitUpdate, each once. Messages with chunks pass gRPC as bytes."""
 
-    def __init__(self, calls: PatientCalls) -> None:
+    def __init__(self, calls: RetryingCalls) -> None:
         self._calls = calls
         self._upload_rate = 0.0
 
     @property
     def upload_rate(self) -> float:
-        """See `silo.link.Link.upload_rate`."""
+        """See `semisilo.silo.link.link.Link.upload_rate`."""
         return self._upload_rate
 
     async def receive(self, task_id: str, digest: str, partial: PartialFile, size_bytes: int, *,
@@ -152,3 +161,52 @@ async def _check_seconds(call: Any, limit: float) -> float:
         return min(max(0.0, float(said)), limit)
     except (TypeError, ValueError):
         return 0.0
+
+
+class Ending:
+    """Keeps the status with which a call ended first, before a failed write can hide it.
+
+    A coordinator may end an upload while the silo still writes: the phase has closed, the silo is revoked, bytes are
+    damaged. The write that is under way then fails, and gRPC for Python lays INTERNAL, "Internal error from Core", over
+    the status that the coordinator sent, whether that has come already or is a moment behind (grpc/grpc#36066). Such a
+    failure would be tried again for ever, since the silo cannot tell it from a hiccup.
+    """
+
+    def __init__(self, call: Any) -> None:
+        """
+        Args:
+            call: a call of grpc.aio that has not ended.
+        """
+        self._first: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._note)
+
+    def of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """What the coordinator, or the line, has to say; `error` is what gRPC says at the end of the call."""
+        if _only_a_failed_write(error) and self._first is not None:
+            return self._first
+        return error
+
+    def _note(self, call: Any) -> None:
+        code = _at_once(call.code())
+        if self._first is None and code not in (None, grpc.StatusCode.OK):
+            self._first = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), _at_once(call.trailing_metadata())
+                                               or grpc.aio.Metadata(), details=_at_once(call.details()))
+
+
+def _only_a_failed_write(error: grpc.aio.AioRpcError) -> bool:
+    """A coordinator's INTERNAL brings metadata."""
+    return error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata()
+
+
+def _at_once(reading: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that need not wait, as those of a call that has ended; None when it would.
+
+    A callback cannot await, and a turn of the event loop later the status may be another.
+    """
+    try:
+        reading.send(None)
+    except StopIteration as finished:
+        return finished.value
+    finally:
+        reading.close()
+    return None

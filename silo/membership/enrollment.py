@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.errors import (
+from semisilo.common.errors import (
     CertificateExpired,
     ConnectionRefusedByPeer,
     InvitationExpired,
@@ -20,7 +20,7 @@ from common.errors import (
     UsageError,
     WrongAuthority,
 )
-from common.identity import (
+from semisilo.common.identity.certificates import (
     certificate_pem,
     check_silo_certificate,
     fingerprint,
@@ -30,15 +30,15 @@ from common.identity import (
     not_before_unix,
     utc_text,
 )
-from common.invitation import InvitationLine, decode_invitation, token_hash
-from common.status import from_rpc_error
-from common.tls import channel_credentials, channel_options
-from common.wire import enrollment_service_pb2 as pb
-from common.wire import enrollment_service_pb2_grpc as pb_grpc
-from silo.diagnosis import diagnose_connection
-from silo.disclosures import Disclosure, DisclosureLog, message
-from silo.home import SiloHome
-from silo.identity_store import (
+from semisilo.common.identity.invitation import InvitationLine, decode_invitation, token_hash
+from semisilo.common.rpc.grpc_errors import from_rpc_error
+from semisilo.common.rpc.tls import channel_credentials, channel_options
+from semisilo.common.wire import enrollment_service_pb2 as pb
+from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
+from semisilo.silo.link.diagnosis import diagnose_connection
+from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.identity_store import (
     FederationFile,
     Identity,
     drop_pending_keys,

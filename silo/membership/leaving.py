@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import (
+from semisilo.common.errors import (
     CertificateExpired,
     CertificateRevoked,
     ConnectionRefusedByPeer,
@@ -23,9 +23,9 @@ from common.errors import (
     Unreachable,
     UsageError,
 )
-from common.identity import utc_text
-from silo.home import AlreadyRunning, SiloHome
-from silo.identity_store import Identity, has_identity, load_identity
+from semisilo.common.identity.certificates import utc_text
+from semisilo.silo.site.home import AlreadyRunning, SiloHome
+from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 
 __all__ = ["Left", "leave"]
 
@@ -114,7 +114,7 @@ def _tell(identity: Identity, home: SiloHome, *, use_http_proxy: bool, now: floa
     """
     import asyncio
 
-    from silo.enrollment import leave_federation
+    from semisilo.silo.membership.enrollment import leave_federation
 
     try:
         return asyncio.run(leave_federation(identity, home, use_http_proxy=use_http_proxy,
@@ -124,7 +124,7 @@ def _tell(identity: Identity, home: SiloHome, *, use_http_proxy: bool, now: floa
     except (CertificateRevoked, UnknownSilo) as error:
         return None, f"It was no member any more: {error.text}"
     except (Unreachable, ConnectionRefusedByPeer):
-        from silo.diagnosis import diagnose
+        from semisilo.silo.link.diagnosis import diagnose
 
         found = diagnose(identity.folder.parent.parent, identity.address, now, use_http_proxy=use_http_proxy)
         raise type(found)(found.text, remedy=f"{found.remedy} {_alternative(identity)}".strip()) from None

@@ -10,22 +10,22 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from common import tensors
-from common.consistency import tsa_threshold
-from common.data.image_set import ImageSet
-from common.errors import LayoutMismatch
-from common.exchange import SiloTask
-from common.methods.objectives import ObjectiveSettings
-from common.soft_labels import ramp
-from common.training import named_randomness
-from silo.objectives.fixmatch import FixMatch
-from silo.objectives.mean_teacher import MeanTeacher
-from silo.objectives.pseudo_label import PseudoLabel, label_all
-from silo.objectives.step import Objective, Step, Unlabelled
-from silo.objectives.supervised import Supervised
-from silo.objectives.training import LocalTraining, train_locally, usable_data
-from silo.objectives.uda import UDA
-from silo.objectives.views import View
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning import tensors
+from semisilo.common.learning.consistency import tsa_threshold
+from semisilo.common.learning.soft_labels import ramp
+from semisilo.common.learning.training import loaded_model
+from semisilo.common.methods.contract import SiloTask
+from semisilo.common.methods.objectives import ObjectiveSettings
+from semisilo.silo.objectives.fixmatch import FixMatch
+from semisilo.silo.objectives.mean_teacher import MeanTeacher
+from semisilo.silo.objectives.pseudo_label import PseudoLabel, label_all
+from semisilo.silo.objectives.step import Objective, Step, Unlabelled
+from semisilo.silo.objectives.supervised import Supervised
+from semisilo.silo.objectives.training import LocalTraining, train_locally, usable_data
+from semisilo.silo.objectives.uda import UDA
+from semisilo.silo.objectives.views import View
 
 __all__ = ["UDA", "FixMatch", "LocalTraining", "MeanTeacher", "Objective", "PseudoLabel", "Step", "Supervised",
            "Unlabelled", "make_objective", "train_locally", "usable_data"]
@@ -72,12 +72,11 @@ def make_objective(task: SiloTask, model: nn.Module, unlabelled: ImageSet | None
 
 
 def _teacher(task: SiloTask, model: nn.Module, kept: Mapping[str, Tensor] | None) -> nn.Module:
-    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
-        network = task.build_model()
-    tensors.load_into(network, tensors.parameters_of(model))
+    network = loaded_model(task.build_model, tensors.parameters_of(model), seed=task.seed, round=task.round,
+                           silo=task.silo, device=task.device)
     if kept is not None and task.settings.teacher == "local":
         try:
             tensors.load_into(network, kept)
         except LayoutMismatch as error:
             _LOG.warning("the teacher starts anew, what was kept does not fit the model: %s", error.text)
-    return network.to(task.device)
+    return network

@@ -1,14 +1,17 @@
-"""FixMatch: the strong view shall have the class that the weak one shows with confidence."""
+"""FixMatch: the strong view shall have the class that the weak one shows with confidence.
+
+Tests: tests/silo/objectives/test_objectives.py.
+"""
 
 from __future__ import annotations
 
 from torch import nn
 
-from common.consistency import MaskMean, fixmatch_unsup
-from common.data.form import ImageForm
-from silo.objectives.step import Step, Unlabelled
-from silo.objectives.supervised import Supervised
-from silo.objectives.views import View
+from semisilo.common.data.form import ImageForm
+from semisilo.common.learning.consistency import MaskMean, fixmatch_unsup
+from semisilo.silo.objectives.step import Step, Unlabelled
+from semisilo.silo.objectives.supervised import Supervised
+from semisilo.silo.objectives.views import View
 
 __all__ = ["FixMatch"]
 

@@ -1,4 +1,7 @@
-"""Mean teacher: the model shall agree with a moving average of itself (Fed-MT)."""
+"""Mean teacher: the model shall agree with a moving average of itself (Fed-MT).
+
+Tests: tests/silo/objectives/test_objectives.py.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from common import tensors
-from common.consistency import ema_into, mt_consistency
-from common.data.form import ImageForm
-from common.losses import pseudo_labels
-from silo.objectives.step import Objective, Step, Unlabelled
-from silo.objectives.views import View
+from semisilo.common.data.form import ImageForm
+from semisilo.common.learning import tensors
+from semisilo.common.learning.consistency import ema_into, mt_consistency
+from semisilo.common.learning.losses import pseudo_labels
+from semisilo.silo.objectives.step import Objective, Step, Unlabelled
+from semisilo.silo.objectives.views import View
 
 __all__ = ["MeanTeacher"]
 

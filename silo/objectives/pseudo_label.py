@@ -1,4 +1,7 @@
-"""Pseudo-labels: the class that the model finds likeliest counts as the image's own (Fed-Pseudo)."""
+"""Pseudo-labels: the class that the model finds likeliest counts as the image's own (Fed-Pseudo).
+
+Tests: tests/silo/objectives/test_objectives.py.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from common.consistency import pseudo_label_loss
-from common.data import augment
-from common.data.form import ImageForm
-from common.evaluation import inference_batches
-from common.losses import PseudoLabels, pseudo_labels
-from silo.objectives.step import Objective, Step, Unlabelled
-from silo.objectives.views import View
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import ImageForm
+from semisilo.common.learning.consistency import pseudo_label_loss
+from semisilo.common.learning.evaluation import inference_batches
+from semisilo.common.learning.losses import PseudoLabels, pseudo_labels
+from semisilo.silo.objectives.step import Objective, Step, Unlabelled
+from semisilo.silo.objectives.views import View
 
 __all__ = ["PseudoLabel", "label_all"]
 

@@ -5,6 +5,8 @@ Shapes: B images of a step, K classes. A step's loss is
     labelled_weight * labelled + unlabelled_weight * unlabelled
 
 with one forward pass for each term, so that batch-norm uses the statistics of each batch.
+
+Tests: tests/silo/objectives/test_objectives.py.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.data import augment
-from common.data.form import ImageForm
-from common.losses import PseudoLabels, cross_entropy
-from silo.objectives.views import View
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import ImageForm
+from semisilo.common.learning.losses import PseudoLabels, cross_entropy
+from semisilo.silo.objectives.views import View
 
 __all__ = ["Objective", "Step", "Unlabelled"]
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.normalised_averaging import local_steps
+from semisilo.common.learning.normalised_averaging import local_steps
 
 __all__ = ["StepPlan", "StepsRule", "image_batches", "plan_steps"]
 
@@ -77,10 +77,10 @@ def image_batches(plan: StepPlan, count: int, batch: int, generator: torch.Gener
         if not (count and batch):
             yield rest
         elif plan.steps_per_epoch:
-            place = number % plan.steps_per_epoch
-            if place == 0:
+            step = number % plan.steps_per_epoch
+            if step == 0:
                 rest = torch.randperm(count, generator=generator)
-            yield rest[place * batch:(place + 1) * batch]
+            yield rest[step * batch:(step + 1) * batch]
         else:
             while len(rest) < batch:
                 rest = torch.cat([rest, torch.randperm(count, generator=generator)])

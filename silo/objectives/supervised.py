@@ -1,9 +1,12 @@
-"""Learning from labels alone (SL)."""
+"""Learning from labels alone (SL).
+
+Tests: tests/silo/objectives/test_objectives.py.
+"""
 
 from __future__ import annotations
 
-from common.data.form import ImageForm
-from silo.objectives.step import Objective, Step
+from semisilo.common.data.form import ImageForm
+from semisilo.silo.objectives.step import Objective, Step
 
 __all__ = ["Supervised"]
 

@@ -1,6 +1,8 @@
 """The steps of one round at a silo, with any local objective.
 
 Shapes: B images of a step.
+
+Tests: tests/silo/objectives/test_objectives.py.
 """
 
 from __future__ import annotations
@@ -12,17 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import OneValuePerChannel
-from common.data.image_set import ImageSet
-from common.exchange import SiloData, SiloTask
-from common.methods.objectives import ObjectiveSettings
-from common.seeds import torch_generator
-from common.sgd import SGD, step
-from common.training import named_randomness
-from silo.objectives.step import Objective, Step
-from silo.objectives.steps import StepPlan, image_batches, plan_steps
-from silo.objectives.views import View, viewed
-from silo.pseudo_label_report import PseudoLabelReport
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sgd import SGD, step
+from semisilo.common.learning.training import named_randomness
+from semisilo.common.methods.contract import SiloData, SiloTask
+from semisilo.common.methods.objectives import ObjectiveSettings
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.objectives.step import Objective, Step
+from semisilo.silo.objectives.steps import StepPlan, image_batches, plan_steps
+from semisilo.silo.objectives.views import View, viewed
 
 __all__ = ["LocalTraining", "Penalty", "train_locally", "usable_data"]
 
@@ -41,7 +43,7 @@ class LocalTraining:
     skipped: int
     """Steps left out because a batch-norm layer saw one value per channel."""
     metrics: Mapping[str, float]
-    """`common.methods.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
+    """`semisilo.common.methods.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
 
 
 class _Mean:

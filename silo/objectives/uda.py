@@ -1,4 +1,7 @@
-"""UDA: the strong view shall give the sharpened probabilities of the original; labels are fed in slowly (TSA)."""
+"""UDA: the strong view shall give the sharpened probabilities of the original; labels are fed in slowly (TSA).
+
+Tests: tests/silo/objectives/test_objectives.py.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from common.consistency import MaskMean, tsa_loss, uda_unsup
-from common.data.form import ImageForm
-from silo.objectives.step import Step, Unlabelled
-from silo.objectives.supervised import Supervised
+from semisilo.common.data.form import ImageForm
+from semisilo.common.learning.consistency import MaskMean, tsa_loss, uda_unsup
+from semisilo.silo.objectives.step import Step, Unlabelled
+from semisilo.silo.objectives.supervised import Supervised
 
 __all__ = ["UDA"]
 
@@ -20,7 +23,7 @@ class UDA(Supervised):
 
     Args:
         tsa: from the number of classes, the largest probability of its class at which a labelled image enters
-            (`common.consistency.tsa_threshold`); 1 lets all enter.
+            (`semisilo.common.learning.consistency.tsa_threshold`); 1 lets all enter.
         mask_mean: as in FixMatch.
     Source: UDA, Xie et al. (NeurIPS 2020) sections 2.2, 3.1 and 3.2; weights as FedMatch (Jeong et al.).
     """

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.data import augment
-from common.data.form import AugmentationSettings
-from common.training import view_block_images
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings
+from semisilo.common.learning.training import view_block_images
 
 __all__ = ["View", "view_of", "viewed"]
 

@@ -1,4 +1,7 @@
-"""What `silo disclosures` shows: lines of the record, chosen, added up, and written as a table or as CSV."""
+"""What `silo disclosures` shows: lines of the record, chosen, added up, and written as a table or as CSV.
+
+Tests: tests/silo/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
 
-from common.config import parse_duration
-from common.describe import describe_bytes
-from common.errors import BadConfiguration, UsageError
-from common.logs import printable
-from silo.disclosures import KINDS, Broken, Line
+from semisilo.common.config import parse_duration
+from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.text.describe import describe_bytes
+from semisilo.common.text.logs import printable
+from semisilo.silo.site.disclosures import KINDS, Broken, Line
 
 __all__ = ["Chosen", "as_csv", "as_json", "as_text", "choose", "since_unix"]
 
@@ -77,7 +79,7 @@ def totals(chosen: Chosen) -> dict[str, dict[str, int]]:
             if (of := [line for line in chosen.lines if line.kind == kind])}
 
 
-def as_json(chosen: Chosen, *, path: str) -> dict[str, Any]:
+def as_json(chosen: Chosen, *, path: str) -> dict[str, object]:
     """Plain JSON types: the record's path, its lines, their totals, and lines that cannot be read."""
     return {"record": path, "lines": [asdict(line) for line in chosen.lines], "totals": totals(chosen),
             "broken": [asdict(line) for line in chosen.broken]}
@@ -121,8 +123,8 @@ def _what(line: Line) -> str:
         metrics = f", {len(line.metrics)} numbers: {', '.join(names)}" if names else ""
         return printable(f"{', '.join(line.groups)}; {line.num_examples} examples{metrics}", limit=200)
     if line.kind == "announcement":
-        content = {**line.content, "methods": len(line.content.get("methods", ()))} \
-            if isinstance(line.content.get("methods", ()), list) else line.content
+        methods = line.content.get("methods", [])
+        content = {**line.content, "methods": len(methods)} if isinstance(methods, list) else line.content
         return printable(", ".join(f"{name} {value}" for name, value in content.items()), limit=200)
     return printable(line.text, limit=200)
 
@@ -132,7 +134,7 @@ def _moment(line: Line) -> str:
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.unix))
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     if isinstance(value, tuple):
         value = " ".join(value)
     elif isinstance(value, dict):

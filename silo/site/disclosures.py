@@ -18,13 +18,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, TypeVar, get_args
 
-from common.config import canonical_json
-from common.durable import sync_folder
+from semisilo.common.config import canonical_json
+from semisilo.common.storage.durable import sync_file, sync_folder
 
 __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "announcement", "last_line", "message",
            "read_lines"]
+
+T = TypeVar("T")
 
 Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -51,24 +53,27 @@ class Disclosure:
     metrics: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
     """Reason of an abstention or refusal, as it was sent; of others what they are, in words."""
-    content: Mapping[str, Any] = field(default_factory=dict)
+    content: Mapping[str, object] = field(default_factory=dict)
     """What a message about this silo says, name by name."""
 
 
-def message(kind: Kind, sent: bytes, *, update_id: str = "", **content: Any) -> Disclosure:
+def message(kind: Kind, sent: bytes, *, update_id: str = "", study: str = "", round: int = 0, phase: str = "",
+            method: str = "", metrics: Mapping[str, float] | None = None, text: str = "",
+            content: Mapping[str, object] | None = None) -> Disclosure:
     """The record of a message about this silo.
 
     Args:
         sent: the message as it is serialised.
         update_id: tells it from others; by default the message itself does.
-        content: its text and content, as fields of `Disclosure`.
+        study, round, phase, method, metrics, text, content: as `Disclosure` has them.
     """
     digest = hashlib.sha256(sent).hexdigest()
     return Disclosure(kind=kind, update_id=update_id or f"{kind} {digest[:32]}", bytes=len(sent), digest=digest,
-                      **content)
+                      study=study, round=round, phase=phase, method=method, metrics=metrics or {}, text=text,
+                      content=content or {})
 
 
-def announcement(content: Mapping[str, Any], *, size_bytes: int) -> Disclosure:
+def announcement(content: Mapping[str, object], *, size_bytes: int) -> Disclosure:
     """The record of what every call for a task says of this silo; the same content is recorded once in a row."""
     digest = hashlib.sha256(canonical_json(content).encode()).hexdigest()
     return Disclosure(kind="announcement", update_id=f"announcement {digest[:32]}", bytes=size_bytes, digest=digest,
@@ -101,7 +106,7 @@ class DisclosureLog:
             if size and not _ends_with_newline(self._path):
                 line = "\n" + line
             os.write(handle, line.encode())
-            os.fsync(handle)
+            sync_file(handle)
         finally:
             os.close(handle)
         if not size:
@@ -137,7 +142,7 @@ class Line:
     num_examples: int
     metrics: Mapping[str, float]
     text: str
-    content: Mapping[str, Any]
+    content: Mapping[str, object]
 
     @property
     def unix(self) -> float | None:
@@ -191,22 +196,29 @@ def _line(number: int, raw: bytes, *, cut: bool) -> Line | Broken:
                               "to tell of had not left yet" if cut else "not JSON")
     if not isinstance(entry, dict):
         return Broken(number, "not an entry of the record")
-    fields: dict[str, Any] = {"number": number}
-    for name, kind, default in _FIELDS:
-        fields[name] = entry.get(name, default)
-        if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
-            return Broken(number, f"its {name} is not what it should be")
-    fields["groups"] = tuple(str(group) for group in fields["groups"])
-    if not fields["kind"]:
-        return Broken(number, "not an entry of the record")
-    return Line(**fields)
+    try:
+        line = Line(
+            number=number, time=_field(entry, "time", ""), kind=_field(entry, "kind", ""),
+            study=_field(entry, "study", ""), round=_field(entry, "round", 0), phase=_field(entry, "phase", ""),
+            method=_field(entry, "method", ""), update_id=_field(entry, "update_id", ""),
+            groups=tuple(map(str, _field(entry, "groups", list[object]()))), bytes=_field(entry, "bytes", 0),
+            digest=_field(entry, "digest", ""), num_examples=_field(entry, "num_examples", 0),
+            metrics=_field(entry, "metrics", dict[str, float]()), text=_field(entry, "text", ""),
+            content=_field(entry, "content", dict[str, object]()))
+    except TypeError as error:
+        return Broken(number, str(error))
+    return line if line.kind else Broken(number, "not an entry of the record")
 
 
-_FIELDS: tuple[tuple[str, type, Any], ...] = (
-    ("time", str, ""), ("kind", str, ""), ("study", str, ""), ("round", int, 0), ("phase", str, ""),
-    ("method", str, ""), ("update_id", str, ""), ("groups", list, []), ("bytes", int, 0), ("digest", str, ""),
-    ("num_examples", int, 0), ("metrics", dict, {}), ("text", str, ""), ("content", dict, {}))
-"""Name, type and what a line of an earlier version without it means."""
+def _field(entry: Mapping[str, object], name: str, default: T) -> T:
+    """What an entry says; `default`, whose type it must have, is what a line of an earlier version without it means.
+
+    Raises: TypeError.
+    """
+    value = entry.get(name, default)
+    if not isinstance(value, type(default)) or isinstance(value, bool):
+        raise TypeError(f"its {name} is not what it should be")
+    return value
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -7,6 +7,8 @@ status.json          for `silo status`          cache/               payloads by
 disclosures.jsonl    what left this site        outgoing/            updates on their way
 day.json             bytes carried today        rounds.json          what the last tasks took
 ```
+
+Tests: tests/silo/cli/test_main.py.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.config import from_dict
-from common.data.form import OnError
-from common.durable import write_durably
-from common.errors import BadConfiguration, BadData, SemisiloError
+from semisilo.common.config import from_dict
+from semisilo.common.data.form import OnError
+from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
+from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
+from semisilo.common.storage.durable import write_durably
 
 __all__ = ["AgentStatus", "AlreadyRunning", "JoinChoice", "SiloHome", "StatusFile", "check_apart", "default_home",
            "home_option", "resolve_source"]
@@ -190,7 +193,7 @@ def resolve_source(source: str, *, base: Path) -> str:
     """
     name, mark, part = source.partition("#")
     path = Path(name).expanduser()
-    is_file = name.lower().endswith((".npz", ".csv", ".tsv", ".parquet"))
+    is_file = source_named(name) is not None
     is_path = path.is_absolute() or (base / path).exists() or "/" in name or is_file
     return f"{(base / path).resolve()}{mark}{part}" if is_path else source
 
@@ -200,8 +203,8 @@ def check_apart(choice: JoinChoice) -> None:
 
     Raises: BadData, naming the two.
     """
-    for place, second in enumerate(choice.sources):
-        for first in choice.sources[:place]:
+    for index, second in enumerate(choice.sources):
+        for first in choice.sources[:index]:
             (one, _, part), (other, _, other_part) = first.partition("#"), second.partition("#")
             if first == second or (one == other and not (part and other_part)) or _inside(one, other) \
                     or _inside(other, one):
@@ -212,7 +215,7 @@ def check_apart(choice: JoinChoice) -> None:
 
 def _inside(inner: str, outer: str) -> bool:
     """Whether images of the one lie within the other; an .npz in a folder of images is not read with it."""
-    return Path(outer) != Path(inner) and Path(inner).is_relative_to(outer) and not inner.lower().endswith(".npz")
+    return Path(outer) != Path(inner) and Path(inner).is_relative_to(outer) and not has_suffix(inner, NPZ)
 
 
 # The status file ------------------------------------------------------------------------------------------------------

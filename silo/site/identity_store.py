@@ -5,6 +5,8 @@
     home/identities/pending/   keys made for a request that has not been answered yet
 
 A kill at any instant leaves the old identity or the new one, never a key beside another key's certificate.
+
+Tests: tests/silo/membership/test_enrollment.py.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.config import canonical_json, from_dict
-from common.durable import sync_folder, write_durably, write_secret
-from common.errors import BadConfiguration, StorageDamaged, UsageError
-from common.identity import (
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import BadConfiguration, StorageDamaged, UsageError
+from semisilo.common.identity.certificates import (
     key_from_pem,
     key_to_pem,
     load_certificate,
@@ -31,8 +32,9 @@ from common.identity import (
     not_after_unix,
     not_before_unix,
 )
-from common.tls import Credentials
-from silo.home import home_option
+from semisilo.common.rpc.tls import Credentials
+from semisilo.common.storage.durable import sync_folder, write_durably, write_secret
+from semisilo.silo.site.home import home_option
 
 __all__ = ["FederationFile", "Identity", "drop_pending_keys", "has_identity", "install_identity", "load_identity",
            "pending_key"]

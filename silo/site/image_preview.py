@@ -1,18 +1,21 @@
-"""Which sources `silo data` looks at, and where their contact sheets go: to this machine's disk and nowhere else."""
+"""Which sources `silo data` looks at, and where their contact sheets go: to this machine's disk and nowhere else.
+
+Tests: tests/silo/cli/test_data.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.data.contact_sheet import contact_sheet
-from common.data.pixels import Geometry
-from common.data.preview import Preview, look_at
-from common.durable import write_durably
-from common.errors import BadData
-from silo.choosing import choose_data
-from silo.home import SiloHome
-from silo.policy import load_policy
+from semisilo.common.data.formats.pixels import Geometry
+from semisilo.common.data.preview.contact_sheet import contact_sheet
+from semisilo.common.data.preview.preview import Preview, look_at
+from semisilo.common.errors import BadData
+from semisilo.common.storage.durable import write_durably
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.images_choice import choose_data
+from semisilo.silo.site.policy import load_policy
 
 __all__ = ["look", "sources", "write_sheets"]
 
@@ -41,16 +44,16 @@ def write_sheets(found: Sequence[Preview], sheet: Path | None, *, folder: Path) 
     Raises: BadData when one cannot be written.
     """
     first = sheet if sheet is not None else folder / "contact-sheet.png"
-    places = [first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
-              for number in range(1, len(found) + 1)]
-    for place, each in zip(places, found, strict=True):
+    paths = [first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
+             for number in range(1, len(found) + 1)]
+    for path, each in zip(paths, found, strict=True):
         content = contact_sheet(each.tiles, title=Path(each.source).name, counts=each.classes,
                                 unlabelled=each.unlabelled)
         try:
             if sheet is None:
                 folder.mkdir(parents=True, exist_ok=True)
-            write_durably(place, content, mode=0o600)
+            write_durably(path, content, mode=0o600)
         except OSError as error:
-            raise BadData(f"{place}: the contact sheet cannot be written: {error.strerror}.",
+            raise BadData(f"{path}: the contact sheet cannot be written: {error.strerror}.",
                           remedy="Name another place: --sheet FILE.") from None
-    return [place.absolute() for place in places]
+    return [path.absolute() for path in paths]

@@ -1,14 +1,17 @@
-"""Which images a silo works on: what the command names, else silo.toml, else those of the last time."""
+"""Which images a silo works on: what the command names, else silo.toml, else those of the last time.
+
+Tests: tests/silo/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from common.data.form import OnError
-from common.errors import UsageError
-from silo.home import JoinChoice, SiloHome, check_apart, home_option, resolve_source
-from silo.policy import DataPolicy
+from semisilo.common.data.form import OnError
+from semisilo.common.errors import UsageError
+from semisilo.silo.site.home import JoinChoice, SiloHome, check_apart, home_option, resolve_source
+from semisilo.silo.site.policy import DataPolicy
 
 __all__ = ["OnError", "choose_data"]
 

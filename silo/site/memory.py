@@ -1,9 +1,9 @@
 """What a silo keeps between rounds, on disk: per study one committed memory and at most one pending answer.
 
 `memory.json` is the index, replaced atomically; memory files lie beside it as `<sha256>.safetensors` (what the trainer
-keeps, and what lossy updates have left out: `silo.compression`), updates in a payload store of their own. The compute
-process writes all these files first; `record_pending` then names them in the index, before the update is sent. So at
-every instant the index names only files that are whole, and a file that it does not name is rubbish.
+keeps, and what lossy updates have left out: `semisilo.silo.compute.lossy_update`), updates in a payload store of their
+own. The compute process writes all these files first; `record_pending` then names them in the index, before the update
+is sent. So at every instant the index names only files that are whole, and a file that it does not name is rubbish.
 
 The rule (docs/architecture.md, "Silo memory"): every task says which round of this silo was folded last. When that is
 the pending round, pending becomes committed; otherwise it is dropped. Trainers see committed memory only.
@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from common.config import canonical_json, from_dict
-from common.durable import write_durably
-from common.errors import BadConfiguration, StorageDamaged
-from common.exchange import PayloadRef
-from common.state_files import STATE_ENDING
-from common.store import hash_file
-from silo.stores import open_outgoing
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.storage.durable import write_durably
+from semisilo.common.storage.state_files import STATE_ENDING
+from semisilo.common.storage.store import hash_file
+from semisilo.silo.site.stores import open_outgoing
 
 __all__ = ["CommittedMemory", "PendingUpdate", "SiloMemory", "update_id_of"]
 

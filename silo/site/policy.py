@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.config import from_dict, load_toml
-from common.data.form import OnError
-from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
-from common.exchange import TaskSpec
-from common.methods import METHODS, MethodSpec, find_method, is_declared
-from common.methods.spec import FROZEN
-from common.plugins import plugin_names
-from common.uplink import LOSSY_FORMS
-from silo.hours import DAYS, Hours
+from semisilo.common.config import from_dict, load_toml
+from semisilo.common.data.form import OnError
+from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
+from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.plugins import plugin_names
+from semisilo.common.methods.spec import FROZEN
+from semisilo.common.methods.uplink import LOSSY_FORMS
+from semisilo.silo.site.working_hours import DAYS, Hours
 
 __all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "check_task", "check_update", "load_policy",
            "policy_text"]

@@ -1,13 +1,16 @@
-"""The payload stores of a silo, as its light and its compute process open them."""
+"""The payload stores of a silo, as its light and its compute process open them.
+
+Tests: tests/silo/agent/test_answer.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from common.exchange import PayloadRef
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.storage.store import PayloadStore
 
 __all__ = ["collect_tensors", "open_cache", "open_outgoing"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Literal
 
-from common.logs import printable
+from semisilo.common.text.logs import printable
 
 __all__ = ["DAYS", "Hours", "closes_at", "day_of", "next_day_at", "opens_at", "time_text"]
 

@@ -1,27 +1,15 @@
-"""The silo halves of the methods, by name. A half is imported only when it is asked for: it brings torch."""
+"""The silo halves of the methods, a module each. A half is imported only when it is asked for: it brings torch.
+
+Imports `common` and `semisilo.silo.objectives`; the compute process imports it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from common.plugins import load_half
+from semisilo.common.methods.plugins import load_half
 
-__all__ = ["TRAINERS", "load_trainer"]
-
-TRAINERS: dict[str, str] = {
-    "fedavg": "silo.trainers.fedavg:FedAvgTrainer",
-    "fednova": "silo.trainers.fednova:FedNovaTrainer",
-    "fedprox": "silo.trainers.fedprox:FedProxTrainer",
-    "local": "silo.trainers.local:LocalTrainer",
-    "fed_shvr": "silo.trainers.fed_shvr:FedSHVRTrainer",
-    "fedmatch": "silo.trainers.fedmatch:FedMatchTrainer",
-    "fedmix": "silo.trainers.fedmix:FedMixTrainer",
-    "fedrgd": "silo.trainers.fedrgd:FedRGDTrainer",
-    "fedsgd": "silo.trainers.fedsgd:FedSGDTrainer",
-    "scaffold": "silo.trainers.scaffold:ScaffoldTrainer",
-    "semifl": "silo.trainers.semifl:SemiFLTrainer",
-}
-"""Built-in method -> "module:Class"; plug-ins name their own."""
+__all__ = ["load_trainer"]
 
 
 def load_trainer(name: str) -> type[Any]:
@@ -29,4 +17,4 @@ def load_trainer(name: str) -> type[Any]:
 
     Raises: UnknownName, with the names there are; BadConfiguration for a plug-in that cannot be imported.
     """
-    return load_half(name, TRAINERS, "trainer")
+    return load_half(name, "trainer")

@@ -1,18 +1,22 @@
-"""A silo's part of the phase "statistics": mean, variance and count at every static batch-norm layer."""
+"""A silo's part of the phase "statistics": mean, variance and count at every static batch-norm layer.
+
+Tests: tests/silo/trainers/test_semifl.py.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from common import batch_norm, tensors
-from common.exchange import SiloData, SiloTask, TensorGroup, Update
-from common.seeds import torch_generator
-from common.training import named_randomness
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.training import loaded_model
+from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
 
-__all__ = ["STATISTICS", "measured_statistics"]
+__all__ = ["STATISTICS", "measured_statistics", "outside_training"]
 
 STATISTICS = "statistics"
-"""Name of the phase (`coordinator.static_statistics`)."""
+"""Name of the phase (`semisilo.coordinator.strategies.parts.batch_norm`)."""
 
 
 def measured_statistics(task: SiloTask, data: SiloData) -> Update:
@@ -25,12 +29,23 @@ def measured_statistics(task: SiloTask, data: SiloData) -> Update:
     if not sets:
         return Update(abstention="no_data")
     images_NCHW = sets[0].images_NCHW if len(sets) == 1 else torch.cat([each.images_NCHW for each in sets])
-    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
-        model = task.build_model()
-    tensors.load_into(model, task.groups["model"].tensors)
+    model = loaded_model(task.build_model, task.groups["model"].tensors, seed=task.seed, round=task.round,
+                         silo=task.silo, device=task.device)
     found = batch_norm.measure(
-        model.to(task.device), images_NCHW, form=task.image,
+        model, images_NCHW, form=task.image,
         generator=torch_generator(task.seed, "batch_norm_order", round=task.round, silo=task.silo),
         progress=lambda share: task.report(share, "measuring batch-norm statistics"))
     group = TensorGroup(batch_norm.to_tensors(found, counts=True))
     return Update(groups={"batch_norm": group}, num_examples=len(images_NCHW))
+
+
+def outside_training(task: SiloTask, data: SiloData, method: str) -> Update | None:
+    """The update of a phase in which nobody trains, for a method with one training phase; None in that.
+
+    Raises: BadPayload for a phase that the method does not have; otherwise as `measured_statistics`.
+    """
+    if task.phase == STATISTICS:
+        return measured_statistics(task, data)
+    if task.phase != "train":
+        raise BadPayload(f"{method} has no phase '{task.phase}'.")
+    return None

@@ -1,7 +1,7 @@
 """Fed-SHVR at a silo: soft pseudo-labels once per round, then plain SGD on corrected gradients.
 
 Source: Wang et al., "Fed-SHVR", 2021, Algorithm 1; symbols and rules of the correction are in
-`common.normalised_averaging`, the objective is in `common.soft_labels`.
+`semisilo.common.learning.normalised_averaging`, the objective is in `semisilo.common.learning.soft_labels`.
 
 **The control variate.** With `correction_at = "silo"` the silo keeps c_k, the mean raw gradient of its last accepted
 round, and receives C. It is kept together with the difference that was sent, so that it counts only when the
@@ -9,7 +9,7 @@ coordinator has folded that difference. The task says which round of this silo i
 (`correction_round`). A silo that does not have exactly that c_k, or whose images have changed since, trains without
 correction and says so (metric correction_lost); the coordinator then begins its sum anew. With `correction_at =
 "coordinator"` the silo receives d_k and keeps nothing. c_k is made of the exact difference: a lossy uplink, which this
-module does not see, lets it differ from what the coordinator computes (`coordinator.strategies.fed_shvr`).
+module does not see, lets it differ from what the coordinator computes (`semisilo.coordinator.strategies.fed_shvr`).
 
 Fed-SVR's rule delta_k += (w_{t+1} - w_k) / (lr tau_k) is used in the form of control variates, too, which equals it as
 long as every silo takes part, and also holds for a silo that was away: it needs no model of a round that it missed.
@@ -28,23 +28,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import OneValuePerChannel
-from common.data import augment
-from common.data.image_set import ImageSet
-from common.errors import BadPayload
-from common.evaluation import inference_batches
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.losses import first_argmax
-from common.normalised_averaging import correction, local_steps, mean_gradient, next_control
-from common.seeds import torch_generator
-from common.soft_labels import objective, ramp, soft_labels
-from common.training import check_finite, named_randomness, view_block_images
-from silo.pseudo_label_report import PseudoLabelReport
-from silo.statistics import STATISTICS, measured_statistics
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.evaluation import inference_batches
+from semisilo.common.learning.losses import first_argmax
+from semisilo.common.learning.normalised_averaging import correction, local_steps, mean_gradient, next_control
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.soft_labels import objective, ramp, soft_labels
+from semisilo.common.learning.training import check_finite, named_randomness, view_block_images
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.trainers.batch_norm_phase import outside_training
+from semisilo.silo.trainers.parts.model import difference, load_received_statistics, task_model, trained_parameters
 
 if TYPE_CHECKING:
-    from common.methods.fed_shvr import FedSHVRSettings
+    from semisilo.common.methods.fed_shvr import FedSHVRSettings
 
 __all__ = ["Correction", "FedSHVRMemory", "FedSHVRTrainer", "control_to_keep", "received_correction"]
 
@@ -96,10 +96,8 @@ class FedSHVRTrainer:
         Raises: BadPayload for another phase; LayoutMismatch when model or correction are not the task's; ComputeFailed
             when training diverges.
         """
-        if task.phase == STATISTICS:
-            return measured_statistics(task, data), memory
-        if task.phase != "train":
-            raise BadPayload(f"Fed-SHVR has no phase '{task.phase}'.")
+        if (measured := outside_training(task, data, "Fed-SHVR")) is not None:
+            return measured, memory
         settings: FedSHVRSettings = task.settings
         labelled, unlabelled = (each if each is not None and len(each) else None
                                 for each in (data.labelled, data.unlabelled))
@@ -107,9 +105,7 @@ class FedSHVRTrainer:
         num_examples = num_labelled + num_unlabelled
         if num_examples == 0:
             return Update(abstention="no_data"), memory
-        sent = task.groups["model"]
-        received = sent.tensors
-        model = _loaded(task, received)
+        model = task_model(task, task.groups["model"].tensors)
         if unlabelled is not None and batch_norm.layers_of(model) and "batch_norm" not in task.groups:
             return Update(abstention="no_statistics", num_examples=num_examples), memory
         steps = local_steps(num_labelled, num_unlabelled, epochs=settings.local_epochs,
@@ -120,13 +116,10 @@ class FedSHVRTrainer:
         metrics = {**said, "correction_lost": float(corrected.lost)}
         if done.steps == 0:
             return Update(abstention="no_usable_batch", num_examples=num_examples, metrics=metrics), memory
-        trained = tensors.parameters_of(model)
-        check_finite(trained, where=f"at this silo in round {task.round}")
-        difference = tensors.subtract(trained, received)
-        group = TensorGroup(difference, Meaning.DIFFERENCE, tensors.group_digest(sent))
+        group = difference(task, trained_parameters(task, model))
         return (Update(groups={"model": group}, num_examples=num_examples,
                        metrics={**metrics, **done.losses, "steps": float(done.steps)}),
-                control_to_keep(task, memory, corrected, difference, num_examples=num_examples, steps=done.steps))
+                control_to_keep(task, memory, corrected, group.tensors, num_examples=num_examples, steps=done.steps))
 
 
 # The correction -------------------------------------------------------------------------------------------------------
@@ -160,35 +153,28 @@ def received_correction(task: SiloTask, memory: FedSHVRMemory | None, *, num_exa
 
 
 def control_to_keep(task: SiloTask, memory: FedSHVRMemory | None, corrected: Correction,
-                    difference: Mapping[str, Tensor], *, num_examples: int, steps: int) -> FedSHVRMemory | None:
+                    delta: Mapping[str, Tensor], *, num_examples: int, steps: int) -> FedSHVRMemory | None:
     """The silo's control variate after a round, to be kept with the difference; None where the silo keeps none.
 
     Args:
-        difference: w_k - w_t as it is sent.
+        delta: w_k - w_t as it is sent.
         steps: those that were done.
     """
     settings: FedSHVRSettings = task.settings
     if settings.variant == "fed_sh" or settings.correction_at == "coordinator":
         return None
     before = memory.c if memory is not None and corrected.mean_control is not None else None
-    c = next_control(mean_gradient(difference, lr=settings.lr, steps=steps), corrected.mean_control, before,
+    c = next_control(mean_gradient(delta, lr=settings.lr, steps=steps), corrected.mean_control, before,
                      share=_share(settings, steps))
     return FedSHVRMemory(c=c, epoch=settings.correction_epoch, round=task.round, num_examples=num_examples, steps=steps)
 
 
 def _share(settings: FedSHVRSettings, steps: int) -> int:
-    """s_k of `common.normalised_averaging`."""
+    """s_k of `semisilo.common.learning.normalised_averaging`."""
     return steps if settings.variant == "fed_svr" else 1
 
 
 # Labels ---------------------------------------------------------------------------------------------------------------
-
-def _loaded(task: SiloTask, received: Mapping[str, Tensor]) -> nn.Module:
-    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
-        model = task.build_model()
-    tensors.load_into(model, received)
-    return model.to(task.device)
-
 
 def _label(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Tensor, Mapping[str, float]]:
     """Step 2.1: soft labels of all images, as they are, from the received model with the received statistics.
@@ -196,8 +182,7 @@ def _label(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Tens
     All labels of a round are made with the alpha_0 of its first local epoch. Returns: v float32 (M, K) on the CPU, and
     what the silo says about its labels.
     """
-    group = task.groups.get("batch_norm")
-    batch_norm.load(model, group.tensors if group is not None else {})
+    load_received_statistics(task, model)
     model.eval()
     alpha0, alpha1 = _alpha0(task, epoch_of_round=1), task.settings.alpha1
     parts: list[Tensor] = []
@@ -322,8 +307,8 @@ def _batches(task: SiloTask, kind: str, images: ImageSet | None, target: Tensor 
                     for purpose in ("order", "views"))
     size = min(batch_size, len(images))
     passes = math.ceil(steps * size / len(images))
-    places = torch.cat([torch.randperm(len(images), generator=order) for _ in range(passes)])[:steps * size]
-    for block in torch.split(places, view_block_images(images.images_NCHW, size)):
+    indices = torch.cat([torch.randperm(len(images), generator=order) for _ in range(passes)])[:steps * size]
+    for block in torch.split(indices, view_block_images(images.images_NCHW, size)):
         weak = augment.weak(images.images_NCHW[block].to(task.device), task.augmentation, views)
         for index, views_BCHW in zip(torch.split(block, size), torch.split(weak, size), strict=True):
             yield _Batch(views_BCHW, target[index].to(task.device))

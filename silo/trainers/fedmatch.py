@@ -21,24 +21,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common import batch_norm, tensors
-from common.agreement import AgreementVotes, agreement_votes, iccs_kl, psi_regulariser, soft_threshold_
-from common.batch_norm import OneValuePerChannel
-from common.data import augment
-from common.data.image_set import ImageSet
-from common.decomposition import Decomposed, theta
-from common.errors import BadPayload, LayoutMismatch
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.losses import cross_entropy
-from common.seeds import torch_generator
-from common.sgd import SGDSettings
-from common.sparse_transfer import sparse_delta
-from common.training import check_finite, named_randomness
-from silo.pseudo_label_report import PseudoLabelReport
-from silo.statistics import STATISTICS, measured_statistics
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning import tensors
+from semisilo.common.learning.agreement import (
+    AgreementVotes,
+    agreement_votes,
+    iccs_kl,
+    psi_regulariser,
+    soft_threshold_,
+)
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.decomposition import Decomposed, theta
+from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sgd import sgd_settings
+from semisilo.common.learning.sparse_transfer import sparse_delta
+from semisilo.common.learning.training import check_finite, named_randomness, unloaded_model
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.trainers.batch_norm_phase import outside_training
+from semisilo.silo.trainers.parts.model import load_received_statistics
 
 if TYPE_CHECKING:
-    from common.methods.fedmatch import FedMatchSettings
+    from semisilo.common.methods.fedmatch import FedMatchSettings
 
 __all__ = ["EpochPlan", "FedMatchMemory", "FedMatchTrainer", "epoch_plan"]
 
@@ -50,7 +57,7 @@ class FedMatchMemory:
     """What a silo keeps between rounds, with keep_helpers alone: sigma and psi come with every task."""
 
     helpers: dict[str, Tensor]
-    """Thresholded psi of the helpers it was sent last, "<place>/<tensor>"."""
+    """Thresholded psi of the helpers it was sent last, "<index>/<tensor>"."""
     round: int
     """When that was."""
 
@@ -95,10 +102,8 @@ class FedMatchTrainer:
         Raises: BadPayload for another phase; LayoutMismatch when the tensors are not the task's model's; ComputeFailed
             when training diverges.
         """
-        if task.phase == STATISTICS:
-            return measured_statistics(task, data), memory
-        if task.phase != "train":
-            raise BadPayload(f"FedMatch has no phase '{task.phase}'.")
+        if (measured := outside_training(task, data, "FedMatch")) is not None:
+            return measured, memory
         settings: FedMatchSettings = task.settings
         at_silo = settings.scenario == "labels-at-silo"
         labelled = _usable(data.labelled) if at_silo else None
@@ -145,15 +150,15 @@ def _helpers(task: SiloTask, memory: FedMatchMemory | None
     if not settings.keep_helpers:
         return sent, None
     if sent:
-        flat = {f"{place}/{name}": tensor for place, psi in enumerate(sent) for name, tensor in psi.items()}
+        flat = {f"{index}/{name}": tensor for index, psi in enumerate(sent) for name, tensor in psi.items()}
         return sent, FedMatchMemory(helpers=flat, round=task.round)
     limit = settings.helper_max_age_rounds
     if memory is None or (limit and task.round - memory.round > limit):
         return [], None
     kept: dict[str, dict[str, Tensor]] = {}
     for key, tensor in memory.helpers.items():
-        place, _, name = key.partition("/")
-        kept.setdefault(place, {})[name] = tensor
+        index, _, name = key.partition("/")
+        kept.setdefault(index, {})[name] = tensor
     try:
         for psi in kept.values():
             tensors.check_same_layout(task.groups["psi"].tensors, psi)
@@ -171,14 +176,9 @@ class _Work:
         self._task, self._labelled, self._unlabelled = task, labelled, unlabelled
         self._settings: FedMatchSettings = task.settings
         sigma, psi = task.groups["sigma"].tensors, task.groups["psi"].tensors
-        with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
-            model = task.build_model().to(task.device)
-        statistics = task.groups.get("batch_norm")
-        batch_norm.load(model, statistics.tensors if statistics is not None else {})
-        settings = self._settings
-        self.network = Decomposed(model, sigma, psi, sgd=SGDSettings(
-            lr=settings.round_lr, momentum=settings.momentum, nesterov=False, weight_decay=settings.weight_decay,
-            clip_norm=settings.clip_norm))
+        model = unloaded_model(task.build_model, seed=task.seed, round=task.round, silo=task.silo, device=task.device)
+        load_received_statistics(task, model)
+        self.network = Decomposed(model, sigma, psi, sgd=sgd_settings(self._settings, self._settings.round_lr))
         # Frozen for the whole task, with the received global sigma [P v3, C], not the one under training.
         self._helpers = [{name: tensor.to(task.device) for name, tensor in theta(sigma, helper).items()}
                          for helper in helpers]

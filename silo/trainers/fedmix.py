@@ -1,6 +1,6 @@
 """FedMix at a silo: every batch is labelled by several views of it, then learnt beside a pull towards sigma.
 
-Source: Zhang et al., FedMix (arXiv 2110.13388), Eq. 7 and 8 as `common.mixing` has them.
+Source: Zhang et al., FedMix (arXiv 2110.13388), Eq. 7 and 8 as `semisilo.common.learning.mixing` has them.
 
 Shapes: N unlabelled images, A views of an image, B images in a batch, C channels, K classes.
 """
@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import OneValuePerChannel
-from common.data import augment
-from common.data.image_set import ImageSet
-from common.errors import BadPayload
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.losses import PseudoLabels
-from common.mixing import fedmix_client_loss, fedmix_pseudo
-from common.seeds import torch_generator
-from common.sgd import SGDSettings, make_optimiser, step
-from common.sparse_transfer import threshold
-from common.training import check_finite, named_randomness, view_block_images
-from silo.pseudo_label_report import PseudoLabelReport
-from silo.statistics import STATISTICS, measured_statistics
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.losses import PseudoLabels
+from semisilo.common.learning.mixing import fedmix_client_loss, fedmix_pseudo
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sgd import make_optimiser, sgd_settings, step
+from semisilo.common.learning.sparse_transfer import threshold
+from semisilo.common.learning.training import named_randomness, view_block_images
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.trainers.batch_norm_phase import outside_training
+from semisilo.silo.trainers.parts.model import difference, load_received_statistics, task_model, trained_parameters
 
 if TYPE_CHECKING:
-    from common.methods.fedmix import FedMixSettings
+    from semisilo.common.methods.fedmix import FedMixSettings
 
 __all__ = ["FedMixTrainer"]
 
@@ -51,26 +50,22 @@ class FedMixTrainer:
         Raises: BadPayload for another phase; LayoutMismatch when a model is not the task's; ComputeFailed when training
             diverges.
         """
-        if task.phase == STATISTICS:
-            return measured_statistics(task, data), None
-        if task.phase != "train":
-            raise BadPayload(f"FedMix has no phase '{task.phase}'.")
+        if (measured := outside_training(task, data, "FedMix")) is not None:
+            return measured, None
         unlabelled = data.unlabelled
         if unlabelled is None or len(unlabelled) == 0:
             return Update(abstention="no_data"), None
         settings: FedMixSettings = task.settings
-        sent = task.groups["model"]
-        model = _loaded(task)
+        model = task_model(task, task.groups["model"].tensors)
+        load_received_statistics(task, model)
         sums = _train(task, model, unlabelled)
         metrics = dict(sums.labels)
         if sums.steps == 0:
             return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), None
-        psi = tensors.parameters_of(model)
-        check_finite(psi, where=f"at this silo in round {task.round}")
-        difference = tensors.subtract(threshold(psi, settings.l1_thres), sent.tensors)
+        group = difference(task, threshold(trained_parameters(task, model), settings.l1_thres))
+        group = replace(group, tensors=threshold(group.tensors, settings.delta_thres))
         metrics |= {"loss": sums.loss / sums.steps, "unlabelled_loss": sums.ce / sums.steps,
                     "sigma_distance": sums.l2 / sums.steps, "steps": float(sums.steps)}
-        group = TensorGroup(threshold(difference, settings.delta_thres), Meaning.DIFFERENCE, tensors.group_digest(sent))
         return Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics), None
 
 
@@ -83,15 +78,6 @@ class _Sums:
     l2: float
     steps: int
     labels: dict[str, float]
-
-
-def _loaded(task: SiloTask) -> nn.Module:
-    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
-        model = task.build_model()
-    tensors.load_into(model, task.groups["model"].tensors)
-    group = task.groups.get("batch_norm")
-    batch_norm.load(model, group.tensors if group is not None else {})
-    return model.to(task.device)
 
 
 def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor) -> PseudoLabels:
@@ -109,8 +95,7 @@ def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor) -> PseudoLabel
 def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> _Sums:
     """Step 3 of a round."""
     settings: FedMixSettings = task.settings
-    optimiser = make_optimiser(model, SGDSettings(lr=settings.round_lr, momentum=settings.momentum, nesterov=False,
-                                                  weight_decay=settings.weight_decay, clip_norm=settings.clip_norm))
+    optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr))
     psi: dict[str, Tensor] = dict(optimiser.parameters)
     sigma = {name: tensor.to(task.device) for name, tensor in task.groups["sigma"].tensors.items()}
     truth_N = unlabelled.labels_N

@@ -5,8 +5,8 @@ Source: Wang et al., NeurIPS 2020.
 
 from __future__ import annotations
 
-from common.exchange import SiloData, SiloTask, Update
-from silo.trainers.fedavg import FedAvgMemory, train_received
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.silo.trainers.fedavg import FedAvgMemory, train_received
 
 __all__ = ["FedNovaTrainer"]
 

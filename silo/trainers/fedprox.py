@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from common.exchange import SiloData, SiloTask, Update
-from common.methods.fedprox import FedProxSettings
-from common.tensors import check_same_layout
-from silo.objectives.training import Penalty
-from silo.trainers.fedavg import FedAvgMemory, train_received
+from semisilo.common.learning.tensors import check_same_layout
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.common.methods.fedprox import FedProxSettings
+from semisilo.silo.objectives.training import Penalty
+from semisilo.silo.trainers.fedavg import FedAvgMemory, train_received
 
 __all__ = ["FedProxTrainer", "proximal_term"]
 

@@ -5,8 +5,8 @@ Source: Zhang et al., arXiv 2008.11364v2.
 
 from __future__ import annotations
 
-from common.exchange import SiloData, SiloTask, Update
-from silo.trainers.fedavg import FedAvgMemory, train_received
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.silo.trainers.fedavg import FedAvgMemory, train_received
 
 __all__ = ["FedRGDTrainer"]
 

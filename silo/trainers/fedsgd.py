@@ -10,18 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import OneValuePerChannel
-from common.data.image_set import ImageSet
-from common.errors import BadPayload
-from common.exchange import SiloData, SiloTask, TensorGroup, Update
-from common.methods.fedsgd import FedSGDSettings
-from common.seeds import torch_generator
-from common.training import check_finite, named_randomness
-from silo.objectives import Objective, Step, make_objective, usable_data
-from silo.objectives.views import View, view_of
-from silo.pseudo_label_report import PseudoLabelReport
-from silo.statistics import STATISTICS, measured_statistics
-from silo.trainers.fedavg import loaded_model
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.training import check_finite, named_randomness
+from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.fedsgd import FedSGDSettings
+from semisilo.silo.objectives import Objective, Step, make_objective, usable_data
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.objectives.views import View, view_of
+from semisilo.silo.trainers.batch_norm_phase import outside_training
+from semisilo.silo.trainers.parts.model import task_model
 
 __all__ = ["FedSGDTrainer"]
 
@@ -41,15 +40,13 @@ class FedSGDTrainer:
         Raises: BadPayload for another phase; LayoutMismatch when the model is not the task's; ComputeFailed when the
             gradient is not finite.
         """
-        if task.phase == STATISTICS:
-            return measured_statistics(task, data), None
-        if task.phase != "train":
-            raise BadPayload(f"FedSGD has no phase '{task.phase}'.")
+        if (measured := outside_training(task, data, "FedSGD")) is not None:
+            return measured, None
         labelled, unlabelled, missing = usable_data(task.settings, data)
         if missing:
             return Update(abstention=missing), None
         size = sum(len(each) for each in (data.labelled, data.unlabelled) if each is not None)
-        model = loaded_model(task, task.groups["model"].tensors)
+        model = task_model(task, task.groups["model"].tensors)
         objective = make_objective(task, model, unlabelled)
         now = _step(task, objective, labelled, unlabelled)
         truth_N = None if unlabelled is None else unlabelled.labels_N

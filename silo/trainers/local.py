@@ -6,26 +6,21 @@ round brings one, which holds nothing but the number of steps; how good the mode
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from common import batch_norm, tensors
-from common.errors import BadPayload, LayoutMismatch
-from common.evaluation import evaluate
-from common.exchange import SiloData, SiloTask, TensorGroup, Update
-from common.methods.local import LocalSettings
-from common.sgd import SGDSettings, make_optimiser, momentum_of
-from common.training import check_finite
-from silo.objectives import make_objective, train_locally, usable_data
-from silo.trainers.fedavg import loaded_model, own_statistics
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.learning.sgd import make_optimiser, momentum_of, sgd_settings
+from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.local import LocalSettings
+from semisilo.silo.objectives import make_objective, train_locally, usable_data
+from semisilo.silo.trainers.parts.model import own_statistics, task_model, that_fits, trained_parameters
 
 __all__ = ["LocalMemory", "LocalTrainer"]
-
-_LOG = logging.getLogger("semisilo.silo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +56,17 @@ class LocalTrainer:
         if missing:
             return Update(abstention=missing), memory
         size = sum(len(each) for each in (data.labelled, data.unlabelled) if each is not None)
-        before = _fitting(memory, task.groups["model"].tensors)
-        model = loaded_model(task, task.groups["model"].tensors if before is None else before.model)
+        initial = task.groups["model"].tensors
+        before = None if memory is None or that_fits(memory.model, initial, "training") is None else memory
+        model = task_model(task, initial if before is None else before.model)
         batch_norm.load(model, own_statistics(task, model, data))
         objective = make_objective(task, model, unlabelled, teacher=None if before is None else before.teacher)
-        sgd = SGDSettings(lr=settings.round_lr, momentum=settings.momentum, nesterov=settings.nesterov,
-                          weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
+        sgd = sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov)
         optimiser = make_optimiser(model, sgd, None if before is None else before.momentum)
         found = train_locally(task, model, optimiser, objective, labelled, unlabelled)
         if found.steps == 0 and found.skipped:
             return Update(abstention="no_usable_batch", num_examples=size), memory
-        trained = tensors.parameters_of(model)
-        check_finite(trained, where=f"at this silo in round {task.round}")
+        trained = trained_parameters(task, model)
         batch_norm.load(model, own_statistics(task, model, data))
         metrics = dict(found.metrics)
         for name, images in (("local_accuracy", data.test), ("local_labelled_accuracy", labelled)):
@@ -83,15 +77,3 @@ class LocalTrainer:
                            teacher=None if teacher is None else dict(teacher))
         done = TensorGroup({"steps": torch.tensor([found.steps], dtype=torch.int64)})
         return Update(groups={"steps": done}, num_examples=size, metrics=metrics), keep
-
-
-def _fitting(memory: LocalMemory | None, initial: Mapping[str, Tensor]) -> LocalMemory | None:
-    """The memory, unless it is another model's."""
-    if memory is None:
-        return None
-    try:
-        tensors.check_same_layout(initial, memory.model)
-    except LayoutMismatch as error:
-        _LOG.warning("training starts anew, what was kept does not fit the model: %s", error.text)
-        return None
-    return memory

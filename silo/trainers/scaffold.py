@@ -5,7 +5,7 @@ difference. The task says which round of this silo is in c; a silo that does not
 correction and says so (metric correction_lost).
 
 Source: SCAFFOLD, Karimireddy et al. (ICML 2020), Algorithm 1 with option II; symbols are those of
-`common.normalised_averaging`.
+`semisilo.common.learning.normalised_averaging`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from common import tensors
-from common.errors import LayoutMismatch
-from common.exchange import SiloData, SiloTask, Update
-from common.methods.scaffold import ScaffoldSettings
-from common.normalised_averaging import correction, mean_gradient, next_control
-from silo.objectives.training import Penalty
-from silo.trainers.fedavg import FedAvgMemory, train_received
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning import tensors
+from semisilo.common.learning.normalised_averaging import correction, mean_gradient, next_control
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.common.methods.scaffold import ScaffoldSettings
+from semisilo.silo.objectives.training import Penalty
+from semisilo.silo.trainers.fedavg import FedAvgMemory, train_received
 
 __all__ = ["ScaffoldMemory", "ScaffoldTrainer", "UsedControls", "control_to_keep", "used_controls"]
 

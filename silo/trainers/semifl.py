@@ -15,22 +15,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import OneValuePerChannel
-from common.data import augment
-from common.errors import BadPayload, LayoutMismatch
-from common.evaluation import inference_batches
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.losses import PseudoLabels, cross_entropy, mix, mix_loss, pseudo_labels
-from common.seeds import numpy_generator, torch_generator
-from common.sgd import SGD, SGDSettings, make_optimiser, momentum_of, step
-from common.training import check_finite, named_randomness, view_block_images
-from silo.pseudo_label_report import PseudoLabelReport
-from silo.statistics import STATISTICS, measured_statistics
+from semisilo.common.data.augmentation import augment
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.evaluation import inference_batches
+from semisilo.common.learning.losses import PseudoLabels, cross_entropy, mix, pseudo_labels, semifl_loss
+from semisilo.common.learning.seeds import numpy_generator, torch_generator
+from semisilo.common.learning.sgd import SGD, make_optimiser, momentum_of, sgd_settings, step
+from semisilo.common.learning.training import named_randomness, view_block_images
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.trainers.batch_norm_phase import outside_training
+from semisilo.silo.trainers.parts.model import (
+    difference,
+    load_received_statistics,
+    task_model,
+    that_fits,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
-    from common.data.image_set import ImageSet
-    from common.methods import SemiFLSettings
+    from semisilo.common.data.image_set import ImageSet
+    from semisilo.common.methods import SemiFLSettings
 
 __all__ = ["SemiFLMemory", "SemiFLTrainer"]
 
@@ -77,16 +82,15 @@ class SemiFLTrainer:
         unlabelled = data.unlabelled
         if unlabelled is None or len(unlabelled) == 0:
             return Update(abstention="no_data"), memory
-        if task.phase == STATISTICS:
-            return measured_statistics(task, data), memory
-        if task.phase != "train":
-            raise BadPayload(f"SemiFL has no phase '{task.phase}'.")
-        sent = task.groups["model"]
-        received = sent.tensors
-        model = _loaded(task, received)
-        optimiser = make_optimiser(model, _sgd(task.settings), _momentum(task, memory, received))
+        if (measured := outside_training(task, data, "SemiFL")) is not None:
+            return measured, memory
+        settings: SemiFLSettings = task.settings
+        received = task.groups["model"].tensors
+        model = task_model(task, received)
+        optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov),
+                                   _momentum(task, memory, received))
         report = PseudoLabelReport()
-        if task.settings.labelling == "batch":
+        if settings.labelling == "batch":
             sums = _train_batchwise(task, model, optimiser, unlabelled, report)
             metrics = dict(report.metrics())
         else:
@@ -97,11 +101,9 @@ class SemiFLTrainer:
             if len(kept_F) == 0:
                 return Update(abstention="no_confident_example", num_examples=len(unlabelled), metrics=metrics), memory
             sums = _train(task, model, optimiser, unlabelled.images_NCHW, kept_F, labels.hard_label_B)
-        if sums.steps == 0 and (sums.skipped or task.settings.labelling == "round"):
+        if sums.steps == 0 and (sums.skipped or settings.labelling == "round"):
             return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), memory
-        trained = tensors.parameters_of(model)
-        check_finite(trained, where=f"at this silo in round {task.round}")
-        group = TensorGroup(tensors.subtract(trained, received), Meaning.DIFFERENCE, tensors.group_digest(sent))
+        group = difference(task, trained_parameters(task, model))
         metrics["steps"] = float(sums.steps)
         if sums.steps:
             metrics |= {"loss": sums.loss / sums.steps, "fix_loss": sums.fix / sums.steps,
@@ -110,17 +112,9 @@ class SemiFLTrainer:
                 SemiFLMemory(momentum=momentum_of(optimiser), round=task.round))
 
 
-def _loaded(task: SiloTask, received: Mapping[str, Tensor]) -> nn.Module:
-    with named_randomness(task.seed, "unused_weights", round=task.round, silo=task.silo):
-        model = task.build_model()
-    tensors.load_into(model, received)
-    return model.to(task.device)
-
-
 def _label(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> PseudoLabels:
     """Step 2.1 and 2.2: one pass over all images, one weak view each, in order, with the received statistics."""
-    group = task.groups.get("batch_norm")
-    batch_norm.load(model, group.tensors if group is not None else {})
+    load_received_statistics(task, model)
     model.eval()
     views = torch_generator(task.seed, "label_views", round=task.round, silo=task.silo)
     parts: list[PseudoLabels] = []
@@ -134,11 +128,6 @@ def _label(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> PseudoLabel
                         torch.cat([part.hard_label_B for part in parts]), torch.cat([part.keep_B for part in parts]))
 
 
-def _sgd(settings: SemiFLSettings) -> SGDSettings:
-    return SGDSettings(lr=settings.round_lr, momentum=settings.momentum, nesterov=settings.nesterov,
-                       weight_decay=settings.weight_decay, clip_norm=settings.clip_norm)
-
-
 def _momentum(task: SiloTask, memory: SemiFLMemory | None, received: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """The buffers to go on from; None starts anew: the first time, by setting, after a long absence, or when the
     memory is another model's."""
@@ -149,12 +138,7 @@ def _momentum(task: SiloTask, memory: SemiFLMemory | None, received: Mapping[str
         _LOG.info("momentum of round %d is older than %d rounds and starts anew", memory.round,
                   settings.momentum_max_age_rounds)
         return None
-    try:
-        tensors.check_same_layout(received, memory.momentum)
-    except LayoutMismatch as error:
-        _LOG.warning("momentum starts anew, what was kept does not fit the model: %s", error.text)
-        return None
-    return memory.momentum
+    return that_fits(memory.momentum, received, "momentum")
 
 
 def _train_batchwise(task: SiloTask, model: nn.Module, optimiser: SGD, unlabelled: ImageSet,
@@ -212,21 +196,21 @@ def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor
             lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
             try:
                 # Two forward passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
-                loss = fix = mixed = torch.zeros((), device=task.device)
+                strong_logits_BK = mix_logits_BK = None
                 if settings.fix_weight:
-                    fix = cross_entropy(model(augment.to_input(batch.strong_BCHW, task.image)), y_fix_B)
-                    loss = loss + settings.fix_weight * fix
+                    strong_logits_BK = model(augment.to_input(batch.strong_BCHW, task.image))
                 if settings.mix_weight:
                     weak_BCHW, other_BCHW = (augment.to_input(view, task.image)
                                              for view in (batch.weak_BCHW, batch.mix_BCHW))
-                    mixed = mix_loss(model(mix(weak_BCHW, other_BCHW, lam)), y_fix_B, y_mix_B, lam)
-                    loss = loss + settings.mix_weight * mixed
-                if loss.requires_grad:
-                    step(optimiser, loss)
+                    mix_logits_BK = model(mix(weak_BCHW, other_BCHW, lam))
+                found = semifl_loss(strong_logits_BK, mix_logits_BK, y_fix_B, y_mix_B, lam,
+                                    fix_weight=settings.fix_weight, mix_weight=settings.mix_weight)
+                if found.loss.requires_grad:
+                    step(optimiser, found.loss)
                 steps += 1
-                loss_sum += float(loss.detach())
-                fix_sum += float(fix.detach())
-                mix_sum += float(mixed.detach())
+                loss_sum += float(found.loss.detach())
+                fix_sum += float(found.fix.detach())
+                mix_sum += float(found.mix.detach())
             except OneValuePerChannel:
                 skipped += 1
             task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")

@@ -73,6 +73,7 @@ def test_committed_results_are_of_the_studies_as_they_are_now() -> None:
             assert set(found) <= known
 
 
+@pytest.mark.slow
 def test_a_comparison_is_run_once_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
     """Two variants on the embedded digits, in processes of their own, as `make bench-papers-small` does."""

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import canonical_json, to_dict
-from common.data.augment import check_settings
-from common.data.form import ImageForm
-from common.data.image_set import ImageSet
-from common.data.named_splits import deal
-from common.data.splits import Indices, Split
-from common.exchange import CoordinatorData, Environment, ModelSettings
-from common.models import build_model, model_builder
-from coordinator.strategies import load_strategy
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.augmentation.augment import check_settings
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.methods.contract import CoordinatorData, Environment, ModelSettings
+from semisilo.common.models.factory import build_model, model_builder
+from semisilo.coordinator.strategies import load_strategy
 from semisilo.simulation import run
 from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
+from semisilo.simulation.splits.named_splits import deal
+from semisilo.simulation.splits.splits import Indices, Split
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "papers" / "studies"
@@ -355,14 +355,14 @@ ANCHORS: dict[str, dict[str, Any]] = {
 def test_a_study_has_the_values_of_the_specification(name: str) -> None:
     study = _study(name)
     draft = study.draft
-    places = {"study": draft.study, "model": draft.model, "image": draft.data.image, "method": draft.method.settings,
+    tables = {"study": draft.study, "model": draft.model, "image": draft.data.image, "method": draft.method.settings,
               "augmentation": draft.augmentation, "participation": draft.participation, "simulation": study.simulation,
               "split": study.simulation.split}
     wanted = dict(ANCHORS[name])
     found: dict[str, Any] = {}
     for key in wanted:
         table, field = key.split(".")
-        found[key] = draft.method.name if key == "method.name" else getattr(places[table], field)
+        found[key] = draft.method.name if key == "method.name" else getattr(tables[table], field)
     assert found == wanted
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.codec import (
+from semisilo.common.payload.codec import (
     BLOCK_ELEMENTS,
     ELEMENT_TYPES,
     Bits,

@@ -1,5 +1,5 @@
-"""A coordinator without network and torch for engine tests: the real ledger, desk, spool and engine, and a compute
-whose "training" is arithmetic on text, so that equal inputs give equal digests and any difference shows."""
+"""A coordinator without network and torch for engine tests: the real ledger, task service, spool and engine, and a
+compute whose "training" is arithmetic on text, so that equal inputs give equal digests and any difference shows."""
 
 from __future__ import annotations
 
@@ -7,22 +7,59 @@ import asyncio
 import hashlib
 import zlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from common.config import from_dict, to_dict
-from common.data.form import ImageForm
-from common.errors import BadPayload
-from common.exchange import GroupLayout, Meaning, TaskSpec, TensorSpec
-from common.manifest import GroupManifest
-from common.store import PayloadStore
-from coordinator.bulletin import Bulletin
-from coordinator.desk import Announcement, BeginAnswer, Desk, Hello, Standby
-from coordinator.engine import Engine, EngineFolders
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.study import FrozenStudy, config_from_dict
+import numpy as np
+
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import (
+    GroupLayout,
+    Meaning,
+    NumericsRecord,
+    PayloadRef,
+    Phase,
+    TaskSpec,
+    TensorSpec,
+)
+from semisilo.common.payload.manifest import GroupManifest
+from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.process.compute import OnProgress
+from semisilo.common.process.messages import Handler, Request, answer_from_json, as_json, handlers_of, run_operation
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute.messages import (
+    Aggregate,
+    Aggregated,
+    Baseline,
+    BaselineFound,
+    CheckedUpdate,
+    CheckUpdate,
+    Evaluate,
+    Evaluated,
+    Export,
+    Exported,
+    OpenedStudy,
+    OpenStudy,
+    Phases,
+    PhasesOfRound,
+    Prepare,
+    Prepared,
+    Tasks,
+    WrittenTask,
+    WrittenTasks,
+)
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, Standby, TaskService, UpdateDeclaration
+from semisilo.coordinator.studies.study_file import config_from_dict
+
+AnswerT = TypeVar("AnswerT")
 
 LAYOUT = (TensorSpec("weight", (4,), "float32"),)
 BASE = hashlib.sha256(b"base").hexdigest()
@@ -38,9 +75,9 @@ class ArithmeticCompute:
 
     states: Path
     payloads: PayloadStore
-    phases: tuple[dict[str, str], ...] = ({"name": "train", "asks": "sample", "quorum": "study"},)
-    before: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
-    after: Callable[[str, dict[str, Any]], None] = lambda operation, arguments: None
+    phases: tuple[Phase, ...] = (Phase("train"),)
+    before: Callable[[str, Any], None] = lambda operation, request: None
+    after: Callable[[str, Any], None] = lambda operation, request: None
     calls: list[str] = field(default_factory=list)
     num_labelled: int = 4
     tensors: bool = False
@@ -49,45 +86,58 @@ class ArithmeticCompute:
     references: list[str] = field(default_factory=list)
     """What a payload may be coded against, the newest first."""
 
-    async def call(self, operation: str, arguments: dict[str, Any], *, on_progress: Any = None) -> dict[str, Any]:
+    async def call(self, request: Request[AnswerT], *, on_progress: OnProgress | None = None) -> AnswerT:
+        operation = request.operation()
         self.calls.append(operation)
-        self.before(operation, arguments)
-        answer: dict[str, Any] = getattr(self, f"_{operation}")(**arguments)
-        self.after(operation, arguments)
+        self.before(operation, request)
+        answer = run_operation(handlers_of(self), operation, as_json(request))
+        self.after(operation, request)
         await asyncio.sleep(0)
-        return answer
+        return answer_from_json(request, as_json(answer))
+
+    async def abort(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass
 
-    def _open_study(self, **_: Any) -> dict[str, Any]:
-        frozen = FrozenStudy(classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)),
-                             num_labelled=self.num_labelled, num_validation=0, num_test=4, num_parameters=4,
-                             dense_bytes=16)
-        return {"frozen": to_dict(frozen), "numerics": {"threads": 1}}
+    def handlers(self) -> tuple[Handler, ...]:
+        return (OpenStudy.handled_by(self._open_study), Baseline.handled_by(self._baseline),
+                Prepare.handled_by(self._prepare), Phases.handled_by(self._phases), Tasks.handled_by(self._tasks),
+                CheckUpdate.handled_by(self._check_update), Aggregate.handled_by(self._aggregate),
+                Evaluate.handled_by(self._evaluate), Export.handled_by(self._export))
 
-    def _baseline(self, epochs: int) -> dict[str, Any]:
-        return {"metrics": {"accuracy": 0.5}}
+    def _open_study(self, request: OpenStudy) -> OpenedStudy:
+        return OpenedStudy(
+            frozen=FrozenStudy(classes=("a", "b"), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)),
+                               num_labelled=self.num_labelled, num_validation=0, num_test=4, num_parameters=4,
+                               dense_bytes=16),
+            numerics=NumericsRecord(device="cpu", torch="0", cpu_capability="", threads=1, deterministic=True))
 
-    def _prepare(self) -> dict[str, Any]:
-        return {"state": self._write("initial"), "metrics": {"accuracy": 0.5}}
+    def _baseline(self, request: Baseline) -> BaselineFound:
+        return BaselineFound(result=LabelledOnlyResult(
+            metrics={"accuracy": 0.5}, epochs=request.epochs, lr=0.1, batch_size=10, steps=1,
+            num_labelled=self.num_labelled, history=()))
 
-    def _phases(self, state: str, round: int) -> dict[str, Any]:
-        return {"phases": list(self.phases)}
+    def _prepare(self, request: Prepare) -> Prepared:
+        return Prepared(state=self._write("initial"), metrics={"accuracy": 0.5})
 
-    def _tasks(self, state: str, round: int, phase: dict[str, str], silos: dict[str, str | None],
-               held: dict[str, list[str]], link_bytes_per_second: float) -> dict[str, Any]:
-        text = f"model of {self._read(state)}".encode()
-        layout = GroupLayout(Meaning.DIFFERENCE, BASE, LAYOUT)
-        return {"tasks": {silo: {"settings": {"round_lr": 0.1}, "payloads": [self._payload(text, held.get(silo, []))]}
-                          for silo in silos},
-                "expects": {"model": to_dict(layout)}}
+    def _phases(self, request: Phases) -> PhasesOfRound:
+        return PhasesOfRound(phases=self.phases)
 
-    def _payload(self, text: bytes, held: list[str]) -> dict[str, Any]:
+    def _tasks(self, request: Tasks) -> WrittenTasks:
+        text = f"model of {self._read(request.state)}".encode()
+        return WrittenTasks(
+            tasks={silo: WrittenTask(settings={"round_lr": 0.1},
+                                     payloads=(self._payload(text, request.held.get(silo, ())),))
+                   for silo in request.silos},
+            expects={"model": GroupLayout(Meaning.DIFFERENCE, BASE, LAYOUT)})
+
+    def _payload(self, text: bytes, held: Collection[str]) -> PayloadRef:
         tensors = hashlib.sha256(text).hexdigest()
-        named = {"groups": ["model"], "tensors": tensors if self.tensors else "", "reference": ""}
+        named = PayloadRef("", 0, ("model",), tensors=tensors if self.tensors else "")
         if self.tensors and tensors in held:
-            return {"digest": "", "size_bytes": 0, **named}
+            return named
         base = next((digest for digest in self.references if digest in held), "") if self.tensors else ""
         if self.tensors and tensors not in self.references:
             self.references.insert(0, tensors)
@@ -95,28 +145,29 @@ class ArithmeticCompute:
             text = f"{tensors} against {base}".encode()
         file = self.payloads.temporary()
         file.write_bytes(text)
-        return {**named, "digest": self.payloads.add_file(file), "size_bytes": len(text), "reference": base}
+        return replace(named, digest=self.payloads.add_file(file), size_bytes=len(text), reference=base)
 
-    def _check_update(self, state: str, round: int, phase: dict[str, str], path: str, metrics: dict[str, float],
-                      silo: str, kept: str | None) -> dict[str, Any]:
-        if Path(path).read_bytes().startswith(b"bad"):
+    def _check_update(self, request: CheckUpdate) -> CheckedUpdate:
+        if request.update.path.read_bytes().startswith(b"bad"):
             raise BadPayload("Tensor 'weight' has a value that is not finite.")
-        return {}
+        return CheckedUpdate()
 
-    def _aggregate(self, state: str, round: int, phase: dict[str, str],
-                   updates: list[dict[str, Any]]) -> dict[str, Any]:
-        assert [u["silo"] for u in updates] == sorted(u["silo"] for u in updates)
-        parts = [f"{u['silo']}:{u['num_examples']}:{Path(u['path']).read_text()}" for u in updates]
-        text = hashlib.sha256("|".join([self._read(state), phase["name"], *parts]).encode()).hexdigest()
-        kept = {u["silo"]: self._write(f"kept {u['silo']} {u['kept']} {text}") for u in updates}
-        return {"state": self._write(text), "kept": kept}
+    def _aggregate(self, request: Aggregate) -> Aggregated:
+        silos = [update.header.silo for update in request.updates]
+        assert silos == sorted(silos)
+        parts = [f"{u.header.silo}:{u.header.num_examples}:{u.path.read_text()}" for u in request.updates]
+        content = "|".join([self._read(request.state), request.phase.name, *parts])
+        text = hashlib.sha256(content.encode()).hexdigest()
+        kept: dict[str, str | None] = {
+            u.header.silo: self._write(f"kept {u.header.silo} {u.kept} {text}") for u in request.updates}
+        return Aggregated(state=self._write(text), kept=kept, metrics={})
 
-    def _evaluate(self, state: str, round: int) -> dict[str, Any]:
-        return {"metrics": {"accuracy": int(state[:4], 16) / 65535}}
+    def _evaluate(self, request: Evaluate) -> Evaluated:
+        return Evaluated(metrics={"accuracy": int(request.state[:4], 16) / 65535})
 
-    def _export(self, state: str, path: str) -> dict[str, Any]:
-        Path(path).write_text(self._read(state))
-        return {}
+    def _export(self, request: Export) -> Exported:
+        request.path.write_text(self._read(request.state))
+        return Exported(path=request.path)
 
     def _write(self, text: str) -> str:
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -147,23 +198,23 @@ def study_config(**participation: Any) -> dict[str, Any]:
 class Coordinator:
     """One life of a coordinator process over a folder."""
 
-    def __init__(self, folder: Path, *, phases: tuple[dict[str, str], ...] | None = None,
+    def __init__(self, folder: Path, *, phases: tuple[Phase, ...] | None = None,
                  clock: Callable[[], float] | None = None, spool_bytes: int = 0) -> None:
         import time
 
         self.folder = folder
         self.ledger = Ledger(folder / "ledger.sqlite")
         self.roster = LedgerRoster(self.ledger)
-        self.bulletin = Bulletin()
+        self.runtime = RuntimeState()
         self.payloads = PayloadStore(folder / "payloads")
         self.spool = PayloadStore(folder / "spool", limit_bytes=spool_bytes)
         self.compute = ArithmeticCompute(folder / "studies" / "s" / "states", self.payloads)
         if phases is not None:
             self.compute.phases = phases
         clock = clock or time.time
-        self.desk = Desk(ledger=self.ledger, roster=self.roster, bulletin=self.bulletin, payloads=self.payloads,
-                         spool=self.spool, compute=self.compute, clock=clock)
-        self.engine = Engine(ledger=self.ledger, roster=self.roster, bulletin=self.bulletin, compute=self.compute,
+        self.task_service = TaskService(ledger=self.ledger, roster=self.roster, runtime=self.runtime,
+                                        payloads=self.payloads, spool=self.spool, compute=self.compute, clock=clock)
+        self.engine = Engine(ledger=self.ledger, roster=self.roster, runtime=self.runtime, compute=self.compute,
                              payloads=self.payloads, spool=self.spool, accountant=NoAccounts(), clock=clock,
                              folders=EngineFolders(studies=folder / "studies", payloads=folder / "payloads"))
 
@@ -178,30 +229,28 @@ class Coordinator:
     async def ask(self, silo: str, *, timeout_seconds: float = 5.0, held: Collection[str] = ()) -> TaskSpec | Standby:
         """AwaitTask as a silo calls it that holds these tensors."""
         hello = Hello(version="0", methods=("semifl",), labelled_count=0, unlabelled_count=10, held=frozenset(held))
-        return await self.desk.await_task(silo, hello, timeout_seconds=timeout_seconds)
+        return await self.task_service.await_task(silo, hello, timeout_seconds=timeout_seconds)
 
     async def begin(self, task: TaskSpec, content: bytes, *, update_id: str | None = None,
                     **changes: Any) -> BeginAnswer:
         """BeginUpdate for an update with that content."""
-        from dataclasses import replace
-
-        announcement = Announcement(
+        declaration = UpdateDeclaration(
             digest=hashlib.sha256(content).hexdigest(), size_bytes=len(content), example_count=10,
             metrics={"loss": 1.0}, groups=(GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34),),
             training_seconds=0.1)
-        return await self.desk.begin_update(task.silo, task.task_id, update_id or id_of(task, content),
-                                            replace(announcement, **changes))
+        return await self.task_service.begin_update(task.silo, task.task_id, update_id or id_of(task, content),
+                                                    replace(declaration, **changes))
 
     async def deliver(self, task: TaskSpec, content: bytes) -> BeginAnswer:
         """A whole update: BeginUpdate, the bytes, the check."""
         answer = await self.begin(task, content)
         if answer.state == "send":
-            partial, update = await self.desk.upload(task.silo, id_of(task, content))
+            partial, update = await self.task_service.upload(task.silo, id_of(task, content))
             with partial:
                 rest = content[answer.resume_offset:]
                 if rest:
                     partial.append(rest, offset=answer.resume_offset, crc32=zlib.crc32(rest))
-                await self.desk.accept(task.silo, update, partial)
+                await self.task_service.accept(task.silo, update, partial)
         return answer
 
     async def silo(self, name: str, *, forgets: Callable[[], bool] = lambda: False) -> None:
@@ -221,13 +270,20 @@ class Coordinator:
                 continue
             for payload in answer.payloads:
                 if payload.tensors and payload.tensors not in held:
-                    assert self.desk.payload_for(name, answer.task_id, payload.digest).is_file()
+                    assert self.task_service.payload_for(name, answer.task_id, payload.digest).is_file()
                     assert not payload.reference or payload.reference in held, "what cannot be read is not given"
             held |= {payload.tensors for payload in answer.payloads if payload.tensors}
             await self.deliver(answer, content_of(answer))
 
     def close(self) -> None:
         self.ledger.close()
+
+
+def payload_of_blocks(store: PayloadStore, elements: int = 1000) -> PayloadRef:
+    """A payload file as a strategy writes it: one tensor of noise, in one block, as it lies in memory."""
+    bits = np.random.default_rng(0).integers(0, 2**32, elements, dtype=np.uint32)
+    return write_payload(store, {"model": EncodedInput([TensorInput(TensorSpec("w", bits.shape, "float32"),
+                                                                    lambda: bits)])})
 
 
 def content_of(task: TaskSpec) -> bytes:

@@ -1,5 +1,5 @@
-"""The work port for real, in this process: mutual TLS, the gRPC servicer, desk, ledger and engine; arithmetic instead
-of training."""
+"""The work port for real, in this process: mutual TLS, the gRPC servicer, task service, ledger and engine; arithmetic
+instead of training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from common.chunks import read_pieces
-from common.convert import task_from_proto
-from common.errors import SemisiloError
-from common.exchange import Meaning, TaskSpec
-from common.identity import certificate_pem, issue_silo_certificate, key_to_pem, make_key
-from common.manifest import GroupManifest, manifest_to_proto
-from common.status import from_rpc_error
-from common.tls import (
+from semisilo.common.errors import SemisiloError
+from semisilo.common.identity.certificates import certificate_pem, issue_silo_certificate, key_to_pem, make_key
+from semisilo.common.methods.contract import Meaning, TaskSpec
+from semisilo.common.payload.manifest import GroupManifest, manifest_to_proto
+from semisilo.common.rpc.convert import task_from_proto
+from semisilo.common.rpc.grpc_errors import from_rpc_error
+from semisilo.common.rpc.tls import (
     MESSAGE_LIMIT_BYTES,
     Credentials,
     channel_credentials,
@@ -30,12 +30,12 @@ from common.tls import (
     server_credentials,
     server_options,
 )
-from common.wire import round_service_pb2 as pb
-from common.wire import round_service_pb2_grpc as pb_grpc
-from common.wire.tensors_pb2 import Chunk, PayloadReference
-from coordinator.authority import AuthorityKeys, CoordinatorCertificate, create_authority
-from coordinator.metering import RoundMeter
-from coordinator.services import RoundServicer
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
+from semisilo.common.wire.tensors_pb2 import Chunk, PayloadReference
+from semisilo.coordinator.federation.authority import AuthorityKeys, CoordinatorCertificate, create_authority
+from semisilo.coordinator.rpc.metering import RoundMeter
+from semisilo.coordinator.rpc.round_service import RoundServicer
 from tests.coordinator.federation_in_memory import BASE, LAYOUT, Coordinator, content_of, id_of, study_config
 
 SILOS = ("alpha", "beta")
@@ -81,7 +81,7 @@ class Hub:
         """Both silos ask until they have their task of round 1."""
         async def wait_for_task(silo: str) -> None:
             while True:
-                answer = await self.silos[silo].AwaitTask(hello(), timeout=20)
+                answer = await self.silos[silo].AwaitTask(hello(), timeout=300)
                 if answer.WhichOneof("answer") == "task":
                     self.tasks[silo] = task_from_proto(answer.task, silo=silo)
                     return
@@ -105,8 +105,8 @@ async def hub(folder: Path, *, spool_bytes: int = 0, max_uploads: int = 4, idle_
     server = grpc.aio.server(options=server_options())
     port = listen(server, "127.0.0.1:0", server_credentials(shown, silo_authority_pem=keys.pem))
     meter = RoundMeter(coordinator.ledger, port=port)
-    servicer = RoundServicer(desk=coordinator.desk, roster=coordinator.roster, bulletin=coordinator.bulletin,
-                             meter=meter, federation="testing", max_uploads=max_uploads,
+    servicer = RoundServicer(task_service=coordinator.task_service, roster=coordinator.roster,
+                             runtime=coordinator.runtime, meter=meter, federation="testing", max_uploads=max_uploads,
                              upload_idle_seconds=idle_seconds)
     servicer.add_to(server)
     await server.start()
@@ -148,12 +148,10 @@ def begin(task: TaskSpec, content: bytes, *, update_id: str = "", size_bytes: in
             metrics={"loss": 1.0} if metrics is None else metrics))
 
 
-def pieces(content: bytes, folder: Path, *, size: int = 30) -> list[Chunk]:
+def pieces(content: bytes, *, size: int = 30) -> list[Chunk]:
     """The chunks that a well-behaved silo sends."""
-    path = folder / "content"
-    path.write_bytes(content)
-    return [Chunk(offset=piece.offset, crc32=piece.crc32, data=bytes(piece.data))
-            for piece in read_pieces(path, chunk_bytes=size)]
+    return [Chunk(offset=start, crc32=zlib.crc32(content[start:start + size]), data=content[start:start + size])
+            for start in range(0, len(content), size)]
 
 
 def stream(update_id: str, chunks: Iterable[Chunk]) -> list[pb.SubmitUpdateRequest]:
@@ -164,7 +162,7 @@ def stream(update_id: str, chunks: Iterable[Chunk]) -> list[pb.SubmitUpdateReque
 
 async def submit(stub: Any, messages: Iterable[pb.SubmitUpdateRequest]) -> pb.SubmitUpdateResponse:
     """A whole SubmitUpdate."""
-    answer: pb.SubmitUpdateResponse = await stub.SubmitUpdate(iter(list(messages)), timeout=20)
+    answer: pb.SubmitUpdateResponse = await stub.SubmitUpdate(iter(list(messages)), timeout=300)
     return answer
 
 
@@ -177,13 +175,13 @@ async def refusal(call: Awaitable[Any]) -> SemisiloError:
     return from_rpc_error(caught.value)
 
 
-async def deliver(made: Hub, silo: str, folder: Path) -> None:
+async def deliver(made: Hub, silo: str) -> None:
     """A whole update, as a control."""
     task = made.tasks[silo]
     content = content_of(task)
-    answer = await made.silos[silo].BeginUpdate(begin(task, content), timeout=20)
+    answer = await made.silos[silo].BeginUpdate(begin(task, content), timeout=300)
     assert answer.state == pb.BeginUpdateResponse.STATE_SEND
-    rest = pieces(content, folder)
+    rest = pieces(content)
     assert answer.resume_offset % 30 == 0
     await submit(made.silos[silo], stream(id_of(task, content), rest[answer.resume_offset // 30:])
                  or [pb.SubmitUpdateRequest(update_id=id_of(task, content))])

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import coordinator.ledger as ledger_module
-import coordinator.ledger_file as ledger_file_module
-from common.data.form import AugmentationSettings, ImageForm
-from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
-from coordinator.costs import Cost, Direction, Kind, add_costs
-from coordinator.federation import Federation, create_federation
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.rows import DeclaredUpdate, PhaseRow
-from coordinator.states import RoundState, StudyState, TaskState
+import semisilo.coordinator.ledger.database as ledger_file_module
+import semisilo.coordinator.ledger.ledger as ledger_module
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.methods.contract import ModelSettings, Numerics, NumericsRecord, PayloadRef, Phase, TaskSpec
+from semisilo.coordinator.federation.folder import Federation, create_federation
+from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import DeclaredUpdate, FrozenStudy, LabelledOnlyResult, PhaseRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["DENSE_BYTES", "LABELLED_ONLY", "OVERHEAD", "PAYLOAD_DOWN", "PAYLOAD_UP", "SECONDS_PER_ROUND", "SILOS",
            "WIRE_DOWN", "WIRE_UP", "Filled", "accuracy_after", "answer", "fill_study", "open_collecting_round",
@@ -108,6 +108,12 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
     return filled
 
 
+def labelled_only(accuracy: float, **more: float) -> LabelledOnlyResult:
+    """The line to beat, as round 0 writes it."""
+    return LabelledOnlyResult(metrics={"accuracy": accuracy, **more}, epochs=400, lr=0.1, batch_size=10, steps=1200,
+                              num_labelled=30, history=())
+
+
 class _Clock:
     """What the ledger takes for the time, so that rounds last."""
 
@@ -123,13 +129,12 @@ def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silo
     ledger.queue_study(name, study_config(rounds=rounds, test=test))
     ledger.set_study_state(name, StudyState.PREPARING)
     ledger.set_study_facts(
-        name, frozen={"classes": [str(label) for label in range(10)],
-                      "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.38], "resize": "fit"},
-                      "num_labelled": 0 if labels_at_silo else 30, "num_validation": 0, "num_test": 355 if test else 0,
-                      "num_parameters": NUM_PARAMETERS, "dense_bytes": DENSE_BYTES, "skipped": []},
-        numerics={"device": "cpu", "torch": "2.9.0", "cpu_capability": "AVX2", "threads": 1, "deterministic": True},
-        baseline=None if labels_at_silo else (
-            {"epochs": 400, "metrics": {"accuracy": LABELLED_ONLY, "loss": 0.9}} if test else {}))
+        name, frozen=FrozenStudy(
+            classes=tuple(str(label) for label in range(10)),
+            image=ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,)), num_labelled=0 if labels_at_silo else 30,
+            num_validation=0, num_test=355 if test else 0, num_parameters=NUM_PARAMETERS, dense_bytes=DENSE_BYTES),
+        numerics=NumericsRecord(device="cpu", torch="2.9.0", cpu_capability="AVX2", threads=1, deterministic=True),
+        baseline=None if labels_at_silo or not test else labelled_only(LABELLED_ONLY, loss=0.9))
     ledger.open_round(name, 0, start_digest="", sample=(), phases=())
     metrics = {"accuracy": accuracy_after(0), "loss": 0.9} if test else {}
     clock.unix += PREPARATION_SECONDS
@@ -141,10 +146,10 @@ def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silo
                             bytes=OVERHEAD // 2, estimated=estimated) for direction in ("down", "up")])
     for number in range(1, done + 1):
         open_collecting_round(ledger, name, number, silos)
-        for place, silo in enumerate(silos):
+        for index, silo in enumerate(silos):
             odd = {(3, len(silos) - 1): TaskState.ABSTAINED, (5, 0): TaskState.EXPIRED,
-                   (6, 1): TaskState.REFUSED}.get((number, place), TaskState.UPDATED)
-            answer(ledger, name, number, silo, odd, ratio=min(0.98, 0.35 + 0.05 * number + 0.04 * place),
+                   (6, 1): TaskState.REFUSED}.get((number, index), TaskState.UPDATED)
+            answer(ledger, name, number, silo, odd, ratio=min(0.98, 0.35 + 0.05 * number + 0.04 * index),
                    estimated=estimated)
         clock.unix += SECONDS_PER_ROUND
         ledger.close_phase(ledger.phase(name, number, 0))
@@ -161,7 +166,7 @@ def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silo
 def open_collecting_round(ledger: Ledger, name: str, number: int, silos: tuple[str, ...]) -> None:
     """Opens a round and its one phase."""
     row = ledger.open_round(name, number, start_digest=ledger.committed_digest(name), sample=silos,
-                            phases=({"name": PHASE, "asks": "sample", "quorum": "study"},))
+                            phases=(Phase(PHASE),))
     phase = PhaseRow(study=name, round=number, number=0, name=PHASE, quorum=2, opened_unix=row.opened_unix,
                      deadline_unix=row.opened_unix + 1800, limit_unix=row.opened_unix + 172_800, closed_unix=None,
                      expects={})

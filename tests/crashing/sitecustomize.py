@@ -18,7 +18,7 @@ from types import ModuleType
 
 
 def _die() -> None:
-    if any("common.compute" in word for word in sys.orig_argv):
+    if any("semisilo.common.process.compute" in word for word in sys.orig_argv):
         os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -16,13 +16,13 @@ from itertools import groupby
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from common.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD
-from common.codec import BLOCK_ELEMENTS, HEADER_BYTES, IndexEncoding, ValueEncoding
-from common.codec.zstd import compress, content_size, decompress
-from common.errors import BadPayload
-from common.payload_reader import MAGIC, TRAILER
-from common.wire import round_service_pb2 as round_pb
-from common.wire import tensors_pb2 as pb
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec import BLOCK_ELEMENTS, HEADER_BYTES, IndexEncoding, ValueEncoding
+from semisilo.common.payload.codec.zstd import compress, content_size, decompress
+from semisilo.common.payload.reader import MAGIC, TRAILER
+from semisilo.common.rpc.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD
+from semisilo.common.wire import round_service_pb2 as round_pb
+from semisilo.common.wire import tensors_pb2 as pb
 from tests.fuzz.seeds import new_block, new_classes, new_gaps, new_payload, new_rice
 from tests.fuzz.targets import KINDS
 
@@ -174,8 +174,8 @@ def _changed_planes(data: bytes, count: int, size: int, chance: random.Random, h
     at = 1 + wide * len(numbers)
     planes = []
     for number in range(size):
-        place = 1 + wide * numbers.index(number) if number in numbers else 0
-        length = int.from_bytes(data[place:place + wide], "little") if place else count
+        offset = 1 + wide * numbers.index(number) if number in numbers else 0
+        length = int.from_bytes(data[offset:offset + wide], "little") if offset else count
         planes.append(data[at:at + length])
         at += length
     chosen = chance.randrange(size)
@@ -185,9 +185,9 @@ def _changed_planes(data: bytes, count: int, size: int, chance: random.Random, h
         numbers = sorted((*numbers, chosen))
         planes[chosen] = compress(planes[chosen])
     elif planes[chosen] and chance.random() < 0.4:
-        place = chance.randrange(len(planes[chosen]))
+        offset = chance.randrange(len(planes[chosen]))
         edge = bytes((chance.choice((0, 1, 0x7E, 0x7F, 0x80, 0xF6, 0xF7, 0xF8, 0xFE, 0xFF)),))
-        planes[chosen] = planes[chosen][:place] + edge + planes[chosen][place + 1:]
+        planes[chosen] = planes[chosen][:offset] + edge + planes[chosen][offset + 1:]
     elif planes[chosen]:
         planes[chosen] = (havoc(planes[chosen]) + bytes(count if count < 6000 else 0))[:count]
     lengths = b"".join(min(len(planes[number]), 256**wide - 1).to_bytes(wide, "little") for number in numbers)
@@ -244,15 +244,15 @@ def _changed_body(body: bytes, manifest: pb.PayloadManifest, chance: random.Rand
     end = at + manifest.groups[number].encoded_bytes
     if not 0 <= at <= end <= len(body):
         return havoc(body)
-    places = []
+    offsets = []
     while at + HEADER_BYTES <= end:
-        places.append(at)
+        offsets.append(at)
         index_bytes, value_bytes = struct.unpack_from("<II", body, at + 10)
         at += HEADER_BYTES + index_bytes + value_bytes
-    if not places:
+    if not offsets:
         return havoc(body)
-    which = chance.randrange(len(places))
-    at, behind = places[which], (places[which + 1] if which + 1 < len(places) else end)
+    which = chance.randrange(len(offsets))
+    at, behind = offsets[which], (offsets[which + 1] if which + 1 < len(offsets) else end)
     kind = 0
     runs = [data_type for data_type, _ in groupby(tensor.data_type for tensor in manifest.groups[number].tensors)]
     if which < len(runs):
@@ -264,7 +264,7 @@ def _changed_body(body: bytes, manifest: pb.PayloadManifest, chance: random.Rand
         elements = struct.unpack_from("<I", body, at + 2)[0]
         part = new_block(chance, max(kind, 0) % len(KINDS), elements if 0 < elements <= 6000 else None)[2:]
     else:
-        part = chance.choice((b"", body[at:behind] * 2, body[places[0]:behind]))
+        part = chance.choice((b"", body[at:behind] * 2, body[offsets[0]:behind]))
     if chance.random() < 0.97:
         grown = manifest.groups[number].encoded_bytes + len(part) - (behind - at)
         manifest.groups[number].encoded_bytes = max(grown, 0)

@@ -13,8 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from common.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD, Piece, pack_piece
-from common.codec import (
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
+from semisilo.common.methods.uplink import Uplink
+from semisilo.common.payload.codec import (
     BLOCK_ELEMENTS,
     ELEMENT_TYPES,
     Aim,
@@ -27,18 +29,22 @@ from common.codec import (
     coded_kind,
     encode_blocks,
 )
-from common.codec.lossy import INT4, INT8, encode_bf16
-from common.codec.planes import encode_planes
-from common.codec.positions import COMPLEMENT
-from common.codec.zstd import compress
-from common.convert import task_to_proto
-from common.data.form import AugmentationSettings, ImageForm
-from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
-from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, reference_to_proto, runs_of
-from common.payload_reader import MAGIC, TRAILER
-from common.reference_form import can_sum, code_against
-from common.uplink import Uplink
-from common.wire import round_service_pb2 as round_pb
+from semisilo.common.payload.codec.lossy import INT4, INT8, encode_bf16
+from semisilo.common.payload.codec.planes import encode_planes
+from semisilo.common.payload.codec.positions import COMPLEMENT
+from semisilo.common.payload.codec.zstd import compress
+from semisilo.common.payload.manifest import (
+    GroupManifest,
+    ReferenceForm,
+    manifest_to_proto,
+    reference_to_proto,
+    runs_of,
+)
+from semisilo.common.payload.reader import MAGIC, TRAILER
+from semisilo.common.payload.reference import can_sum, code_against
+from semisilo.common.rpc.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD, Piece, pack_piece
+from semisilo.common.rpc.convert import task_to_proto
+from semisilo.common.wire import round_service_pb2 as round_pb
 from tests.fuzz.targets import KINDS
 
 __all__ = ["chunk_seeds", "message_seeds", "new_block", "new_classes", "new_gaps", "new_payload", "new_rice",

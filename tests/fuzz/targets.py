@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from common.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD, Piece, pack_piece, unpack_piece
-from common.codec import (
+from semisilo.common.errors import BadConfiguration, BadPayload, LayoutMismatch, WrongBase
+from semisilo.common.payload.codec import (
     BLOCK_ELEMENTS,
     ELEMENT_TYPES,
     HEADER_BYTES,
@@ -32,13 +32,18 @@ from common.codec import (
     encode_blocks,
     parse_header,
 )
-from common.convert import check_metrics, task_from_proto, task_to_proto
-from common.errors import BadConfiguration, BadPayload, LayoutMismatch, WrongBase
-from common.held_tensors import HeldFile
-from common.manifest import ReferenceForm, manifest_to_proto, parse_manifest, parse_reference, reference_to_proto
-from common.payload_reader import PayloadReader
-from common.wire import round_service_pb2 as round_pb
-from common.wire import tensors_pb2 as pb
+from semisilo.common.payload.manifest import (
+    ReferenceForm,
+    manifest_to_proto,
+    parse_manifest,
+    parse_reference,
+    reference_to_proto,
+)
+from semisilo.common.payload.reader import HeldFile, PayloadReader
+from semisilo.common.rpc.chunks import DOWNLOAD_FIELD, SUBMIT_FIELD, Piece, pack_piece, unpack_piece
+from semisilo.common.rpc.convert import check_metrics, task_from_proto, task_to_proto
+from semisilo.common.wire import round_service_pb2 as round_pb
+from semisilo.common.wire import tensors_pb2 as pb
 
 __all__ = ["KINDS", "MAX_PAYLOAD_BYTES", "REFUSALS", "TARGETS", "Finding", "block", "chunk", "message", "payload"]
 

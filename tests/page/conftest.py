@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from common.config import canonical_json
-from common.encodings import Encoded
-from coordinator.encodings import add_encoded
-from coordinator.live import LiveSilo
+from semisilo.common.config import canonical_json
+from semisilo.common.payload.usage import Encoded
+from semisilo.coordinator.ledger.encodings import add_encoded
+from semisilo.coordinator.rounds.live_file import LiveSilo
 from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study, study_config
 from tests.page import kit
 

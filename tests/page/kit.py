@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.federation import Federation, PageSettings
-from coordinator.live import LiveSilo, LiveStatus
-from coordinator.page.reader import PageSource
-from coordinator.page.server import PageServer, bind
-from coordinator.page.service import PageService
+from semisilo.coordinator.federation.folder import Federation, PageSettings
+from semisilo.coordinator.page.reader import PageSource
+from semisilo.coordinator.page.server import PageServer, bind
+from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 
 TOKEN = "the-token-of-the-operator-of-this-test"
 STATIC = Path(__file__).parents[2] / "coordinator" / "page" / "static"
@@ -54,7 +54,7 @@ class Tab:
         self.address = address
         self.context = browser.new_context(viewport=viewport or WIDE, color_scheme=scheme, **options)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(300_000)
         self.problems: list[str] = []
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
@@ -65,12 +65,12 @@ class Tab:
         if message.type in ("error", "warning"):
             self.problems.append(f"console: {message.text} {message.location}")
 
-    def go(self, place: str, *, title: str = "") -> None:
+    def go(self, view: str, *, title: str = "") -> None:
         """Opens an address within the page and waits until its heading, and the data behind it, are there."""
         if self.page.url.startswith(self.address):
-            self.page.evaluate("place => { location.hash = place }", place)
+            self.page.evaluate("view => { location.hash = view }", view)
         else:
-            self.page.goto(f"{self.address}/{place}")
+            self.page.goto(f"{self.address}/{view}")
         self.page.locator("h1", has_text=title).wait_for()
         self.wait_for("() => !document.querySelector('.loading')")
 
@@ -78,12 +78,12 @@ class Tab:
         """What a person reads there."""
         return str(self.page.locator(selector).first.inner_text())
 
-    def wait_for_text(self, text: str, *, selector: str = "main", seconds: float = 10) -> None:
+    def wait_for_text(self, text: str, *, selector: str = "main", seconds: float = 300) -> None:
         """Waits until a text stands there."""
         self.wait_for("([selector, text]) => document.querySelector(selector)?.innerText.includes(text)",
                       [selector, text], seconds=seconds)
 
-    def wait_for(self, function: str, argument: Any = None, *, seconds: float = 10) -> None:
+    def wait_for(self, function: str, argument: Any = None, *, seconds: float = 300) -> None:
         """Waits until a function of JavaScript is true; playwright's own way needs eval, which the page forbids."""
         until(lambda: bool(self.page.evaluate(function, argument)), seconds=seconds,
               otherwise=lambda: f"{function} {argument}\n{self.text('body')[:3000]}")
@@ -123,7 +123,7 @@ class LivePage:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self.address = ""
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(300)
 
     def _live(self) -> LiveStatus | None:
         if not self._serving:
@@ -151,7 +151,7 @@ class LivePage:
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(20)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
 
@@ -165,7 +165,7 @@ def live_page(federation: Federation, **options: Any) -> Iterator[LivePage]:
         page.stop()
 
 
-def until(condition: Callable[[], bool], *, seconds: float = 10,
+def until(condition: Callable[[], bool], *, seconds: float = 300,
           otherwise: Callable[[], str] = lambda: "the condition never came true") -> None:
     """Polls until something is true."""
     end = time.monotonic() + seconds

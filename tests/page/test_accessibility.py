@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.states import StudyState
+from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.ledger_fixture import fill_study, open_federation_with_silos
 from tests.page.kit import NARROW, TOKEN, WIDE, LivePage, Tab, live_page, tab
 from tests.page.test_views import VIEWS
@@ -24,16 +24,20 @@ def violations(shown: Tab, *, scheme: str = "light") -> list[str]:
     return [f"{entry['id']}: {node['target']} {node['failureSummary']}" for entry in found for node in entry["nodes"]]
 
 
-@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+_OTHER_SCHEME = pytest.param("dark", marks=pytest.mark.slow)  # the same views in other colours
+
+
+@pytest.mark.parametrize(("scheme", "viewport"), [
+    ("light", WIDE), ("dark", NARROW), pytest.param("light", NARROW, marks=pytest.mark.slow),
+    pytest.param("dark", WIDE, marks=pytest.mark.slow)], ids=["light-wide", "dark-narrow", "light-narrow", "dark-wide"])
 def test_axe_finds_nothing_in_any_view(scheme: str, viewport: dict[str, int], browser: Any, page: LivePage) -> None:
     with tab(browser, page.address, viewport=viewport, scheme=scheme) as shown:
-        for place, title in VIEWS.items():
-            shown.go(place, title=title)
-            if place == "#/audit":  # ten rows are checked as well as a hundred, and in a tenth of the time
+        for view, title in VIEWS.items():
+            shown.go(view, title=title)
+            if view == "#/audit":  # ten rows are checked as well as a hundred, and in a tenth of the time
                 shown.page.get_by_label("Kind").select_option("round_completed")
                 shown.wait_for("() => document.querySelectorAll('.view-audit tbody tr').length === 11")
-            assert violations(shown, scheme=scheme) == [], place
+            assert violations(shown, scheme=scheme) == [], view
         shown.go("#/study/first")
         for summary in shown.page.locator("summary").all():
             summary.click()
@@ -43,14 +47,14 @@ def test_axe_finds_nothing_in_any_view(scheme: str, viewport: dict[str, int], br
         assert violations(shown, scheme=scheme) == [], "dialog for the token"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", _OTHER_SCHEME])
 def test_axe_finds_nothing_where_drift_is_marked(scheme: str, browser: Any, drifting: LivePage) -> None:
     with tab(browser, drifting.address, scheme=scheme) as shown:
-        for place, title in (("#/silos", "Silos"), ("#/silo/hospital-a", "hospital-a"), ("#/cost/first", "Cost")):
-            shown.go(place, title=title)
+        for view, title in (("#/silos", "Silos"), ("#/silo/hospital-a", "hospital-a"), ("#/cost/first", "Cost")):
+            shown.go(view, title=title)
             for summary in shown.page.locator("summary").all():
                 summary.click()
-            assert violations(shown, scheme=scheme) == [], place
+            assert violations(shown, scheme=scheme) == [], view
 
 
 def test_axe_finds_what_is_wrong(browser: Any, page: LivePage) -> None:
@@ -65,7 +69,7 @@ def test_axe_finds_what_is_wrong(browser: Any, page: LivePage) -> None:
         assert {line.split(":")[0] for line in violations(shown, scheme="dark")} == {"color-contrast"}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", _OTHER_SCHEME])
 def test_axe_finds_nothing_where_there_is_nothing_or_something_is_wrong(scheme: str, browser: Any,
                                                                         tmp_path: Path) -> None:
     empty = open_federation_with_silos(tmp_path / "empty", silos=())
@@ -74,9 +78,9 @@ def test_axe_finds_nothing_where_there_is_nothing_or_something_is_wrong(scheme: 
     for filled in (empty, failed):
         with live_page(filled.federation) as served, tab(browser, served.address, scheme=scheme) as shown:
             served.said = {}
-            for place in ("#/", "#/silos", "#/cost"):
-                shown.go(place)
-                assert violations(shown, scheme=scheme) == [], place
+            for view in ("#/", "#/silos", "#/cost"):
+                shown.go(view)
+                assert violations(shown, scheme=scheme) == [], view
 
 
 def test_a_study_is_paused_with_the_keyboard_alone(browser: Any, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.authority import create_authority
-from coordinator.states import StudyState
+from semisilo.coordinator.federation.authority import create_authority
+from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.ledger_fixture import Filled, fill_study
 from tests.page.kit import TOKEN, LivePage, Tab, live_page, tab, until
 

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from common.describe import describe_bytes, describe_seconds, describe_share
-from coordinator.states import StudyState
+from semisilo.common.text.describe import (
+    describe_bytes,
+    describe_percentage,
+    describe_points,
+    describe_progress,
+    describe_seconds,
+    describe_share,
+)
+from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.ledger_fixture import (
     LABELLED_ONLY,
     SILOS,
@@ -17,7 +24,7 @@ from tests.coordinator.ledger_fixture import (
     open_federation_with_silos,
     study_config,
 )
-from tests.coordinator.test_refusals import refused_study
+from tests.coordinator.rounds.test_refusals import refused_study
 from tests.page.kit import NARROW, LivePage, live_page, tab
 
 VIEWS = {"#/study/first": "first", "#/study/first/rounds": "Rounds", "#/study/first/round/6": "Round 6",
@@ -43,9 +50,9 @@ def test_the_overview_says_where_the_study_stands(browser: Any, page: LivePage) 
         shown.go("#/study/first")
         shown.wait_for_text("training 40 %")
         text = shown.text()
-        for expected in ("Round 11", "of 20", f"{100 * accuracy_after(10):.1f} %",
-                         f"labels alone {100 * LABELLED_ONLY:.1f} %", "1 of 3 silos have answered", "sent its update",
-                         f"+{100 * (accuracy_after(10) - LABELLED_ONLY):.1f}"):
+        for expected in ("Round 11", "of 20", describe_percentage(accuracy_after(10)),
+                         f"labels alone {describe_percentage(LABELLED_ONLY)}", "1 of 3 silos have answered", "updated",
+                         describe_points(accuracy_after(10), LABELLED_ONLY)):
             assert expected in text
         assert shown.page.locator("[aria-current=step]").inner_text().startswith("Collect")
 
@@ -90,13 +97,13 @@ def test_a_chart_has_the_same_numbers_as_its_table(browser: Any, page: LivePage)
         shown.go("#/study/first")
         figure = shown.page.locator("figure", has_text="Test accuracy by round")
         label = figure.locator("svg[role=img]").get_attribute("aria-label")
-        assert f"{100 * accuracy_after(10):.1f} % in round 10" in label
+        assert f"{describe_percentage(accuracy_after(10))} in round 10" in label
         assert figure.locator("circle").count() == 11, "the preparation and ten rounds"
         figure.locator("summary").click()
         rows = figure.locator("tbody tr")
         rows.nth(10).wait_for()
         assert rows.count() == 11
-        assert f"{100 * accuracy_after(3):.1f} %" in rows.nth(3).inner_text()
+        assert describe_percentage(accuracy_after(3)) in rows.nth(3).inner_text()
 
 
 def test_a_round_shows_answers_with_their_reasons(browser: Any, page: LivePage) -> None:
@@ -107,7 +114,7 @@ def test_a_round_shows_answers_with_their_reasons(browser: Any, page: LivePage) 
         assert "refused" in text
         shown.page.get_by_role("link", name="Earlier round").click()
         shown.page.get_by_role("heading", level=1, name="Round 5").wait_for()
-        shown.wait_for_text("late")
+        shown.wait_for_text("expired")
 
 
 def test_silos_can_be_filtered_and_sorted(browser: Any, page: LivePage) -> None:
@@ -156,24 +163,27 @@ def test_bytes_are_those_of_the_ledger(browser: Any, page: LivePage) -> None:
 def test_amounts_are_written_as_everywhere_in_the_product(browser: Any, page: LivePage) -> None:
     sizes = [0, 1, 512, 999, 1000, 1250, 4_349, 12_050, 999_949, 999_950, 12_345_678, 999_950_000, 1_205_000_000]
     times = [0, 0.04, 0.25, 4.25, 59.94, 59.95, 61, 185, 3599.6, 3600, 7_800, 172_799, 172_800, 273_600]
-    shares = [0, 0.00031, 0.0031, 0.01, 0.1245, 0.5, 0.9994, 0.9996, 1, 1.3]
+    shares = [0, 0.00031, 0.0031, 0.01, 0.1245, 0.5, 0.8325, 0.9994, 0.9996, 1, 1.3]
     with tab(browser, page.address) as shown:
         shown.go("#/")
         said = shown.page.evaluate(
             """async ([sizes, times, shares]) => {
                 const format = await import("/static/js/format.js");
-                return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share)];
+                return [sizes.map(format.bytes), times.map(format.seconds), shares.map(format.share),
+                        shares.map((value) => format.percentage(value)), shares.map(format.progress),
+                        shares.map((value) => format.points(value, 0.735))];
             }""", [sizes, times, shares])
     assert said == [[describe_bytes(value) for value in sizes], [describe_seconds(value) for value in times],
-                    [describe_share(value) for value in shares]]
+                    [describe_share(value) for value in shares], [describe_percentage(value) for value in shares],
+                    [describe_progress(value) for value in shares], [describe_points(value, 0.735) for value in shares]]
 
 
 def test_a_phone_needs_no_horizontal_scrolling(browser: Any, page: LivePage) -> None:
     with tab(browser, page.address, viewport=NARROW) as shown:
-        for place, title in VIEWS.items():
-            shown.go(place, title=title)
+        for view, title in VIEWS.items():
+            shown.go(view, title=title)
             over = shown.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert over <= 0, place
+            assert over <= 0, view
 
 
 def test_names_from_the_network_stay_text(browser: Any, tmp_path: Path) -> None:
@@ -184,9 +194,9 @@ def test_names_from_the_network_stay_text(browser: Any, tmp_path: Path) -> None:
         db.execute("UPDATE silo SET version = ?", (evil,))
         db.execute("UPDATE task SET reason = ?", (evil,))
     with live_page(filled.federation) as served, tab(browser, served.address) as shown:
-        for place, title in (("#/study/first", "first"), ("#/silo/hospital-a", "hospital-a"), ("#/audit", "Audit"),
-                             ("#/study/first/round/2", "Round 2")):
-            shown.go(place, title=title)
+        for view, title in (("#/study/first", "first"), ("#/silo/hospital-a", "hospital-a"), ("#/audit", "Audit"),
+                            ("#/study/first/round/2", "Round 2")):
+            shown.go(view, title=title)
             assert "<script>" in (shown.page.locator("main").text_content() or "")
             assert shown.page.locator("main img, main script").count() == 0
             assert "taken" not in shown.page.title().split(" · ")[-1]
@@ -200,8 +210,8 @@ def test_a_federation_without_anything_teaches_how_to_begin(browser: Any, tmp_pa
         for command in ("coordinator new first", "coordinator queue first", "coordinator invite hospital-a",
                         "silo enroll LINE", "silo join"):
             assert command in shown.text()
-        for place in ("#/silos", "#/cost", "#/audit", "#/studies"):
-            shown.go(place)
+        for view in ("#/silos", "#/cost", "#/audit", "#/studies"):
+            shown.go(view)
         assert "No study yet" in shown.text()
 
 
@@ -223,8 +233,8 @@ def test_a_study_that_does_not_run_says_why(state: StudyState, words: str, brows
 def test_a_finished_study_can_be_read_and_not_acted_on(browser: Any, tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4)
     with live_page(filled.federation, read_only=True, serving=False) as served, tab(browser, served.address) as shown:
-        for place in ("#/study/first", "#/silos", "#/silo/hospital-a"):
-            shown.go(place)
+        for view in ("#/study/first", "#/silos", "#/silo/hospital-a"):
+            shown.go(view)
             assert shown.page.get_by_role("button", name="Stop").count() == 0
             assert shown.page.get_by_role("button", name="Revoke").count() == 0
             assert shown.page.get_by_role("button", name="Invite").count() == 0

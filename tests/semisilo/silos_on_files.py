@@ -1,7 +1,7 @@
 """A federation without a network whose silos have nothing in common but files: what a simulation must equal.
 
-The coordinator is the real engine, desk and compute; every silo reads its own .npz as `semisilo split` writes it,
-copies payloads chunk by chunk into a folder of its own, decodes what it gets by itself, and sends updates chunk by
+The coordinator is the real engine, task service and compute; every silo reads its own .npz as `semisilo split` writes
+it, copies payloads chunk by chunk into a folder of its own, decodes what it gets by itself, and sends updates chunk by
 chunk. Silos answer in an order of their own.
 """
 
@@ -10,28 +10,31 @@ from __future__ import annotations
 import asyncio
 import zlib
 from pathlib import Path
-from typing import Any
 
-from common import __version__
-from common.compute import InlineCompute
-from common.config import from_dict, to_dict
-from common.exchange import PayloadRef, TaskSpec
-from common.payload_reader import read_manifest
-from common.store import MAX_CHUNK_BYTES
-from common.tensor_cache import TensorCache
-from coordinator.bulletin import Bulletin
-from coordinator.desk import Announcement, Desk, Hello, Standby
-from coordinator.engine import Engine, EngineFolders
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.states import StudyState
-from coordinator.stores import open_payloads, open_spool
-from coordinator.study import load_study
-from coordinator.work import Operations as CoordinatorOperations
-from silo.home import SiloHome
-from silo.memory import SiloMemory, update_id_of
-from silo.stores import collect_tensors, open_cache
-from silo.work import Operations as SiloOperations
+from semisilo.common import __version__
+from semisilo.common.config import to_dict
+from semisilo.common.methods import find_method
+from semisilo.common.methods.contract import PayloadRef, TaskSpec
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.process.compute import InlineCompute
+from semisilo.common.storage.store import MAX_CHUNK_BYTES
+from semisilo.coordinator.compute.operations import Operations as CoordinatorOperations
+from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.rounds.task_service import Hello, Standby, TaskService, UpdateDeclaration
+from semisilo.coordinator.studies.study_file import load_study
+from semisilo.silo.agent.answer import ReadyAnswer, Site, answer_task
+from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.compute.operations import Operations as SiloOperations
+from semisilo.silo.site.disclosures import DisclosureLog
+from semisilo.silo.site.home import JoinChoice, SiloHome
+from semisilo.silo.site.memory import SiloMemory
+from semisilo.silo.site.policy import Permit, Policy
+from semisilo.silo.site.stores import collect_tensors, open_cache
 from tests.coordinator.federation_in_memory import NoAccounts
 
 __all__ = ["run_parts"]
@@ -48,17 +51,19 @@ async def _run(parts: Path, folder: Path) -> Ledger:
     studies.mkdir()
     (studies / "first").symlink_to(parts / "coordinator", target_is_directory=True)
     ledger = Ledger(folder / "ledger.sqlite", waits=False)
-    roster, bulletin = LedgerRoster(ledger), Bulletin()
+    roster, runtime = LedgerRoster(ledger), RuntimeState()
     compute = InlineCompute(lambda progress: CoordinatorOperations(progress, device="cpu"))
     payloads, spool = open_payloads(folder / "payloads"), open_spool(folder / "spool", limit_bytes=0)
-    desk = Desk(ledger=ledger, roster=roster, bulletin=bulletin, payloads=payloads, spool=spool, compute=compute)
-    engine = Engine(ledger=ledger, roster=roster, bulletin=bulletin, compute=compute, payloads=payloads, spool=spool,
+    task_service = TaskService(ledger=ledger, roster=roster, runtime=runtime, payloads=payloads, spool=spool,
+                               compute=compute)
+    engine = Engine(ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
                     accountant=NoAccounts(), folders=EngineFolders(studies=studies, payloads=folder / "payloads"))
     ledger.queue_study("first", to_dict(load_study(parts / "coordinator" / "study.toml")))
     files = sorted((parts / "silos").glob("*.npz"))
     roster.admit([file.stem for file in files])
     test = parts / "coordinator" / "data" / "test.npz"
-    silos = [asyncio.ensure_future(_Silo(file, test, folder / file.stem, desk).work()) for file in reversed(files)]
+    silos = [asyncio.ensure_future(_Silo(file, test, folder / file.stem, task_service).work())
+             for file in reversed(files)]
     try:
         row = await engine.run_next()
         assert row is not None
@@ -72,7 +77,7 @@ async def _run(parts: Path, folder: Path) -> Ledger:
 
 
 class _Silo:
-    def __init__(self, file: Path, test: Path, folder: Path, desk: Desk) -> None:
+    def __init__(self, file: Path, test: Path, folder: Path, task_service: TaskService) -> None:
         self._name = file.stem
         self._file = file
         self._test = test
@@ -80,12 +85,12 @@ class _Silo:
         self._memory = SiloMemory(self._home.memory, outgoing=self._home.outgoing)
         self._cache = open_cache(self._home.cache)
         self._tensors = TensorCache(self._cache)
-        self._desk = desk
+        self._task_service = task_service
         self._compute = InlineCompute(lambda progress: SiloOperations(progress, device="cpu"))
 
     async def work(self) -> None:
         while True:
-            answer = await self._desk.await_task(self._name, Hello(
+            answer = await self._task_service.await_task(self._name, Hello(
                 version=__version__, methods=(), labelled_count=0, unlabelled_count=0,
                 held=frozenset(self._tensors.digests())), timeout_seconds=30.0)
             if isinstance(answer, Standby):
@@ -95,49 +100,53 @@ class _Silo:
             await self._answer(answer)
 
     async def _answer(self, task: TaskSpec) -> None:
-        self._memory.resolve(task.study, task.last_folded_round, round=task.round, task_id=task.task_id)
+        spec = find_method(task.method)  # a plug-in's permissions are not what is compared here
+        policy = Policy(permit=Permit(methods=(spec.name,), groups=tuple({*spec.receives, *spec.up}),
+                                      metrics=spec.metrics))
+        site = Site(policy=policy, choice=JoinChoice(source=str(self._file), test=str(self._test)),
+                    memory=self._memory, cache_folder=self._home.cache,
+                    disclosures=DisclosureLog(self._home.disclosures))
+        await self._send(await answer_task(task, site, self))
+
+    upload_rate = 0.0
+
+    def ready_before(self) -> None:
+        raise AssertionError("nothing is killed here")
+
+    async def fetch(self, task: TaskSpec) -> dict[str, Path]:
         wanted = [each for each in task.payloads if not self._tensors.find(each.tensors)]
         for payload in wanted:
             self._download(task, payload)
         collect_tensors(self._tensors, task.payloads)
-        memory = self._memory.committed(task.study)
-        residuals, pending_residuals = self._memory.residuals(task.study, round=task.round)
-        result = await self._compute.call("train", {
-            "task": to_dict(task), "payloads": {each.digest: str(self._cache.path(each.digest)) for each in wanted},
-            "cache_folder": str(self._home.cache), "source": str(self._file), "test": str(self._test),
-            "on_error": "stop", "factories": [],
-            "memory": memory and str(memory), "residuals": residuals and str(residuals),
-            "pending_residuals": pending_residuals and str(pending_residuals),
-            "outgoing_folder": str(self._home.outgoing), "memory_folder": str(self._home.memory)})
-        await self._send(task, result)
+        return {each.digest: self._cache.path(each.digest) for each in wanted}
+
+    async def train(self, request: Train) -> Trained:
+        return await self._compute.call(request)
+
+    def check_room(self, size_bytes: int) -> None:
+        pass
 
     def _download(self, task: TaskSpec, payload: PayloadRef) -> None:
-        content = self._desk.payload_for(self._name, task.task_id, payload.digest).read_bytes()
+        content = self._task_service.payload_for(self._name, task.task_id, payload.digest).read_bytes()
         with self._cache.partial(payload.digest, size_bytes=len(content)) as partial:
             for start in range(0, len(content), MAX_CHUNK_BYTES):
                 piece = content[start:start + MAX_CHUNK_BYTES]
                 partial.append(piece, offset=start, crc32=zlib.crc32(piece))
             partial.finish(payload.digest)
-        self._desk.downloaded(self._name, task.task_id, payload.digest, len(content))
+        self._task_service.downloaded(self._name, task.task_id, payload.digest, len(content))
 
-    async def _send(self, task: TaskSpec, result: dict[str, Any]) -> None:
-        payload = from_dict(PayloadRef, result["payload"]) if result["payload"] else None
-        pending = self._memory.record_pending(
-            task.study, round=task.round, task_id=task.task_id,
-            update_id=update_id_of(task.task_id, payload.digest if payload else f"abstention {result['abstention']}"),
-            memory=Path(result["memory"]) if result["memory"] else None,
-            residuals=Path(result["residuals"]) if result["residuals"] else None, payload=payload,
-            abstention=result["abstention"], num_examples=result["num_examples"], metrics=result["metrics"])
+    async def _send(self, prepared: ReadyAnswer) -> None:
+        task, pending, payload = prepared.task, prepared.pending, prepared.pending.payload
         if payload is None:
-            self._desk.abstain(self._name, task.task_id, pending.abstention, pending.metrics)
+            self._task_service.abstain(self._name, task.task_id, pending.abstention, pending.metrics)
             return
         path = self._memory.outgoing.path(payload.digest)
         content = path.read_bytes()
-        answer = await self._desk.begin_update(self._name, task.task_id, pending.update_id, Announcement(
-            digest=payload.digest, size_bytes=payload.size_bytes, groups=read_manifest(path),
+        answer = await self._task_service.begin_update(self._name, task.task_id, pending.update_id, UpdateDeclaration(
+            digest=payload.digest, size_bytes=payload.size_bytes, groups=prepared.manifest,
             example_count=pending.num_examples, metrics=pending.metrics, training_seconds=0.0))
         assert answer.state == "send"
-        partial, update = await self._desk.upload(self._name, pending.update_id)
+        partial, update = await self._task_service.upload(self._name, pending.update_id)
         with partial:
             partial.append(content, offset=0, crc32=zlib.crc32(content))
-            await self._desk.accept(self._name, update, partial)
+            await self._task_service.accept(self._name, update, partial)

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from typing import Any
 
-from common.methods import METHODS
+from semisilo.common.methods import METHODS
 
 __all__ = ["CASES", "study"]
 

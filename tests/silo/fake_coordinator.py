@@ -9,27 +9,28 @@ import hashlib
 import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
 
-from common.codec import ELEMENT_TYPES
-from common.compute import ComputeAborted, OnProgress
-from common.config import canonical_json, to_dict
-from common.convert import task_to_proto
-from common.data.form import AugmentationSettings, ImageForm
-from common.errors import SemisiloError, TaskClosed, Unreachable
-from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
-from common.methods import SemiFLSettings
-from common.payload import EncodedInput, TensorInput, write_payload
-from common.status import abort_with
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.wire import round_service_pb2 as pb
-from common.wire import round_service_pb2_grpc as pb_grpc
-from common.wire import tensors_pb2
+from semisilo.common.config import canonical_json, from_dict, to_dict
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import SemisiloError, TaskClosed, Unreachable
+from semisilo.common.methods import SemiFLSettings
+from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.codec import ELEMENT_TYPES
+from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.process.compute import ComputeAborted, OnProgress
+from semisilo.common.process.messages import Request, as_json
+from semisilo.common.rpc.convert import task_to_proto
+from semisilo.common.rpc.grpc_errors import abort_with
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
+from semisilo.common.wire import tensors_pb2
+from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
 
 __all__ = ["FakeCompute", "FakeCoordinator", "make_task", "random_bytes", "serving"]
 
@@ -83,7 +84,7 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     uploads: list[tuple[str, int]] = field(default_factory=list)
     """(update_id, offset of the first chunk)."""
     reports: list[pb.ReportProgressRequest] = field(default_factory=list)
-    place: asyncio.Event | None = None
+    slot: asyncio.Event | None = None
     """An upload waits for it before it is let in; None for none."""
     objection: Callable[[str], SemisiloError | None] = lambda update_id: None
     """Asked when an upload is complete."""
@@ -155,8 +156,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
             if not update_id:
                 update_id = message.update_id
                 await self._check("SubmitUpdate", message, context)
-                if self.place is not None:
-                    await self.place.wait()
+                if self.slot is not None:
+                    await self.slot.wait()
                 await context.send_initial_metadata(())
                 self.uploads.append((update_id, -1))
             if message.HasField("chunk"):
@@ -203,9 +204,13 @@ async def serving(coordinator: FakeCoordinator, *, port: int = 0) -> AsyncIterat
         await server.stop(0)
 
 
+T = TypeVar("T")
+
+
 @dataclass
 class FakeCompute:
-    """`survey` and `train` of silo.work, without images: the update follows from the task's identifier."""
+    """`survey` and `train` of semisilo.silo.compute.operations, without images: the update follows from the task's
+    identifier."""
 
     update_bytes: int = 40_000
     abstention: str = ""
@@ -215,28 +220,32 @@ class FakeCompute:
     survey_error: SemisiloError | None = None
     survey_steps: int = 0
     survey_test: int = 0
-    surveyed: list[dict[str, Any]] = field(default_factory=list)
-    """Arguments of every survey."""
+    surveyed: list[Survey] = field(default_factory=list)
     hang: bool = False
     """Training never ends by itself."""
     group: str = "model"
-    trained: list[dict[str, Any]] = field(default_factory=list)
-    """Arguments of every training."""
+    trained: list[Train] = field(default_factory=list)
     aborted: int = 0
     _stop: asyncio.Event | None = None
 
-    async def call(self, operation: str, arguments: dict[str, Any], *,
-                   on_progress: OnProgress | None = None) -> dict[str, Any]:
-        if operation == "survey":
-            if self.survey_error is not None:
-                raise self.survey_error
-            self.surveyed.append(arguments)
-            return {"labelled": 4, "unlabelled": 475, "steps": self.survey_steps, "test": self.survey_test}
-        assert operation == "train"
-        self.trained.append(arguments)
-        for digest, path in arguments["payloads"].items():
-            assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
-        self._keep(arguments)
+    async def call(self, request: Request[T], *, on_progress: OnProgress | None = None) -> T:
+        answer = self._surveyed(request) if isinstance(request, Survey) else await self._trained(request, on_progress)
+        arrived = from_dict(type(request).answer_type(), as_json(answer))
+        return arrived
+
+    def _surveyed(self, request: Survey) -> Surveyed:
+        if self.survey_error is not None:
+            raise self.survey_error
+        self.surveyed.append(request)
+        return Surveyed(labelled=4, unlabelled=475, steps=self.survey_steps, test=self.survey_test)
+
+    async def _trained(self, request: object, on_progress: OnProgress | None) -> Trained:
+        assert isinstance(request, Train)
+        request = from_dict(Train, as_json(request))
+        self.trained.append(request)
+        for digest, path in request.payloads.items():
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
+        self._keep(request)
         if on_progress is not None:
             on_progress(0.5, "epoch 1 of 2")
         if self.errors:
@@ -245,28 +254,30 @@ class FakeCompute:
             self._stop = asyncio.Event()
             await self._stop.wait()
             raise ComputeAborted("aborted")
-        result: dict[str, Any] = {"abstention": self.abstention, "payload": None, "num_examples": 0,
-                                  "metrics": self.metrics, "memory": None, "seconds": 1.5, "skipped": 0}
-        if not self.abstention:
-            store = PayloadStore(Path(arguments["outgoing_folder"]))
-            seed = zlib.crc32(arguments["task"]["task_id"].encode())
-            values = np.random.default_rng(seed).standard_normal(self.update_bytes // 4).astype("<f4")
-            bits = values.view(ELEMENT_TYPES["float32"].bits)
-            reference = write_payload(store, {self.group: EncodedInput(
-                [TensorInput(TensorSpec("w", values.shape, "float32"), lambda: bits)],
-                meaning=Meaning.DIFFERENCE, base="ab" * 32)})
-            content = canonical_json({"after": arguments["task"]["task_id"], "before": arguments["memory"]}).encode()
-            memory = Path(arguments["memory_folder"]) / f"{hashlib.sha256(content).hexdigest()}.safetensors"
-            memory.write_bytes(content)
-            result |= {"payload": to_dict(reference), "num_examples": 17, "memory": str(memory)}
-        return result
+        if self.abstention:
+            return Trained(payload=None, abstention=self.abstention, metrics=self.metrics, memory=None, residuals=None,
+                           seconds=1.5)
+        store = PayloadStore(request.outgoing_folder)
+        seed = zlib.crc32(request.task.task_id.encode())
+        values = np.random.default_rng(seed).standard_normal(self.update_bytes // 4).astype("<f4")
+        bits = values.view(ELEMENT_TYPES["float32"].bits)
+        reference = write_payload(store, {self.group: EncodedInput(
+            [TensorInput(TensorSpec("w", values.shape, "float32"), lambda: bits)],
+            meaning=Meaning.DIFFERENCE, base="ab" * 32)})
+        before = None if request.memory is None else str(request.memory)
+        content = canonical_json({"after": request.task.task_id, "before": before}).encode()
+        memory = request.memory_folder / f"{hashlib.sha256(content).hexdigest()}.safetensors"
+        memory.write_bytes(content)
+        return Trained(payload=reference, num_examples=17, metrics=self.metrics, memory=memory, residuals=None,
+                       seconds=1.5)
 
-    def _keep(self, arguments: dict[str, Any]) -> None:
-        """Keeps the tensor groups that came, as `silo.received` does; these payloads are not looked into."""
-        cache = TensorCache(PayloadStore(Path(arguments["cache_folder"])))
-        for payload in arguments["task"]["payloads"]:
-            if payload["tensors"] and payload["digest"] in arguments["payloads"]:
-                cache.put(payload["tensors"], Path(arguments["payloads"][payload["digest"]]))
+    def _keep(self, request: Train) -> None:
+        """Keeps the tensor groups that came, as `semisilo.silo.compute.received` does; these payloads are not looked
+        into."""
+        cache = TensorCache(PayloadStore(request.cache_folder))
+        for payload in request.task.payloads:
+            if payload.tensors and payload.digest in request.payloads:
+                cache.put(payload.tensors, request.payloads[payload.digest])
 
     async def abort(self) -> None:
         self.aborted += 1

@@ -34,9 +34,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.data import randaugment as ra
-from common.data.form import AugmentationSettings, ImageForm
-from common.errors import BadConfiguration
+from semisilo.common.data.augmentation import randaugment as ra
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import BadConfiguration
 
 __all__ = ["FEDMATCH_OPERATIONS", "SMALL_OPERATIONS", "check_settings", "strong", "to_input", "weak"]
 

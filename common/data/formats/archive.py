@@ -7,6 +7,8 @@ the classes in label order. A silo's part has `labelled_images`, `labelled_label
 is compared with what the file holds before memory is taken.
 
 Shapes: N images, H rows, W columns, K classes.
+
+Tests: tests/common/data/test_readers.py.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.room import check_room
-from common.errors import BadData
+from semisilo.common.data.room import check_room
+from semisilo.common.errors import BadData
 
 __all__ = ["Arrays", "Parts", "digits", "npz", "parts"]
 
@@ -109,8 +111,8 @@ def npz(
                               remedy="Write one label per image.")
             classes, named = _classes(archive, source=source)
             if len(labels_N) and labels_N.max() >= len(classes):
-                place = int(labels_N.argmax())
-                raise BadData(f"{source}: label {labels_N[place]} of image {place} is out of range, "
+                index = int(labels_N.argmax())
+                raise BadData(f"{source}: label {labels_N[index]} of image {index} is out of range, "
                               f"its 'classes' names {len(classes)} (0 to {len(classes) - 1}).",
                               remedy="Mend the labels or the class names.")
     return Arrays(source, path.name, shape, images, labels_N, classes, named)

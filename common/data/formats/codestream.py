@@ -2,6 +2,8 @@
 
 A DICOM file declares rows and columns twice: in its tags, which are checked, and in the compressed stream, which the
 decoder believes. Both must agree.
+
+Tests: tests/common/data/test_hostile_files.py.
 """
 
 from __future__ import annotations
@@ -31,24 +33,24 @@ def stream_size(data: bytes) -> tuple[int, int] | None:
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
     """ITU-T T.81 B.1.1: markers, each with a length but for a few; the first start of frame has the size."""
-    place = 2
+    offset = 2
     while True:
-        while data[place] != 0xFF:
+        while data[offset] != 0xFF:
             return None
-        while data[place] == 0xFF:
-            place += 1
-        marker = data[place]
-        place += 1
+        while data[offset] == 0xFF:
+            offset += 1
+        marker = data[offset]
+        offset += 1
         if marker in _BARE:
             continue
         length: int
-        (length,) = struct.unpack_from(">H", data, place)
+        (length,) = struct.unpack_from(">H", data, offset)
         if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, place + 3)
+            height, width = struct.unpack_from(">HH", data, offset + 3)
             return width, height
         if marker in (0xDA, 0xDE) or length < 2:  # the picture begins untold, or a hierarchy of larger ones
             return None
-        place += length
+        offset += length
 
 
 def _jpeg_2000(data: bytes) -> tuple[int, int]:
@@ -59,14 +61,14 @@ def _jpeg_2000(data: bytes) -> tuple[int, int]:
 
 def _boxed(data: bytes) -> tuple[int, int] | None:
     """The boxes of a JP2 file (ITU-T T.800 I.4): the first "jp2c" holds the stream."""
-    place = 0
-    while place + 8 <= len(data):
+    offset = 0
+    while offset + 8 <= len(data):
         length: int
-        length, kind = struct.unpack_from(">I4s", data, place)
+        length, kind = struct.unpack_from(">I4s", data, offset)
         if kind == b"jp2c":
-            start = place + (16 if length == 1 else 8)
+            start = offset + (16 if length == 1 else 8)
             return _jpeg_2000(data[start:]) if data[start : start + 4] == b"\xff\x4f\xff\x51" else None
         if length < 8:
             return None
-        place += length
+        offset += length
     return None

@@ -4,11 +4,12 @@ Files are decoded by a few threads, a window at a time, in their own order; a fi
 after another. Nothing here knows labels.
 
 Shapes: N pictures, C channels, S side of the square.
+
+Tests: tests/common/data/test_broken_folders.py.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -16,20 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from common.data.dicom import open_dicom
-from common.data.folder import FORMATS, ImageFile, medical
-from common.data.form import OnError, Reading
-from common.data.image_set import Skipped
-from common.data.nifti import open_nifti
-from common.data.pixels import Geometry, NoPictureError, Range, UnusableError, eight_bits, fitted, square
-from common.data.tiff import deep_colours, has_deep_colours
-from common.errors import BadData
+from semisilo.common.data.form import OnError, Reading
+from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.picture import Header, OpenedImage, Picture, chosen
+from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError
+from semisilo.common.data.formats.raster import most_pixels, open_raster
+from semisilo.common.data.formats.registry import format_of
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.errors import BadData
 
 __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode", "decoded", "header", "quiet",
            "ranges_of"]
@@ -37,27 +37,6 @@ __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode"
 _THREADS = 4
 _WINDOW = 64
 """Decoded at a time, so that threads hold no more than this many files' squares and `_THREADS` originals."""
-_DEEP_PNG = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Picture:
-    """One decoded picture."""
-
-    square: NDArray[np.uint8]
-    """(C, S, S)."""
-    width: int
-    height: int
-    channels: int
-    """1 or 3, of the file."""
-    bits: int
-    """Of each value in the file."""
-    part: int | None = None
-    """Frame, page or slice, from 0, where several of the file count."""
-    divided: Range | None = None
-    """What its values were divided by, where the source decides that."""
-    unwindowed: bool = False
-    """Shown over the whole range of its bits, for want of a window in the file or the study."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +46,6 @@ class Trouble:
     reason: str
     broken: bool
     """False for a file that is whole and holds none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
-    """What the first bytes of a file say."""
-
-    size: tuple[int, int]
-    """(width, height)."""
-    channels: Literal[1, 3]
-    bits: int
-    pictures: int
-    """How many it holds, before a setting chooses."""
 
 
 @contextmanager
@@ -96,48 +63,17 @@ def header(file: ImageFile, reading: Reading = Reading()) -> Header | None:
     """
     with quiet():
         try:
-            return _header(file, reading)
+            return _opened(file).header(reading)
         except BadData:
             raise
         except Exception:  # see `_tried`
             return None
 
 
-def _header(file: ImageFile, reading: Reading) -> Header:
-    kind = None if file.content is not None else medical(file.path)
-    if kind == "dicom":
-        found = open_dicom(file.path)
-        return Header(size=(found.width, found.height), channels=3 if found.channels == 3 else 1, bits=found.bits,
-                      pictures=found.frames)
-    if kind == "nifti":
-        volume = open_nifti(file.path)
-        return Header(size=volume.size(reading.axis), channels=1, bits=8 * volume.dtype.itemsize,
-                      pictures=volume.count(reading.axis))
-    with _image(file) as image:
-        grey = image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I")
-        pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
-        return Header(size=image.size, channels=1 if grey else 3, bits=_bits(image), pictures=pages)
-
-
-def _image(file: ImageFile) -> Image.Image:
-    return Image.open(file.path if file.content is None else io.BytesIO(file.content), formats=FORMATS)
-
-
-def _bits(image: Image.Image) -> int:
-    if image.format == "PNG":  # of 16-bit colours Pillow keeps 8; the file's own word is in the header's 25th byte
-        file = getattr(image, "fp", None)
-        if file is not None:
-            place = file.tell()
-            file.seek(24)
-            depth = file.read(1)
-            file.seek(place)
-            if depth == bytes([_DEEP_PNG]):
-                return _DEEP_PNG
-    if image.format == "TIFF" and has_deep_colours(image):
-        return 16
-    if image.mode == "1":
-        return 1
-    return 16 if image.mode.startswith("I;16") else 32 if image.mode in ("I", "F") else 8
+def _opened(file: ImageFile) -> OpenedImage:
+    """The file by the reader of its format; what lies within another file, or has no known name, is Pillow's."""
+    found = format_of(file.path) if file.content is None else None
+    return open_raster(file.path, file.content) if found is None else found.open(file.path)
 
 
 def count_pictures(files: Sequence[ImageFile], reading: Reading) -> list[int]:
@@ -146,13 +82,13 @@ def count_pictures(files: Sequence[ImageFile], reading: Reading) -> list[int]:
     Looks only into files of which it is not clear.
     """
     def count(file: ImageFile) -> int:
-        kind = None if file.content is not None else medical(file.path)
-        which = reading.slices if kind == "nifti" else reading.frames
-        tiff = kind is None and file.path.suffix.lower() in (".tif", ".tiff", "")
-        if file.content is not None or which in ("first", "middle", 1) or not (kind or tiff):
+        found = format_of(file.path) if file.content is None else None
+        which = reading.slices if found is not None and found.several == "slices" else reading.frames
+        clear = not found.several if found is not None else file.path.suffix != ""
+        if file.content is not None or which in ("first", "middle", 1) or clear:
             return 1
         try:
-            return len(_chosen(_header(file, reading).pictures, which))
+            return len(chosen(_opened(file).header(reading).pictures, which))
         except BadData:
             raise
         except Exception:  # see `_tried`
@@ -172,30 +108,13 @@ def ranges_of(files: Iterable[ImageFile], reading: Reading) -> dict[str, float]:
     return found
 
 
-def _chosen(number: int, which: int | str) -> list[int]:
-    """Which of `number` pictures count: the first, the middle one, all, or some spread evenly."""
-    if which == "first":
-        return [0]
-    if which == "middle":
-        return [number // 2]
-    if which == "all" or (isinstance(which, int) and which >= number):
-        return list(range(number))
-    assert isinstance(which, int)
-    return [(2 * place + 1) * number // (2 * which) for place in range(which)]
-
-
 # One file -------------------------------------------------------------------------------------------------------------
 
 
 def _tried(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture] | Trouble:
     """The pictures of a file that count, or why there are none."""
     try:
-        kind = None if file.content is not None else medical(file.path)
-        if kind == "dicom":
-            return _dicom(file, form, reading)
-        if kind == "nifti":
-            return _nifti(file, form, reading)
-        return _raster(file, form, reading, ranges)
+        return _opened(file).pictures(form, reading, ranges)
     except BadData:
         raise
     except UnidentifiedImageError:
@@ -206,7 +125,7 @@ def _tried(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping[st
     except UnusableError as error:
         return Trouble(str(error), True)
     except Image.DecompressionBombError:
-        return Trouble(f"it has too many pixels (limit {_limit()}); scale it down", True)
+        return Trouble(f"it has too many pixels (limit {most_pixels()}); scale it down", True)
     except MemoryError:
         return Trouble("it does not fit into memory", True)
     except PermissionError:
@@ -217,56 +136,6 @@ def _tried(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping[st
         # Pillow's decoders raise nearly anything on damaged bytes: OSError, SyntaxError, struct.error, KeyError, ...
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Trouble(text.rstrip("."), True)
-
-
-def _limit() -> int:
-    return Image.MAX_IMAGE_PIXELS or 89_478_485
-
-
-def _part(chosen: list[int], number: int, place: int) -> int | None:
-    return place if len(chosen) > 1 or (number > 1 and chosen != [0]) else None
-
-
-def _dicom(file: ImageFile, form: Geometry, reading: Reading) -> list[Picture]:
-    found = open_dicom(file.path)
-    chosen = _chosen(found.frames, reading.frames)
-    return [Picture(square=fitted(Image.fromarray(found.frame(number, reading)), form), width=found.width,
-                    height=found.height, channels=found.channels, bits=found.bits,
-                    part=_part(chosen, found.frames, number),
-                    unwindowed=reading.window == "file" and not found.has_window) for number in chosen]
-
-
-def _nifti(file: ImageFile, form: Geometry, reading: Reading) -> list[Picture]:
-    volume = open_nifti(file.path)
-    chosen = _chosen(volume.count(reading.axis), reading.slices)
-    width, height = volume.size(reading.axis)
-    return [Picture(square=fitted(Image.fromarray(shown), form), width=width, height=height, channels=1,
-                    bits=8 * volume.dtype.itemsize, part=number)
-            for number, shown in zip(chosen, volume.slices(chosen, reading), strict=True)]
-
-
-def _raster(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
-    found = []
-    with _image(file) as image:
-        several = image.format == "TIFF" and file.content is None
-        pages = getattr(image, "n_frames", 1) if several else 1
-        chosen = _chosen(pages, reading.frames) if several else [0]
-        for page in chosen:
-            if several and page:
-                image.seek(page)
-            if image.width * image.height > _limit():
-                raise UnusableError(f"{image.width} x {image.height} pixels are too many (limit {_limit()}); scale it"
-                                    " down")
-            width, height, bits = *image.size, _bits(image)
-            if several and has_deep_colours(image):
-                shown, divided = eight_bits(deep_colours(file.path, page, image.size), reading=reading, ranges=ranges)
-                pixels, channels = fitted(Image.fromarray(shown), form), 3
-            else:
-                channels = 1 if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I") else 3
-                pixels, divided = square(image, form, reading=reading, ranges=ranges)
-            found.append(Picture(square=pixels, channels=channels, part=_part(chosen, pages, page), divided=divided,
-                                 width=width, height=height, bits=bits))
-    return found
 
 
 # Many files -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ Shapes: H rows, W columns.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,15 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data import grey
-from common.data.codestream import stream_size
-from common.data.extras import needed, silence
-from common.data.form import Reading
-from common.data.pixels import NoPictureError, UnusableError
-from common.data.room import check_room
-from common.errors import BadData
+from semisilo.common.data.form import Reading
+from semisilo.common.data.formats import grey
+from semisilo.common.data.formats.codestream import stream_size
+from semisilo.common.data.formats.extras import needed, silence
+from semisilo.common.data.formats.picture import Header, Picture, chosen, part_of
+from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError, fitted
+from semisilo.common.data.formats.registry import DICOM
+from semisilo.common.data.room import check_room
+from semisilo.common.errors import BadData
 
-__all__ = ["Opened", "is_dicom", "open_dicom"]
+__all__ = ["Opened", "open_dicom"]
 
 _DEFLATED = b"1.2.840.10008.1.2.1.99"
 _DIRECTORY = "1.2.840.10008.1.3.10"
@@ -51,11 +54,6 @@ _COLOURS: dict[int, tuple[str, ...]] = {
     3: ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420"),
 }
 """Samples of a pixel -> photometric interpretations that are read."""
-
-
-def is_dicom(start: bytes) -> bool:
-    """Whether a file's first 132 bytes are those of DICOM."""
-    return start[128:132] == b"DICM"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +75,19 @@ class Opened:
     has_window: bool
     """Whether the file names a window of its own (or needs none)."""
 
+    def header(self, reading: Reading) -> Header:
+        """See `OpenedImage`."""
+        return Header(size=(self.width, self.height), channels=3 if self.channels == 3 else 1, bits=self.bits,
+                      pictures=self.frames)
+
+    def pictures(self, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
+        """See `OpenedImage`."""
+        those = chosen(self.frames, reading.frames)
+        return [Picture(square=fitted(Image.fromarray(self.frame(number, reading)), form), width=self.width,
+                        height=self.height, channels=self.channels, bits=self.bits,
+                        part=part_of(those, self.frames, number),
+                        unwindowed=reading.window == "file" and not self.has_window) for number in those]
+
     def frame(self, number: int, reading: Reading) -> NDArray[np.uint8]:
         """One picture, (H, W) or (H, W, 3), its frame counted from 0.
 
@@ -93,7 +104,7 @@ class Opened:
             raise UnusableError("its header's grey values or colours cannot be made sense of") from None
 
     def _stored(self, number: int) -> NDArray[Any]:
-        pixels = needed("pydicom.pixels", extra="dicom", what="DICOM files")
+        pixels = needed("pydicom.pixels", DICOM)
         try:
             with self.path.open("rb") as file:
                 if not self.compressed:
@@ -102,7 +113,7 @@ class Opened:
                 check_room(self.path.stat().st_size, what="A compressed DICOM file's pixels",
                            remedy="Use a machine with more memory, or save it uncompressed.")
                 whole = _parsed(file.read())
-                encaps = needed("pydicom.encaps", extra="dicom", what="DICOM files")
+                encaps = needed("pydicom.encaps", DICOM)
                 stream = encaps.get_frame(whole.PixelData, number, number_of_frames=self.frames)
                 self._check_stream(stream)
                 values = pixels.pixel_array(whole, index=number)
@@ -133,7 +144,7 @@ class Opened:
     def _colour(self, stored: NDArray[Any]) -> NDArray[np.uint8]:
         bits = self.bits
         if self.data.PhotometricInterpretation == "PALETTE COLOR":
-            pixels = needed("pydicom.pixels", extra="dicom", what="DICOM files")
+            pixels = needed("pydicom.pixels", DICOM)
             stored = pixels.apply_color_lut(stored, self.data)[..., :3]
             bits = 8 * stored.dtype.itemsize
         if stored.ndim != 3 or stored.shape[2] != 3:
@@ -150,7 +161,7 @@ def open_dicom(path: Path) -> Opened:
     Raises: NoPictureError for a file without pixels; UnusableError for one that cannot be read; BadData when pydicom is
         not installed.
     """
-    needed("pydicom", extra="dicom", what="DICOM files")
+    needed("pydicom", DICOM)
     silence("pydicom", "pylibjpeg", "libjpeg", "openjpeg")
     try:
         with path.open("rb") as file:
@@ -177,7 +188,7 @@ def _header(file: BinaryIO, size: int) -> tuple[Any, bytes]:
         try:
             data = _parsed(source, stop_before_pixels=True)
         except Exception:  # cut off where this step ends, perhaps
-            if step >= size or not is_dicom(start):
+            if step >= size or not _is_dicom(start):
                 raise
             continue
         following = start[source.tell() : source.tell() + 4]
@@ -186,18 +197,24 @@ def _header(file: BinaryIO, size: int) -> tuple[Any, bytes]:
     raise UnusableError("its header is too long")
 
 
+def _is_dicom(start: bytes) -> bool:
+    assert DICOM.magic is not None
+    offset, magic = DICOM.magic
+    return start[offset:].startswith(magic)
+
+
 def _parsed(source: bytes | io.BytesIO, *, stop_before_pixels: bool = False) -> Any:
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     start = file.read(_META)
     file.seek(0)
     if not start:
         raise UnusableError("it is empty")
-    if is_dicom(start) and _DEFLATED in start:
+    if _is_dicom(start) and _DEFLATED in start:
         raise UnusableError("its data set is deflated, which is not read; save it uncompressed")
-    if not is_dicom(start) and start[:2] not in _FIRST_GROUPS:
+    if not _is_dicom(start) and start[:2] not in _FIRST_GROUPS:
         raise UnusableError("it is not a DICOM file")
-    reader = needed("pydicom", extra="dicom", what="DICOM files")
-    return reader.dcmread(file, force=not is_dicom(start), stop_before_pixels=stop_before_pixels)
+    reader = needed("pydicom", DICOM)
+    return reader.dcmread(file, force=not _is_dicom(start), stop_before_pixels=stop_before_pixels)
 
 
 def _checked(path: Path, data: Any, following: bytes) -> Opened:
@@ -225,7 +242,7 @@ def _checked(path: Path, data: Any, following: bytes) -> Opened:
     if not syntax:
         implicit, little = data.original_encoding
         syntax = "1.2.840.10008.1.2" if implicit else f"1.2.840.10008.1.2.{1 if little else 2}"
-    compressed = bool(needed("pydicom.uid", extra="dicom", what="DICOM files").UID(syntax).is_compressed)
+    compressed = bool(needed("pydicom.uid", DICOM).UID(syntax).is_compressed)
     size = path.stat().st_size
     declared = 8 * frames if compressed else -(-rows * columns * samples * allocated * frames // 8)
     if photometric == "YBR_FULL_422" and not compressed:
@@ -308,16 +325,16 @@ def _by_table(values: NDArray[Any], item: Any) -> tuple[NDArray[Any], int]:
         raise UnusableError("its table of grey values is cut off")
     if first >= 2**15 and values.size and float(values.min()) < 0:
         first -= 2**16  # signed pixels, of which a reader may see the first as unsigned
-    places = np.clip(values.astype(np.int64) - first, 0, entries - 1)
-    return np.minimum(table[places], 2**bits - 1), bits
+    indices = np.clip(values.astype(np.int64) - first, 0, entries - 1)
+    return np.minimum(table[indices], 2**bits - 1), bits
 
 
 def _group(data: Any, number: int, sequence: str) -> Any:
     """Where the tags of a frame stand: its own functional group, the shared one, or the file's top."""
-    for name, place in (("PerFrameFunctionalGroupsSequence", number), ("SharedFunctionalGroupsSequence", 0)):
+    for name, index in (("PerFrameFunctionalGroupsSequence", number), ("SharedFunctionalGroupsSequence", 0)):
         items = data.get(name) or ()
-        if place < len(items) and items[place].get(sequence):
-            return items[place].get(sequence)[0]
+        if index < len(items) and items[index].get(sequence):
+            return items[index].get(sequence)[0]
     return data
 
 

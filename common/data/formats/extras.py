@@ -1,4 +1,7 @@
-"""Packages for one kind of file each, imported when such a file is met."""
+"""Packages for one kind of file each, imported when such a file is met.
+
+Tests: tests/common/data/formats/test_registry.py.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,27 @@ import re
 import warnings
 from typing import Any
 
-from common.errors import BadData
+from semisilo.common.data.formats.registry import ImageFormat, SourceFormat
+from semisilo.common.errors import BadData
 
 __all__ = ["needed", "silence"]
 
 
-def needed(module: str, *, extra: str, what: str) -> Any:
+def needed(module: str, of: ImageFormat | SourceFormat, *, what: str = "") -> Any:
     """The module, imported.
 
     Args:
-        what: whose name the message begins with, for example "DICOM files".
+        of: the format that needs it.
+        what: what the message begins with; "DICOM files", by the format, when left out.
     Raises: BadData, naming the extra, when it is not installed: whatever `on_error` says, since all such files would be
         left out.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise BadData(f"{what} need the package '{error.name or module}', which is not installed.",
-                      remedy=f"Install it: pip install 'semisilo[{extra}]'.") from None
+        files = what or f"{of.name} files"
+        raise BadData(f"{files} need the package '{error.name or module}', which is not installed.",
+                      remedy=f"Install it: pip install 'semisilo[{of.extra}]'.") from None
 
 
 def silence(*loggers: str) -> None:

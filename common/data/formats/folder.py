@@ -4,35 +4,26 @@ Order is the byte order of the paths within the folder, so it is the same on eve
 that file managers leave behind are passed over in silence; other files that are no images are listed as skipped, and so
 are folders that cannot be listed and links that lead nowhere. The decoders are limited to raster formats: Pillow would
 otherwise hand PostScript to an external program.
+
+Tests: tests/common/data/test_broken_folders.py.
 """
 
 from __future__ import annotations
 
 import os
 import unicodedata
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal
 
-from PIL import Image
+from semisilo.common.data.formats.raster import is_raster
+from semisilo.common.data.formats.registry import format_of, names_of_images
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.errors import BadData
 
-from common.data.dicom import is_dicom
-from common.data.image_set import Skipped
-from common.data.nifti import is_nifti
-from common.errors import BadData
+__all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "list_images"]
 
-__all__ = ["FORMATS", "ImageFile", "Listing", "Medical", "class_name_of", "has_picture_name",
-           "holds_files", "list_images", "medical"]
-
-Medical = Literal["dicom", "nifti"]
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
-_SUFFIXES = frozenset((
-    ".png", ".jpg", ".jpeg", ".jpe", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".j2k",
-))
-_DICOM = frozenset((".dcm", ".dicom", ".ima"))
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 
 
@@ -71,7 +62,7 @@ def list_images(folder: Path) -> Listing:
             skipped.append(Skipped(name, wrong, broken=True))
         elif parts[-1].upper() == "DICOMDIR":
             skipped.append(Skipped(name, "a DICOM directory, no picture"))
-        elif path.suffix.lower() in _SUFFIXES or medical(path) or _opens(path):
+        elif format_of(path) or is_raster(path):
             images.append(ImageFile(path, name, class_name_of(parts[0]) if len(parts) > 1 else ""))
         else:
             skipped.append(Skipped(name, "not an image"))
@@ -80,7 +71,7 @@ def list_images(folder: Path) -> Listing:
             raise BadData(f"{folder}: the folder is empty.", remedy="Put images into it.")
         raise BadData(f"{folder}: found {len(skipped)} file{'s' * (len(skipped) > 1)}, none is an image: "
                       f"first is {skipped[0].name} ({skipped[0].reason}).",
-                      remedy="Images are PNG, JPEG, BMP, GIF, TIFF, WebP, DICOM or NIfTI files.")
+                      remedy=f"Images are {names_of_images()} files.")
     folders = sorted(class_name_of(entry.name) for entry in _entries(folder) if _is_folder(entry))
     return Listing(tuple(images), tuple(folders), tuple(skipped))
 
@@ -88,37 +79,6 @@ def list_images(folder: Path) -> Listing:
 def holds_files(folder: Path) -> bool:
     """Whether there is any file under `folder`, leftovers apart. Raises: BadData when it cannot be listed."""
     return next(_walk(folder, (), frozenset()), None) is not None
-
-
-def has_picture_name(path: Path) -> bool:
-    """Whether the name alone says that a file is an image of any kind."""
-    return path.suffix.lower() in _SUFFIXES | _DICOM or is_nifti(path)
-
-
-def medical(path: Path) -> Medical | None:
-    """Which reader other than the one for pictures a file needs, by its suffix, or by its first bytes if that says
-    nothing."""
-    if is_nifti(path):
-        return "nifti"
-    suffix = path.suffix.lower()
-    if suffix in _DICOM:
-        return "dicom"
-    if suffix in _SUFFIXES:
-        return None
-    try:
-        with path.open("rb") as file:
-            return "dicom" if is_dicom(file.read(132)) else None
-    except OSError:
-        return None
-
-
-def _opens(path: Path) -> bool:
-    """Whether a file whose suffix says nothing starts like an image."""
-    try:
-        with warnings.catch_warnings(), Image.open(path, formats=FORMATS):
-            return True
-    except Exception:  # Pillow raises nearly anything on damaged bytes
-        return False
 
 
 def _walk(

@@ -20,6 +20,7 @@ import gzip
 import io
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -28,14 +29,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data import grey
-from common.data.extras import needed, silence
-from common.data.form import Reading
-from common.data.pixels import UnusableError
-from common.data.room import check_room
-from common.errors import BadData
+from semisilo.common.data.form import Reading
+from semisilo.common.data.formats import grey
+from semisilo.common.data.formats.extras import needed, silence
+from semisilo.common.data.formats.picture import Header, Picture, chosen
+from semisilo.common.data.formats.pixels import Geometry, UnusableError, fitted
+from semisilo.common.data.formats.registry import NIFTI
+from semisilo.common.data.room import check_room
+from semisilo.common.errors import BadData
 
-__all__ = ["OpenedVolume", "is_nifti", "open_nifti"]
+__all__ = ["OpenedVolume", "open_nifti"]
 
 _HEADERS = {348: "Nifti1Header", 540: "Nifti2Header"}
 _LARGEST = 2**33
@@ -43,11 +46,6 @@ _LARGEST = 2**33
 _FACING: dict[str, tuple[int, int, int]] = {"axial": (2, 1, 0), "coronal": (1, 2, 0), "sagittal": (0, 2, 1)}
 """Axes of the body (0 to the right, 1 to the front, 2 to the head): cut along, down the rows, along the columns. Rows
 run against their axis in every view, and so do columns."""
-
-
-def is_nifti(path: Path) -> bool:
-    """Whether the name is that of a volume."""
-    return path.name.lower().endswith((".nii", ".nii.gz"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +63,19 @@ class OpenedVolume:
     """cal_min and cal_max, where they say something."""
     turned: tuple[tuple[int, bool], ...]
     """For each axis of the body (right, front, head): the file's axis, and whether that runs against it."""
+
+    def header(self, reading: Reading) -> Header:
+        """See `OpenedImage`."""
+        return Header(size=self.size(reading.axis), channels=1, bits=8 * self.dtype.itemsize,
+                      pictures=self.count(reading.axis))
+
+    def pictures(self, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
+        """See `OpenedImage`. A slice always has its number in its name."""
+        those = chosen(self.count(reading.axis), reading.slices)
+        width, height = self.size(reading.axis)
+        return [Picture(square=fitted(Image.fromarray(shown), form), width=width, height=height, channels=1,
+                        bits=8 * self.dtype.itemsize, part=number)
+                for number, shown in zip(those, self.slices(those, reading), strict=True)]
 
     def count(self, axis: str) -> int:
         """How many slices there are."""
@@ -137,7 +148,7 @@ def open_nifti(path: Path) -> OpenedVolume:
 
     Raises: UnusableError for a file that cannot be read; BadData when nibabel is not installed.
     """
-    library = needed("nibabel", extra="nifti", what="NIfTI files")
+    library = needed("nibabel", NIFTI)
     silence("nibabel", "nibabel.global")
     try:
         with _opened(path) as file:

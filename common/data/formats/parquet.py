@@ -14,7 +14,7 @@ Shapes: N rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.extras import needed
-from common.data.folder import ImageFile, has_picture_name
-from common.data.room import check_room
-from common.errors import BadData
+from semisilo.common.data.formats.extras import needed
+from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.registry import PARQUET, format_by_name, has_suffix
+from semisilo.common.data.room import check_room
+from semisilo.common.errors import BadData
 
 __all__ = ["Rows", "files_of", "open_rows", "parquet_files"]
 
@@ -63,15 +64,15 @@ def parquet_files(path: Path) -> tuple[Path, ...]:
 
     None where the folder also holds images or other folders: then the images count, and the file is one of the others.
     """
-    if path.suffix.lower() == ".parquet" and not path.is_dir():
+    if has_suffix(path, PARQUET) and not path.is_dir():
         return (path,)
     if not path.is_dir():
         return ()
     for folder in (path, path / "data"):
         try:
             there = [each for each in folder.iterdir() if not each.name.startswith(".")]
-            found = [each for each in there if each.suffix.lower() == ".parquet" and each.is_file()]
-            others = found and any(has_picture_name(each) or (each.is_dir() and each.name != "data") for each in there)
+            found = [each for each in there if has_suffix(each, PARQUET) and each.is_file()]
+            others = found and any(format_by_name(each) or (each.is_dir() and each.name != "data") for each in there)
         except OSError:
             found, others = [], False
         if found and not others:
@@ -106,8 +107,10 @@ def open_rows(paths: Sequence[Path], settings: str, *, source: str) -> Rows:
             labels += _column(file, path, label, source)
     if not sum(counts):
         raise BadData(f"{source}: has no rows.", remedy="Add images.")
-    names = features.get(label or "", {}).get("names")
-    names = tuple(map(str, names)) if isinstance(names, list) and len(set(map(str, names))) == len(names) else ()
+    described = features.get(label or "", {}).get("names")
+    names = tuple(map(str, described)) if isinstance(described, list) else ()
+    if len(set(names)) < len(names):
+        names = ()
     labels_N, classes, are_named = _aligned(labels, names, source) if label is not None else (None, (), False)
     return Rows(source=source, paths=chosen, counts=tuple(counts), image=column, labels_N=labels_N, classes=classes,
                 classes_named=are_named)
@@ -122,17 +125,17 @@ def files_of(rows: Rows, wanted: NDArray[np.bool_] | None = None) -> Iterator[Im
     for path, count in zip(rows.paths, rows.counts, strict=True):
         file = _opened(path, rows.source)
         _check_groups(file, path, rows.source)
-        place = 0
+        row = 0
         for batch in _batches(file, path, rows):
             for value in batch:
-                if place >= count:
+                if row >= count:
                     break
-                if wanted is None or wanted[start + place]:
-                    label = -1 if rows.labels_N is None else int(rows.labels_N[start + place])
-                    yield ImageFile(path, f"{path.name}[{place}]", rows.classes[label] if label >= 0 else "",
+                if wanted is None or wanted[start + row]:
+                    label = -1 if rows.labels_N is None else int(rows.labels_N[start + row])
+                    yield ImageFile(path, f"{path.name}[{row}]", rows.classes[label] if label >= 0 else "",
                                     content=value if isinstance(value, bytes) else b"")
-                place += 1
-        if place < count:
+                row += 1
+        if row < count:
             raise _damaged(rows.source, path)
         start += count
 
@@ -192,7 +195,7 @@ def _starts(path: Path) -> str:
 
 
 def _opened(path: Path, source: str) -> Any:
-    library = needed("pyarrow.parquet", extra="parquet", what="Parquet files")
+    library = needed("pyarrow.parquet", PARQUET)
     if not path.exists():
         raise BadData(f"{source}: no such folder or file.", remedy="Give the place of the images.")
     try:
@@ -239,7 +242,7 @@ def _column(file: Any, path: Path, name: str, source: str) -> list[Any]:
 # Columns --------------------------------------------------------------------------------------------------------------
 
 
-def _features(schema: Any) -> dict[str, dict[str, Any]]:
+def _features(schema: Any) -> Mapping[str, Mapping[str, object]]:
     """Hugging Face's description of each column; empty where there is none."""
     try:
         found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
@@ -248,14 +251,14 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _image_column(schema: Any, features: dict[str, dict[str, Any]], wanted: str | None, source: str) -> str:
-    types = needed("pyarrow.types", extra="parquet", what="Parquet files")
+def _image_column(schema: Any, features: Mapping[str, Mapping[str, object]], wanted: str | None, source: str) -> str:
+    types = needed("pyarrow.types", PARQUET)
 
     def field_of(name: str) -> str | None:
         kind = schema.field(name).type
         if types.is_binary(kind) or types.is_large_binary(kind):
             return name
-        if types.is_struct(kind) and any(kind.field(place).name == "bytes" for place in range(kind.num_fields)):
+        if types.is_struct(kind) and any(kind.field(index).name == "bytes" for index in range(kind.num_fields)):
             return f"{name}.bytes"
         return None
 
@@ -277,7 +280,8 @@ def _image_column(schema: Any, features: dict[str, dict[str, Any]], wanted: str 
                   remedy=f"Its columns: {', '.join(schema.names[:12]) or 'none'}.")
 
 
-def _label_column(schema: Any, features: dict[str, dict[str, Any]], wanted: str | None, source: str) -> str | None:
+def _label_column(schema: Any, features: Mapping[str, Mapping[str, object]], wanted: str | None, source: str
+                  ) -> str | None:
     if wanted is not None:
         if wanted not in schema.names:
             raise BadData(f"{source}: has no column '{wanted}'.",
@@ -290,20 +294,20 @@ def _label_column(schema: Any, features: dict[str, dict[str, Any]], wanted: str 
 
 
 def _aligned(labels: list[Any], names: tuple[str, ...], source: str) -> tuple[NDArray[np.int64], tuple[str, ...], bool]:
-    """Places in the list of classes, that list, and whether it is the file's own."""
+    """Indices into the list of classes, that list, and whether it is the file's own."""
     there = {type(label) for label in labels if label is not None}
     if there <= {int, bool}:
         found = np.array([-1 if label is None else min(max(int(label), -1), _MAX_LABEL + 1) for label in labels],
                          dtype=np.int64)
         highest = int(found.max(initial=-1))
         if highest > _MAX_LABEL or (names and highest >= len(names)):
-            place = int(found.argmax())
-            raise BadData(f"{source}: the label of row {place} is out of range.",
+            row = int(found.argmax())
+            raise BadData(f"{source}: the label of row {row} is out of range.",
                           remedy="Mend the labels or the class names.")
         return (found, names, True) if names else (found, tuple(str(k) for k in range(highest + 1)), False)
     if there <= {str}:
         texts = tuple(sorted({label for label in labels if label}))
-        place_of = {text: place for place, text in enumerate(texts)}
-        return np.array([place_of.get(label or "", -1) for label in labels], dtype=np.int64), texts, True
+        index_of = {text: index for index, text in enumerate(texts)}
+        return np.array([index_of.get(label or "", -1) for label in labels], dtype=np.int64), texts, True
     raise BadData(f"{source}: the labels are neither whole numbers nor texts.",
                   remedy="Name another column: add #label=COLUMN.")

@@ -10,6 +10,8 @@ shows them is a medical choice, not ours. The range is that of the whole source 
 dark picture stays dark. A window that the study names, or "image", takes the place of all this.
 
 Shapes: N images, H rows, W columns, C channels, S side of the square.
+
+Tests: tests/common/data/test_readers.py.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from common.data import grey
-from common.data.form import Reading
+from semisilo.common.data.form import Reading
+from semisilo.common.data.formats import grey
 
 __all__ = ["Geometry", "NoPictureError", "Range", "Resize", "UnusableError", "eight_bits", "fitted", "square",
            "squares"]
@@ -122,10 +124,10 @@ def squares(
         if (height, width) == (size, size):
             done[start:stop] = np.moveaxis(chunk, 3, 1)
         else:
-            for place, picture in enumerate(chunk, start):
+            for index, picture in enumerate(chunk, start):
                 image = Image.fromarray(picture[..., 0] if channels == 1 else picture)
                 scaled = np.asarray(_scale(image, size, resize))
-                done[place] = scaled[None] if channels == 1 else np.moveaxis(scaled, 2, 0)
+                done[index] = scaled[None] if channels == 1 else np.moveaxis(scaled, 2, 0)
         if progress is not None:
             progress(stop / number)
     return done
@@ -175,8 +177,8 @@ def _by_image(values: NDArray[Any]) -> Pixels:
     if values.dtype == np.uint8:
         return values
     done = np.empty(values.shape, dtype=np.uint8)
-    for place, picture in enumerate(values):
-        done[place] = _convert(picture, *_ends(picture, Reading(window="image"), {})[:2])
+    for index, picture in enumerate(values):
+        done[index] = _convert(picture, *_ends(picture, Reading(window="image"), {})[:2])
     return done
 
 

@@ -25,9 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.data.folder import ImageFile, Listing, list_images
-from common.data.image_set import Skipped
-from common.errors import BadData
+from semisilo.common.data.formats.folder import ImageFile, Listing, list_images
+from semisilo.common.data.formats.registry import TABLE, has_suffix
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.errors import BadData
 
 __all__ = ["is_table", "list_table"]
 
@@ -46,7 +47,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 def is_table(path: Path) -> bool:
     """Whether the name is that of a table."""
-    return path.suffix.lower() in (".csv", ".tsv")
+    return has_suffix(path, TABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,12 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     folder = path.parent / wanted.get("folder", "")
     if not folder.is_dir():
         raise BadData(f"{source}: there is no folder {folder}.", remedy="Mend the part behind #folder=.")
-    labels = [_label(row, columns, head, place, source) for place, row in enumerate(rows, 2)]
+    labels = [_label(row, columns, head, line, source) for line, row in enumerate(rows, 2)]
     if len(columns.labels) > 1:
-        names = tuple(head[place] for place in columns.labels)
+        names = tuple(head[index] for index in columns.labels)
     else:
         names, labels = _as_classes(labels, classes)
-    found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, _Places(list_images(folder)))
+    found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, _FilesByName(list_images(folder)))
     if not found:
         raise BadData(f"{source}: names {len(rows)} images, none of them is in {folder}.",
                       remedy="Name the folder: add #folder=images, from the table's own folder on.")
@@ -166,8 +167,8 @@ def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], sou
     label = usual(_LABEL_NAMES)
     if label is not None and label != file:
         return _Columns(file, (label,), split)
-    others = [place for place in range(len(head)) if place not in (file, split)]
-    ones = [place for place in others if all(_flag(_cell(row, place)) is not None for row in rows)]
+    others = [index for index in range(len(head)) if index not in (file, split)]
+    ones = [index for index in others if all(_flag(_cell(row, index)) is not None for row in rows)]
     if others and len(ones) != len(others):
         raise BadData(f"{source}: which column holds the labels? Its columns: {_shown(head)}.",
                       remedy="Say it: add #label=COLUMN, or #label=A,B,C for columns of 0 and 1.")
@@ -196,7 +197,7 @@ def _label(row: list[str], columns: _Columns, head: list[str], line: int, source
     if len(columns.labels) == 1:
         text = _cell(row, columns.labels[0])
         return "" if text.casefold() in _NO_LABEL else text
-    flags = [_flag(_cell(row, place)) for place in columns.labels]
+    flags = [_flag(_cell(row, index)) for index in columns.labels]
     if None in flags:
         column = head[columns.labels[flags.index(None)]]
         raise BadData(f"{source}: row {line} has neither 0 nor 1 in the column '{column}'.",
@@ -204,7 +205,7 @@ def _label(row: list[str], columns: _Columns, head: list[str], line: int, source
     if sum(map(bool, flags)) > 1:
         raise BadData(f"{source}: row {line} has several classes.",
                       remedy="Sets with several labels per image are not supported; take the rows with one.")
-    return next((head[place] for place, flag in zip(columns.labels, flags, strict=True) if flag), "")
+    return next((head[index] for index, flag in zip(columns.labels, flags, strict=True) if flag), "")
 
 
 def _as_classes(labels: list[str], classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
@@ -228,7 +229,7 @@ def _number(text: str) -> int | None:
 # Finding the images ---------------------------------------------------------------------------------------------------
 
 
-class _Places:
+class _FilesByName:
     """Files by what a table may call them."""
 
     def __init__(self, listing: Listing) -> None:
@@ -256,14 +257,14 @@ class _Places:
         return candidates[0] if len(candidates) == 1 else f"the name fits {len(candidates)} images in the folder"
 
 
-def _matched(names: list[str], labels: list[str], places: _Places) -> tuple[list[ImageFile], list[Skipped]]:
+def _matched(names: list[str], labels: list[str], files: _FilesByName) -> tuple[list[ImageFile], list[Skipped]]:
     rows: dict[str, tuple[ImageFile, set[str], int]] = {}
     skipped: list[Skipped] = []
     for line, (name, label) in enumerate(zip(names, labels, strict=True), 2):
         if not name:
             skipped.append(Skipped(f"row {line}", "names no file", broken=True))
             continue
-        file = places.find(name)
+        file = files.find(name)
         if isinstance(file, str):
             skipped.append(Skipped(name, file, broken=True))
             continue

@@ -1,4 +1,7 @@
-"""Colours of more than 8 bits in TIFF files, of which Pillow keeps the upper 8 alone."""
+"""Colours of more than 8 bits in TIFF files, of which Pillow keeps the upper 8 alone.
+
+Tests: tests/common/data/formats/test_registry.py.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.extras import needed, silence
-from common.data.pixels import UnusableError
-from common.errors import BadData
+from semisilo.common.data.formats.extras import needed, silence
+from semisilo.common.data.formats.pixels import UnusableError
+from semisilo.common.data.formats.registry import TIFF
+from semisilo.common.errors import BadData
 
 __all__ = ["deep_colours", "has_deep_colours"]
 
@@ -36,7 +40,7 @@ def deep_colours(path: Path, page: int, size: tuple[int, int]) -> NDArray[Any]:
         size: (width, height) that were checked against the largest picture; the page must have them.
     Raises: UnusableError when it cannot be read; BadData when tifffile is not installed.
     """
-    library = needed("tifffile", extra="tiff", what="TIFF files with colours of more than 8 bits")
+    library = needed("tifffile", TIFF, what="TIFF files with colours of more than 8 bits")
     silence("tifffile")
     try:
         with library.TiffFile(path) as file:

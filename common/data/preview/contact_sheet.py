@@ -1,6 +1,8 @@
 """A contact sheet: pictures of a source in a grid, class by class, as the network would see them.
 
 Shapes: C channels, S side of a square.
+
+Tests: tests/common/data/preview/test_preview.py.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from common.data.preview import Tile
+from semisilo.common.data.preview.preview import Tile
 
 __all__ = ["contact_sheet"]
 
@@ -45,8 +47,8 @@ def contact_sheet(tiles: Sequence[Tile], *, title: str, counts: Mapping[str, int
         count = counts.get(name, 0) if name else unlabelled
         _write(draw, (_GAP, y), f"{name or 'unlabelled'} ({count})", font, _INK, width)
         y += _TEXT
-        for place, tile in enumerate(group):
-            column, row = place % _COLUMNS, place // _COLUMNS
+        for index, tile in enumerate(group):
+            column, row = index % _COLUMNS, index // _COLUMNS
             sheet.paste(_scaled(tile, side), (_GAP + column * (side + _GAP), y + row * (side + _GAP)))
         y += -(-len(group) // _COLUMNS) * (side + _GAP) + _GAP
     written = io.BytesIO()
@@ -69,10 +71,10 @@ def _scaled(tile: Tile, side: int) -> Image.Image:
     return image.resize((side, side), way).convert("RGB")
 
 
-def _write(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, font: _Font, colour: tuple[int, int, int],
+def _write(draw: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: _Font, colour: tuple[int, int, int],
            width: int) -> None:
     """Text on one line, cut off where the sheet ends."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text[:200])
     while shown and draw.textlength(shown, font=font) > width - 2 * _GAP:
         shown = f"{shown[:-2]}…" if len(shown) > 2 else ""
-    draw.text(place, shown, font=font, fill=colour)
+    draw.text(position, shown, font=font, fill=colour)

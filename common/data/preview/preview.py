@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import decoding, parquet, partly_labelled, readers
-from common.data.archive import Arrays
-from common.data.folder import ImageFile
-from common.data.form import Reading
-from common.data.image_set import Skipped
-from common.data.pixels import Geometry, UnusableError, eight_bits, squares
-from common.errors import BadData
+from semisilo.common.data import partly_labelled, readers
+from semisilo.common.data.form import Reading
+from semisilo.common.data.formats import decoding, parquet
+from semisilo.common.data.formats.archive import Arrays
+from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, squares
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.errors import BadData
 
 __all__ = ["Preview", "Tile", "look_at"]
 
@@ -80,7 +81,7 @@ class Preview:
         """Files that should have been images and are not."""
         return sum(item.broken for item in self.skipped)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Plain JSON types."""
         return {"source": self.source, "kind": self.kind, "files": self.num_files, "images": self.num_images,
                 "labelled": self.labelled, "unlabelled": self.unlabelled, "classes": self.classes, "sizes": self.sizes,
@@ -173,14 +174,14 @@ def _renamed(own: tuple[str, ...], labels: list[str], classes: tuple[str, ...]) 
 
 
 def _chosen(labels: Sequence[str]) -> set[int]:
-    """Places of the images for the contact sheet: some of each class, spread evenly."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, label in enumerate(labels):
-        places[label].append(place)
-    per_class = max(1, min(_PER_CLASS if len(places) > 1 else _TILES, _TILES // max(1, len(places))))
+    """Indices of the images for the contact sheet: some of each class, spread evenly."""
+    indices: dict[str, list[int]] = defaultdict(list)
+    for index, label in enumerate(labels):
+        indices[label].append(index)
+    per_class = max(1, min(_PER_CLASS if len(indices) > 1 else _TILES, _TILES // max(1, len(indices))))
     chosen: set[int] = set()
-    for name in sorted(places)[:_MOST_CLASSES]:
-        there = places[name]
+    for name in sorted(indices)[:_MOST_CLASSES]:
+        there = indices[name]
         step = len(there) / min(per_class, len(there))
         chosen.update(there[int((number + 0.5) * step)] for number in range(min(per_class, len(there))))
     return chosen
@@ -189,13 +190,13 @@ def _chosen(labels: Sequence[str]) -> set[int]:
 def _count(files: Iterable[ImageFile], found: _Found, form: Geometry, reading: Reading, ranges: dict[str, float],
            chosen: set[int], number: int, progress: Progress | None) -> None:
     with closing(decoding.decoded(files, form, reading, ranges)) as results:
-        for place, (file, result) in enumerate(results):
-            if progress is not None and (place % 64 == 63 or place + 1 == number):
-                progress((place + 1) / number, "looking at images")
+        for index, (file, result) in enumerate(results):
+            if progress is not None and (index % 64 == 63 or index + 1 == number):
+                progress((index + 1) / number, "looking at images")
             if isinstance(result, decoding.Trouble):
                 found.skipped.append(Skipped(file.name, result.reason, result.broken))
                 continue
-            if place in chosen:
+            if index in chosen:
                 found.samples.append(file)
             for picture in result:
                 found.classes[file.class_name] += 1
@@ -276,14 +277,14 @@ def _of_arrays(source: str, path: Path | None, split: str, form: Geometry, readi
         labels = ["" if part.labels_N is None else shown[label] for label in
                   (part.labels_N.tolist() if part.labels_N is not None else [0] * part.shape[0])]
         counts.update(labels)
-        places = sorted(_chosen(labels))
+        indices = sorted(_chosen(labels))
         try:
-            made = squares(_eight_bits(part.images, reading)[places], size=form.size, channels=form.channels,
+            made = squares(_eight_bits(part.images, reading)[indices], size=form.size, channels=form.channels,
                            resize=form.resize)
         except UnusableError as error:
             raise BadData(f"{source}: its images cannot be used: {error}.",
                           remedy=error.remedy or "Store uint8 pixels, or fractions in 0..1.") from None
-        tiles += [Tile(labels[place], square) for place, square in zip(places, made, strict=True)]
+        tiles += [Tile(labels[index], square) for index, square in zip(indices, made, strict=True)]
         depth = 3 if len(part.shape) == 4 and part.shape[3] > 1 else 1
         preview.channels[depth] = preview.channels.get(depth, 0) + part.shape[0]
         bits = 8 * part.images.dtype.itemsize

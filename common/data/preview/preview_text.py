@@ -1,14 +1,17 @@
-"""What was found in a source, as a person reads it; both sides print the same."""
+"""What was found in a source, as a person reads it; both sides print the same.
+
+Tests: tests/common/data/preview/test_preview.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from common.data.form import OnError
-from common.data.image_set import Skipped
-from common.data.preview import Preview
-from common.logs import printable
+from semisilo.common.data.form import OnError
+from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.preview.preview import Preview
+from semisilo.common.text.logs import printable
 
 __all__ = ["lines", "progress_bar"]
 

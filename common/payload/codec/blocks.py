@@ -3,6 +3,8 @@
 A block is a header of 18 bytes (index tag, value tag, n, nnz, index bytes, value bytes; little endian), then the index
 bytes, which say *which* elements carry a value, then the values in order. All other elements are zero: every bit of
 them, since -0.0 is a value.
+
+Tests: tests/common/payload/codec/test_codec.py.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.codec.choice import choose, worth_squeezing
-from common.codec.elements import Bits, ElementType, all_finite
-from common.codec.plan import Plan, ValueForm
-from common.codec.positions import (
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec.choice import choose, worth_squeezing
+from semisilo.common.payload.codec.elements import Bits, ElementType, all_finite
+from semisilo.common.payload.codec.plan import Plan, ValueForm
+from semisilo.common.payload.codec.positions import (
     COMPLEMENT,
     INDEX_CODECS,
     IndexEncoding,
@@ -25,8 +28,7 @@ from common.codec.positions import (
     encode_mask,
     positions_of,
 )
-from common.codec.values import ValueEncoding, decode_values, encode_values, is_lossy_for
-from common.errors import BadPayload
+from semisilo.common.payload.codec.values import ValueEncoding, decode_values, encode_values, is_lossy_for
 
 __all__ = [
     "BLOCK_ELEMENTS", "HEADER_BYTES", "BlockHeader", "block_count", "decode_block", "encode_blocks",
@@ -154,7 +156,7 @@ def parse_header(data: bytes, *, elements: int, remaining_bytes: int, kind: Elem
     """Checks the 18 bytes in front of a block before anything else is read.
 
     Args:
-        data: what the file has at this place, at most 18 bytes.
+        data: what the file has at this offset, at most 18 bytes.
         elements: how many elements the block must have.
         remaining_bytes: bytes of the group after this header.
         kind: type of the elements.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.codec.elements import Bits, ElementType
-from common.codec.plan import DEFAULT_LINK_BYTES_PER_SECOND, Aim, Plan
-from common.codec.values import encode_values
+from semisilo.common.payload.codec.elements import Bits, ElementType
+from semisilo.common.payload.codec.plan import DEFAULT_LINK_BYTES_PER_SECOND, Aim, Plan
+from semisilo.common.payload.codec.values import encode_values
 
 __all__ = ["Choice", "choose", "worth_squeezing"]
 

@@ -1,6 +1,8 @@
 """Elements as bit patterns: unsigned integers as wide as the element.
 
 So NaN payloads, negative zeros and types that numpy lacks (bfloat16) pass bit for bit.
+
+Tests: tests/common/payload/codec/test_values.py.
 """
 
 from __future__ import annotations

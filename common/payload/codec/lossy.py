@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.codec.elements import ELEMENT_TYPES, Bits, all_finite
-from common.codec.planes import decode_planes, encode_planes
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec.elements import ELEMENT_TYPES, Bits, all_finite
+from semisilo.common.payload.codec.planes import decode_planes, encode_planes
 
 __all__ = ["INT4", "INT8", "ScaledCodes", "decode_bf16", "encode_bf16"]
 

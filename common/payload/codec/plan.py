@@ -1,4 +1,7 @@
-"""What a sender wants of the codec."""
+"""What a sender wants of the codec.
+
+Tests: tests/common/payload/codec/test_values.py.
+"""
 
 from __future__ import annotations
 

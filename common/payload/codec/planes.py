@@ -6,6 +6,8 @@ is. A float's sign is rotated from the top to the bottom, so that the top plane 
 
 Layout: a byte whose bit k says that plane k is a zstd frame; the length of each frame, 2 bytes, or 4 where there
 are more than 2^16 numbers; the planes, lowest first.
+
+Tests: tests/common/payload/codec/test_values.py.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import struct
 
 import numpy as np
 
-from common.codec.elements import Bits, ElementType
-from common.codec.zstd import compress, decompress
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec.elements import Bits, ElementType
+from semisilo.common.payload.codec.zstd import compress, decompress
 
 __all__ = ["decode_planes", "encode_planes"]
 

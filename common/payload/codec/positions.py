@@ -15,8 +15,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from common.codec.zstd import compress, content_size, decompress
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec.zstd import compress, content_size, decompress
 
 __all__ = [
     "COMPLEMENT", "INDEX_CODECS", "IndexCodec", "IndexEncoding", "Mask", "Positions", "decode_positions",
@@ -194,9 +194,9 @@ def _encode_gaps(gaps: _Gaps) -> bytes:
     skips = gaps // _SKIP
     if not skips.any():
         return compress(gaps.astype(np.uint8).data)
-    places = np.cumsum(skips + 1) - 1
-    stream = np.full(int(places[-1]) + 1, _SKIP, dtype=np.uint8)
-    stream[places] = gaps - _SKIP * skips
+    ends = np.cumsum(skips + 1) - 1
+    stream = np.full(int(ends[-1]) + 1, _SKIP, dtype=np.uint8)
+    stream[ends] = gaps - _SKIP * skips
     return compress(stream.data)
 
 
@@ -207,10 +207,10 @@ def _decode_gaps(data: memoryview, n: int, listed: int) -> Positions:
     stream = np.frombuffer(decompress(data, size), dtype=np.uint8)
     if size == listed and not (stream == _SKIP).any():
         return _positions_after(stream.astype(np.int64), n)
-    places = np.flatnonzero(stream != _SKIP)
-    if len(places) != listed or places[-1] != size - 1:
+    ends = np.flatnonzero(stream != _SKIP)
+    if len(ends) != listed or ends[-1] != size - 1:
         raise BadPayload(f"A gap stream does not list the {listed} positions that it should.")
-    before = np.cumsum(stream, dtype=np.int64)[places]
+    before = np.cumsum(stream, dtype=np.int64)[ends]
     return _positions_after(np.diff(before, prepend=0), n)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.codec.elements import Bits
+from semisilo.common.payload.codec.elements import Bits
 
 __all__ = ["add_bits", "subtract_bits"]
 

@@ -8,11 +8,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from common.codec.elements import Bits, ElementType
-from common.codec.lossy import INT4, INT8, decode_bf16, encode_bf16
-from common.codec.plan import ValueForm
-from common.codec.planes import decode_planes, encode_planes
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec.elements import Bits, ElementType
+from semisilo.common.payload.codec.lossy import INT4, INT8, decode_bf16, encode_bf16
+from semisilo.common.payload.codec.plan import ValueForm
+from semisilo.common.payload.codec.planes import decode_planes, encode_planes
 
 __all__ = ["VALUE_CODECS", "ValueCodec", "ValueEncoding", "decode_values", "encode_values", "is_lossy_for"]
 

@@ -1,13 +1,15 @@
 """zstd for byte streams whose statistics matter more than their repetitions; decoding that trusts no size.
 
 A frame is kept without the four bytes that all frames begin with: a tensor can have several small ones.
+
+Tests: tests/common/payload/codec/test_positions.py.
 """
 
 from __future__ import annotations
 
 import sys
 
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
 
 if sys.version_info >= (3, 14):
     from compression import zstd

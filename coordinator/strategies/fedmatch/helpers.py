@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.seeds import numpy_generator
+from semisilo.common.learning.seeds import numpy_generator
 
 if TYPE_CHECKING:
     import torch

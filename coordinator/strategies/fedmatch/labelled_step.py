@@ -2,6 +2,8 @@
 
 Shapes: N labelled images, B in a batch.
 Source: FedMatch, Jeong et al. (ICLR 2021) Eq. 6, "labels-at-server".
+
+Tests: tests/coordinator/strategies/fedmatch/test_strategy.py.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.batch_norm import OneValuePerChannel
-from common.data import augment
-from common.data.image_set import ImageSet
-from common.decomposition import Decomposed
-from common.exchange import Environment
-from common.methods.fedmatch import FedMatchSettings
-from common.seeds import torch_generator
-from common.sgd import SGDSettings
-from common.training import check_finite, named_randomness
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.decomposition import Decomposed
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sgd import sgd_settings
+from semisilo.common.learning.training import check_finite, named_randomness, unloaded_model
+from semisilo.common.methods.contract import Environment
+from semisilo.common.methods.fedmatch import FedMatchSettings
 
 __all__ = ["SigmaTraining", "train_sigma"]
 
@@ -48,11 +50,8 @@ def train_sigma(environment: Environment, settings: FedMatchSettings, labelled: 
         round: that has just ended; names the random streams.
     Raises: ComputeFailed when training diverges.
     """
-    sgd = SGDSettings(lr=lr, momentum=settings.momentum, nesterov=False, weight_decay=settings.weight_decay,
-                      clip_norm=settings.clip_norm)
-    with named_randomness(environment.seed, "unused_weights", round=round):
-        model = environment.build_model().to(environment.device)
-    network = Decomposed(model, sigma, psi, sgd=sgd, sigma_momentum=momentum)
+    model = unloaded_model(environment.build_model, seed=environment.seed, round=round, device=environment.device)
+    network = Decomposed(model, sigma, psi, sgd=sgd_settings(settings, lr), sigma_momentum=momentum)
     order, views = (torch_generator(environment.seed, purpose, round=round) for purpose in ("sigma_order",
                                                                                             "sigma_views"))
     labels_N = labelled.labels_N

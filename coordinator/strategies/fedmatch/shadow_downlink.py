@@ -1,22 +1,23 @@
 """FedMatch's down-link: what a silo holds after a task, and the tensor groups that take it there.
 
 A silo that is known (it has a shadow) is sent what differs from its shadow; any other one everything. Groups that are
-equal for many silos are made once and are the same objects in all tasks, so that each is encoded once.
+equal for many silos are the same objects in all tasks, so that each is encoded once: the state remembers them.
 
-Source: FedMatch, Jeong et al. (ICLR 2021) section 3.2; `common.sparse_transfer` has the rule.
+Source: FedMatch, Jeong et al. (ICLR 2021) section 3.2; `semisilo.common.learning.sparse_transfer` has the rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from common import tensors
-from common.exchange import Meaning, TensorGroup
-from common.sparse_transfer import num_elements, sparse_delta, threshold
+from semisilo.common.learning import tensors
+from semisilo.common.learning.sparse_transfer import num_elements, sparse_delta, threshold
+from semisilo.common.methods.contract import Meaning, TensorGroup
+from semisilo.coordinator.strategies.parts.served import ServedGroups
 
 __all__ = ["Parts", "PartsInUse", "Received", "SparseDownlink"]
 
@@ -40,6 +41,10 @@ class PartsInUse(Parts, Protocol):
     def batch_norm(self) -> dict[str, Tensor]:
         """Static batch-norm statistics; empty for a network without such layers."""
 
+    @property
+    def served(self) -> ServedGroups:
+        """What silos are sent of the state."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -51,71 +56,34 @@ class Received:
     """Of both, without helpers; all of them where there is no shadow."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """Tensor groups of one state, for a silo without a shadow."""
-
-    state: PartsInUse
-    sigma: TensorGroup
-    psi: TensorGroup
-    batch_norm: TensorGroup | None
-    others: dict[str, TensorGroup] = field(default_factory=dict)
-    """Made when first asked for."""
-
-
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SparseDownlink:
-    """Down-links of one study. It keeps the groups of the last state that it was asked for."""
+    """Down-links of one study."""
 
-    def __init__(self, *, l1_thres: float, delta_thres: float) -> None:
-        """
-        Args:
-            l1_thres, delta_thres: as in `sparse_delta`; sigma is not thresholded.
-        """
-        self._l1_thres, self._delta_thres = l1_thres, delta_thres
-        self._whole: _Whole | None = None
+    l1_thres: float
+    """As in `sparse_delta`; sigma is not thresholded."""
+    delta_thres: float
+    """As in `sparse_delta`."""
 
     def received(self, state: PartsInUse, shadow: Parts | None) -> Received:
         """What a silo with this shadow holds once it has its task, to the bit. Raises: LayoutMismatch."""
         if shadow is None:
-            whole = self._of(state)
-            return Received(whole.sigma.tensors, whole.psi.tensors, 2 * num_elements(state.psi))
-        sigma = sparse_delta(state.sigma, shadow.sigma, l1_thres=0.0, delta_thres=self._delta_thres)
-        psi = sparse_delta(state.psi, shadow.psi, l1_thres=self._l1_thres, delta_thres=self._delta_thres)
+            whole = self._whole(state)
+            return Received(whole["sigma"].tensors, whole["psi"].tensors, 2 * num_elements(state.psi))
+        sigma = sparse_delta(state.sigma, shadow.sigma, l1_thres=0.0, delta_thres=self.delta_thres)
+        psi = sparse_delta(state.psi, shadow.psi, l1_thres=self.l1_thres, delta_thres=self.delta_thres)
         return Received(sigma.receiver_after, psi.receiver_after, sigma.nnz + psi.nnz)
 
     def groups(self, state: PartsInUse, shadow: Parts | None) -> dict[str, TensorGroup]:
         """"sigma" and "psi", written over the shadow where there is one, and "batch_norm" where it is needed."""
-        whole = self._of(state)
-        groups = {"sigma": whole.sigma, "psi": whole.psi}
+        groups = self._whole(state)
         if shadow is not None:
             received = self.received(state, shadow)
             for name, result, before in (("sigma", received.sigma, shadow.sigma), ("psi", received.psi, shadow.psi)):
                 groups[name] = TensorGroup(result, Meaning.OVERWRITE, base=tensors.digest(before), base_tensors=before)
-        if whole.batch_norm is not None:
-            groups["batch_norm"] = whole.batch_norm
-        return groups
+        return {**groups, **state.served.batch_norm(state.batch_norm)}
 
-    def shared(self, state: PartsInUse, name: str, make: Callable[[], dict[str, Tensor]]) -> TensorGroup:
-        """A group of VALUES that is made once for a state.
-
-        Args:
-            name: tells it from others; need not be the group's.
-        """
-        others = self._of(state).others
-        if name not in others:
-            values = make()
-            others[name] = TensorGroup(values, digest=tensors.digest(values))
-        return others[name]
-
-    def forget(self) -> None:
-        """Frees the memory of the last state's groups."""
-        self._whole = None
-
-    def _of(self, state: PartsInUse) -> _Whole:
-        if self._whole is None or self._whole.state is not state:
-            psi = threshold(state.psi, self._l1_thres)
-            self._whole = _Whole(
-                state, TensorGroup(state.sigma, digest=tensors.digest(state.sigma)),
-                TensorGroup(psi, digest=tensors.digest(psi)),
-                TensorGroup(state.batch_norm) if state.batch_norm else None)
-        return self._whole
+    def _whole(self, state: PartsInUse) -> dict[str, TensorGroup]:
+        """"sigma" and "psi" for a silo without a shadow."""
+        return {"sigma": state.served.group("sigma", lambda: state.sigma),
+                "psi": state.served.group("psi", lambda: threshold(state.psi, self.l1_thres))}

@@ -31,14 +31,22 @@ from functools import partial
 
 from torch import Tensor
 
-from common import tensors
-from common.decomposition import initial_psi, parts_of_trained, theta
-from common.errors import BadConfiguration, BadData
-from common.exchange import FROM_TASK, Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
-from common.methods.fedmatch import FedMatchSettings
-from common.sparse_transfer import comm_cost, density, nonzero_count, num_elements, threshold
-from common.training import check_finite
-from coordinator.helper_choice import (
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.learning import tensors
+from semisilo.common.learning.decomposition import initial_psi, parts_of_trained, theta
+from semisilo.common.learning.sparse_transfer import comm_cost, density, nonzero_count, num_elements, threshold
+from semisilo.common.learning.training import check_finite
+from semisilo.common.methods.contract import (
+    FROM_TASK,
+    Environment,
+    GroupLayout,
+    Meaning,
+    Task,
+    TensorGroup,
+    UpdateHeader,
+)
+from semisilo.common.methods.fedmatch import FedMatchSettings
+from semisilo.coordinator.strategies.fedmatch.helpers import (
     helpers_by_embedding,
     helpers_by_reliability,
     pool_keeping,
@@ -46,23 +54,29 @@ from coordinator.helper_choice import (
     pool_silos,
     pool_with,
 )
-from coordinator.measured_models import MeasuredModels
-from coordinator.plateau import Plateau, plateau_lr
-from coordinator.sigma_training import train_sigma
-from coordinator.sparse_downlink import SparseDownlink
-from coordinator.static_statistics import STATISTICS, StaticStatistics, StatisticsTally
-from coordinator.weighted_mean import WeightedMean
-from coordinator.weights import counted, weights_of
+from semisilo.coordinator.strategies.fedmatch.labelled_step import train_sigma
+from semisilo.coordinator.strategies.fedmatch.scoring import (
+    embedding_of,
+    measured_on_validation,
+    network_with,
+    validation_images,
+)
+from semisilo.coordinator.strategies.fedmatch.shadow_downlink import SparseDownlink
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.labelled_training import labelled_images
+from semisilo.coordinator.strategies.parts.phases import TRAIN, TrainAndMeasure
+from semisilo.coordinator.strategies.parts.plateau import Plateau, plateau_lr
+from semisilo.coordinator.strategies.parts.served import ServedState
+from semisilo.coordinator.strategies.parts.weighted_mean import WeightedMean
+from semisilo.coordinator.strategies.parts.weights import counted, weights_of
 
-__all__ = ["TRAIN", "FedMatchShadow", "FedMatchState", "FedMatchStrategy", "FedMatchTally"]
+__all__ = ["FedMatchShadow", "FedMatchState", "FedMatchStrategy", "FedMatchTally"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
-TRAIN = Phase("train")
-
 
 @dataclass(frozen=True, kw_only=True)
-class FedMatchState:
+class FedMatchState(ServedState):
     """Everything that survives a round, besides the shadows."""
 
     round: int
@@ -129,7 +143,7 @@ class FedMatchTally:
     s2c_percent: float = 0.0
 
 
-class FedMatchStrategy:
+class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchShadow]):
     """The coordinator half of FedMatch."""
 
     State = FedMatchState
@@ -139,26 +153,25 @@ class FedMatchStrategy:
     def __init__(self, settings: FedMatchSettings, environment: Environment) -> None:
         """Raises: BadData without the labelled images that the scenario needs; BadConfiguration when silos are to be
         scored and there is no validation set."""
-        data = environment.data
-        if settings.scenario == "labels-at-coordinator" and (
-                data.labelled is None or len(data.labelled) == 0 or data.labelled.labels_N is None):
-            raise BadData("FedMatch with labels at the coordinator needs labelled images there; there are none.",
-                          remedy='Name them in [data] labelled of the study, or set scenario = "labels-at-silo".')
+        self._labelled = None
+        if settings.scenario == "labels-at-coordinator":
+            self._labelled = labelled_images(
+                environment, "FedMatch with labels at the coordinator", where="there",
+                remedy='Name them in [data] labelled of the study, or set scenario = "labels-at-silo".')
         helped = settings.num_helpers > 0
         self._scores = settings.aggregation == "reliability" or (helped and settings.helpers == "reliability")
         self._embeds = helped and settings.helpers == "similarity"
-        self._models = MeasuredModels(environment)
-        if self._scores and self._models.validation is None:
+        self._judges = validation_images(environment) is not None
+        if self._scores and not self._judges:
             key = "aggregation" if settings.aggregation == "reliability" else "helpers"
             raise BadConfiguration(
                 f'[method] {key} = "reliability" needs validation images at the coordinator; there are none.',
                 remedy='Name them in [data] validation of the study, or set aggregation = "uniform" and'
                        ' helpers = "similarity".')
         self._settings = settings
-        self._environment = environment
-        self._statistics = StaticStatistics(environment, settings.sbn_source)
         self._at_silo = settings.scenario == "labels-at-silo"
         self._downlink = SparseDownlink(l1_thres=settings.l1_thres, delta_thres=settings.delta_thres)
+        super().__init__(environment, settings.sbn_source)
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
 
@@ -173,32 +186,25 @@ class FedMatchStrategy:
 
     # A round ----------------------------------------------------------------------------------------------------------
 
-    def phases(self, state: FedMatchState, round: int) -> tuple[Phase, ...]:
-        """Training, and the statistics phase where silos measure."""
-        return self._statistics.phases(TRAIN, round=round)
+    def sent_model(self, state: FedMatchState) -> TensorGroup:
+        """sigma + threshold(psi): what silos measure. They train its parts."""
+        return state.served.group("model", lambda: self.model(state)[0])
 
-    def task(self, state: FedMatchState, phase: Phase, silo: str, kept: FedMatchShadow | None, *, round: int) -> Task:
+    def train_task(self, state: FedMatchState, silo: str, kept: FedMatchShadow | None, *, round: int) -> Task:
         """sigma and psi over the silo's shadow, batch-norm statistics, helpers, and the learning rate."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.task(self._downlink.shared(state, "model", lambda: self.model(state)[0]))
         groups = self._downlink.groups(state, kept)
-        for place, helper in enumerate(self._helpers_of(state, silo, round=round)):
-            groups[f"helper_psi/{place}"] = self._downlink.shared(
-                state, f"helper/{helper}", partial(pool_psi, state.pool, helper))
+        for index, helper in enumerate(self._helpers_of(state, silo, round=round)):
+            groups[f"helper_psi/{index}"] = state.served.group(f"helper/{helper}",
+                                                               partial(pool_psi, state.pool, helper))
         return Task(groups=groups, settings={"round_lr": state.lr})
 
-    def expects(self, state: FedMatchState, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
-        """psi, with labels at silos sigma as well, written over what the silo was sent; or batch-norm statistics."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.expects()
+    def train_expects(self, state: FedMatchState) -> dict[str, GroupLayout]:
+        """psi, with labels at silos sigma as well, written over what the silo was sent."""
         names = ("sigma", "psi") if self._at_silo else ("psi",)
         return {name: GroupLayout(Meaning.OVERWRITE, FROM_TASK, tensors.specs(state.psi)) for name in names}
 
-    def begin(self, state: FedMatchState, phase: Phase, headers: tuple[UpdateHeader, ...], *,
-              round: int) -> FedMatchTally | StatisticsTally:
-        """Weights, where they do not depend on scores; statistics start with the coordinator's own."""
-        if phase.name == STATISTICS.name:
-            return self._statistics.begin(state.own_statistics)
+    def train_begin(self, state: FedMatchState, headers: tuple[UpdateHeader, ...], *, round: int) -> FedMatchTally:
+        """Weights, where they do not depend on scores."""
         silos = [header.silo for header in headers]
         participation = counted(state.participation, silos)
         rule, weights = self._settings.aggregation, {}
@@ -206,12 +212,10 @@ class FedMatchStrategy:
             weights = weights_of(rule, silos, [header.num_examples for header in headers], participation)
         return FedMatchTally(round=round, weights=weights, participation=participation)
 
-    def fold(self, state: FedMatchState, tally: FedMatchTally | StatisticsTally, header: UpdateHeader,
-             groups: Mapping[str, TensorGroup], kept: FedMatchShadow | None
-             ) -> tuple[FedMatchTally | StatisticsTally, FedMatchShadow | None]:
+    def train_fold(self, state: FedMatchState, tally: FedMatchTally, header: UpdateHeader,
+                   groups: Mapping[str, TensorGroup], kept: FedMatchShadow | None
+                   ) -> tuple[FedMatchTally, FedMatchShadow | None]:
         """Scores or embeds one silo, adds its differences to the sums, and keeps what it holds as its shadow."""
-        if isinstance(tally, StatisticsTally):
-            return self._statistics.fold(tally, header, groups), kept
         received, silo, at_silo = self._downlink.received(state, kept), header.silo, self._at_silo
         psi = dict(groups["psi"].tensors)
         sigma = dict(groups["sigma"].tensors if at_silo else received.sigma)
@@ -235,19 +239,22 @@ class FedMatchStrategy:
                 nonzero_count(pool_psi(state.pool, helper)) for helper in helpers)))
         return tally, FedMatchShadow(sigma=sigma, psi=psi)
 
-    def finish(self, state: FedMatchState, phase: Phase, tally: FedMatchTally | StatisticsTally, *,
-               round: int) -> FedMatchState:
-        """Train: the means, then sigma for the next round. The last phase: validation loss and learning rate.
+    def train_finish(self, state: FedMatchState, tally: FedMatchTally, *, round: int) -> FedMatchState:
+        """The means, then sigma for the next round; where no silo measures, validation loss and learning rate as well.
 
         Without an accepted update nothing changes but the number of the round.
         """
-        if isinstance(tally, StatisticsTally):
-            return self._judged(replace(state, batch_norm=self._statistics.finish(tally, state.batch_norm)))
         if not tally.folded:
             return replace(state, round=round, numbers={"lr": state.lr})
-        after = self._prepared(self._averaged(state, tally), round=round)
+        averaged = self._averaged(state, tally)
+        del state, tally  # what silos were sent of the state goes with it
+        after = self._prepared(averaged, round=round)
         asks_silos = STATISTICS in self._statistics.phases(TRAIN, round=round)
         return after if asks_silos else self._judged(after)
+
+    def measured(self, state: FedMatchState) -> FedMatchState:
+        """With validation loss and learning rate."""
+        return self._judged(state)
 
     def model(self, state: FedMatchState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """sigma + threshold(psi) and its statistics."""
@@ -298,12 +305,12 @@ class FedMatchStrategy:
             return tally
         statistics = self._statistics_of(model_k, state)
         if self._scores:
-            found = self._models.on_validation(model_k, statistics)
+            found = measured_on_validation(self._environment, model_k, statistics)
             # Where logits are not finite all predictions are one class: some accuracy, but no reliability.
             score = found.accuracy if math.isfinite(found.loss) else 0.0
             tally = replace(tally, scores={**tally.scores, silo: score})
         if self._embeds:
-            embedding = self._models.embedding(model_k, statistics)
+            embedding = embedding_of(self._environment, model_k, statistics)
             if all(map(math.isfinite, embedding)):
                 tally = replace(tally, embeddings={**tally.embeddings, silo: embedding})
             else:
@@ -315,7 +322,7 @@ class FedMatchStrategy:
         do not fit a model that has moved. Where only silos measure, what the silo was sent."""
         if not self._statistics.needed:
             return {}
-        own = self._statistics.own(self._models.loaded(model_k, {}), round=state.round)
+        own = self._statistics.own(network_with(self._environment, model_k, {}), round=state.round)
         return self._statistics.used(own) if own else state.batch_norm
 
     # The end of a round -----------------------------------------------------------------------------------------------
@@ -348,11 +355,10 @@ class FedMatchStrategy:
     def _prepared(self, state: FedMatchState, *, round: int) -> FedMatchState:
         """Trains sigma for the next round where the coordinator does, and measures batch-norm statistics."""
         settings, environment = self._settings, self._environment
-        self._downlink.forget()
         numbers = dict(state.numbers)
         if settings.coordinator_epochs and round < environment.rounds:
-            assert environment.data.labelled is not None
-            found = train_sigma(environment, settings, environment.data.labelled, sigma=state.sigma, psi=state.psi,
+            assert self._labelled is not None
+            found = train_sigma(environment, settings, self._labelled, sigma=state.sigma, psi=state.psi,
                                 momentum=state.sigma_buf, lr=state.lr, round=round)
             state = replace(state, sigma=found.sigma, sigma_buf=found.momentum if settings.momentum else None)
             numbers["sigma_loss"] = found.loss
@@ -360,8 +366,7 @@ class FedMatchStrategy:
         own: dict[str, Tensor] = {}
         if self._statistics.needed:
             own = self._statistics.own(
-                self._models.loaded(self.model(state)[0], {}), round=round,
-                progress=lambda share: environment.report(0.9 + 0.1 * share, "measuring batch-norm statistics"))
+                network_with(environment, self.model(state)[0], {}), round=round, report_from=0.9)
         return replace(state, own_statistics=own, numbers=numbers,
                        batch_norm=self._statistics.used(own) if own else state.batch_norm)
 
@@ -372,8 +377,8 @@ class FedMatchStrategy:
         settings = self._settings
         plateau = Plateau(lr=state.lr, best=state.best_loss, left=state.patience_left)
         numbers = dict(state.numbers)
-        if self._models.validation is not None:
-            loss = self._models.on_validation(*self.model(state)).loss
+        if self._judges:
+            loss = measured_on_validation(self._environment, *self.model(state)).loss
             plateau = plateau_lr(plateau, loss, factor=settings.plateau_factor, patience=settings.plateau_patience)
             if math.isfinite(loss):
                 numbers["validation_loss"] = loss

@@ -8,9 +8,9 @@
 | auto                | coordinator where it has such images, else silos   |                                           |
 
 A network without static batch-norm layers needs none of it. The phase sends the model to be measured as group `model`
-(so a method that decomposes its model sends the sum) and gets group `batch_norm` with counts; `silo.statistics` is the
-silo's part. A strategy keeps two dictionaries in its state: `batch_norm`, what is used, and `own_statistics`, the
-coordinator's part with counts, float64.
+(so a method that decomposes its model sends the sum) and gets group `batch_norm` with counts;
+`semisilo.silo.trainers.batch_norm_phase` is the silo's part. A strategy keeps two dictionaries in its state:
+`batch_norm`, what is used, and `own_statistics`, the coordinator's part with counts, float64.
 
 Source: SemiFL (Diao et al., NeurIPS 2022) section 3.4.
 """
@@ -18,19 +18,19 @@ Source: SemiFL (Diao et al., NeurIPS 2022) section 3.4.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import LayerStatistics
-from common.errors import BadConfiguration, BadPayload
-from common.exchange import Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
-from common.methods.spec import StatisticsSource
-from common.seeds import torch_generator
-from common.training import named_randomness
+from semisilo.common.errors import BadConfiguration, BadPayload
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import LayerStatistics
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.training import named_randomness
+from semisilo.common.methods.contract import Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.spec import StatisticsSource
 
 __all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally"]
 
@@ -83,14 +83,20 @@ class StaticStatistics:
         # Nobody has measured the weights of round 0 yet, and a silo labels with them in round 1.
         return (STATISTICS, *train, STATISTICS) if round == 1 else (*train, STATISTICS)
 
-    def own(self, model: nn.Module, *, round: int,
-            progress: Callable[[float], None] | None = None) -> dict[str, Tensor]:
-        """The coordinator's part, measured with the current weights: with counts, float64; {} where it has none."""
+    def own(self, model: nn.Module, *, round: int, report_from: float | None = None) -> dict[str, Tensor]:
+        """The coordinator's part, measured with the current weights: with counts, float64; {} where it has none.
+
+        Args:
+            report_from: share of the reported work that is done before, 0..1; None reports nothing.
+        """
         if not self._measures:
             return {}
         assert self._images is not None
+        report = self._environment.report
         found = batch_norm.measure(
-            model, self._images.images_NCHW, form=self._environment.image, progress=progress,
+            model, self._images.images_NCHW, form=self._environment.image,
+            progress=None if report_from is None else lambda share: report(
+                report_from + (1 - report_from) * share, "measuring batch-norm statistics"),
             generator=torch_generator(self._environment.seed, "batch_norm_order", round=round))
         return _float64_form(found)
 

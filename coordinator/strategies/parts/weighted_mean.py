@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from common import tensors
+from semisilo.common.learning import tensors
 
 __all__ = ["NOTHING", "WeightedMean"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common.data.splits import Indices, largest_remainder
+from semisilo.simulation.splits.splits import Indices, largest_remainder
 
 __all__ = ["hand_out", "shuffled_classes", "spread_evenly"]
 

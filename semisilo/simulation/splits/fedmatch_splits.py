@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.data.class_pools import hand_out, shuffled_classes
-from common.data.splits import Indices, Split, checked_labels, largest_remainder, unlabelled_pool
-from common.errors import BadConfiguration
-from common.seeds import numpy_generator
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.simulation.splits.class_pools import hand_out, shuffled_classes
+from semisilo.simulation.splits.splits import Indices, Split, checked_labels, largest_remainder, unlabelled_pool
 
 __all__ = ["batch_iid", "batch_noniid", "dirichlet_fedmix", "kind_distributions", "streaming_noniid"]
 
@@ -25,7 +25,7 @@ def batch_iid(labels_N: ArrayLike, num_silos: int, *, num_classes: int, seed: in
     """The same number of images of each class everywhere: floor(n_c / K) of class c; the remainder is unused.
 
     Args:
-        labelled: indices that no silo gets, as in `common.data.splits.iid`.
+        labelled: indices that no silo gets, as in `semisilo.simulation.splits.splits.iid`.
     Raises: BadConfiguration when no class has an image for every silo.
     Source: data.md sections 3.4 (FedMatch code) and 3.5 (FedMix, IID).
     """

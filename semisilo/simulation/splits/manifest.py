@@ -1,6 +1,8 @@
 """What says of a split who holds which images, with digests: so that anyone can check a participant's part.
 
 `semisilo split` writes it beside the parts themselves (`semisilo.simulation.parts`).
+
+Tests: tests/semisilo/simulation/splits/test_splits.py.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common.data.splits import Indices, Split, class_distributions, non_iidness
-from common.errors import BadConfiguration
+from semisilo.common.errors import BadConfiguration
+from semisilo.simulation.splits.splits import Indices, Split, class_distributions, non_iidness
 
 __all__ = ["index_digest", "split_manifest"]
 
@@ -26,7 +28,7 @@ def index_digest(indices: ArrayLike) -> str:
 def split_manifest(
     split: Split, labels_N: ArrayLike, *, classes: Sequence[str], source: str, settings: Mapping[str, Any],
     silo_names: Sequence[str] | None = None, rounds_per_step: int = 1,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # JSON: those who write parts add what their files hold to each entry
     """Plain JSON types that name the split and let anyone check a part.
 
     The entry of a silo names its unlabelled images; "labelled" in it its labelled ones, and "steps" in which order the
@@ -42,17 +44,17 @@ def split_manifest(
     names = _silo_names(split, silo_names)
     labels = np.asarray(labels_N)
 
-    def part(indices: Indices) -> dict[str, Any]:
+    def part(indices: Indices) -> dict[str, object]:
         counts = np.bincount(labels[indices], minlength=len(classes)).tolist()
         return {"num_images": len(indices), "sha256_indices": index_digest(indices),
                 "class_counts": dict(zip(classes, counts, strict=True)), "indices": indices.tolist()}
 
-    def silo(place: int, name: str) -> dict[str, Any]:
-        entry = {"file": f"{name}.npz", **part(split.silos[place])}
+    def silo(index: int, name: str) -> dict[str, object]:
+        entry = {"file": f"{name}.npz", **part(split.silos[index])}
         if split.labelled:
-            entry["labelled"] = part(split.labelled[place])
+            entry["labelled"] = part(split.labelled[index])
         if split.steps:
-            entry["steps"] = [part(step) for step in split.steps[place]]
+            entry["steps"] = [part(step) for step in split.steps[index]]
         return entry
 
     rest = {name: {"file": f"{name}.npz", **part(indices)}
@@ -65,7 +67,7 @@ def split_manifest(
         "num_images": len(labels),
         "non_iidness": non_iidness(class_distributions(labels, split, num_classes=len(classes))),
         **({"rounds_per_step": rounds_per_step} if split.steps else {}),
-        "silos": {name: silo(place, name) for place, name in enumerate(names)},
+        "silos": {name: silo(index, name) for index, name in enumerate(names)},
         **rest,
     }
 

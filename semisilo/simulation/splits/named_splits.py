@@ -1,4 +1,4 @@
-"""Splits by name: the deal that follows from `common.data.split_settings.SplitSettings`."""
+"""Splits by name: the deal that follows from `semisilo.common.data.split_settings.SplitSettings`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from common.data.fedmatch_splits import batch_iid, batch_noniid, dirichlet_fedmix, streaming_noniid
-from common.data.shvr_splits import class_mismatch, labelled_classes, shvr_noniid
-from common.data.split_settings import SplitName, SplitSettings, amount, streaming_step
-from common.data.splits import (
+from semisilo.common.data.split_settings import SplitName, SplitSettings, amount, streaming_step
+from semisilo.common.errors import BadConfiguration
+from semisilo.simulation.splits.fedmatch_splits import batch_iid, batch_noniid, dirichlet_fedmix, streaming_noniid
+from semisilo.simulation.splits.shvr_splits import class_mismatch, labelled_classes, shvr_noniid
+from semisilo.simulation.splits.splits import (
     Indices,
     Split,
     all_labels_at_silos,
@@ -24,10 +25,9 @@ from common.data.splits import (
     shards,
     stratified_part,
 )
-from common.errors import BadConfiguration
 
 if TYPE_CHECKING:
-    from common.methods.spec import Scenario
+    from semisilo.common.methods.spec import Scenario
 
 __all__ = ["SplitSettings", "deal", "streaming_step"]
 

@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.data.class_pools import hand_out, shuffled_classes, spread_evenly
-from common.data.splits import Indices, Split, checked_labels, largest_remainder, unlabelled_pool
-from common.errors import BadConfiguration, BadData
-from common.seeds import numpy_generator
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.simulation.splits.class_pools import hand_out, shuffled_classes, spread_evenly
+from semisilo.simulation.splits.splits import Indices, Split, checked_labels, largest_remainder, unlabelled_pool
 
 __all__ = ["Sizes", "class_mismatch", "fit_to_margins", "labelled_classes", "shvr_noniid"]
 
@@ -36,7 +36,7 @@ def labelled_classes(num_silos: int, *, classes_per_silo: int, num_classes: int)
     Source: data.md section 3.6.
     """
     _check_classes(classes_per_silo, num_classes)
-    return tuple(tuple((classes_per_silo * silo + place) % num_classes for place in range(classes_per_silo))
+    return tuple(tuple((classes_per_silo * silo + offset) % num_classes for offset in range(classes_per_silo))
                  for silo in range(num_silos))
 
 

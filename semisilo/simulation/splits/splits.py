@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.errors import BadConfiguration, BadData
-from common.seeds import numpy_generator
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning.seeds import numpy_generator
 
 __all__ = [
     "Indices", "Split", "all_labels_at_silos", "checked_labels", "class_distributions", "dirichlet_semifl", "hold_out",
@@ -159,8 +159,8 @@ def labelled_at_silos(labels_N: ArrayLike, num_silos: int, *, per_class: int, nu
         if len(members) < per_class * len(owners):
             raise BadData(f"Class {label} has {len(members)} images, fewer than {per_class} for each of {len(owners)}"
                           " silos.", remedy="Choose a smaller labelled_per_class or fewer silos.")
-        for place, silo in enumerate(owners):
-            parts[silo].append(members[place * per_class : (place + 1) * per_class])
+        for index, silo in enumerate(owners):
+            parts[silo].append(members[index * per_class : (index + 1) * per_class])
     return tuple(np.sort(np.concatenate((_no_indices(), *pieces))) for pieces in parts)
 
 
@@ -248,7 +248,7 @@ def shards(
     unused = []
     for label in range(num_classes):
         pieces = np.array_split(pool[labels[pool] == label], per_class)
-        unused.append([pieces[place] for place in generator.permutation(per_class)])
+        unused.append([pieces[index] for index in generator.permutation(per_class)])
     return Split(tuple(np.sort(np.concatenate([unused[label].pop() for label in row])) for row in slot_labels),
                  coordinator)
 
@@ -341,8 +341,8 @@ def checked_labels(labels_N: ArrayLike, num_classes: int) -> Indices:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise BadData("Labels must be one whole number per image.")
     if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
-        place = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
-        raise BadData(f"Label {labels[place]} of image {place} is out of range (0 to {num_classes - 1}).")
+        index = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
+        raise BadData(f"Label {labels[index]} of image {index} is out of range (0 to {num_classes - 1}).")
     return labels.astype(np.int64)
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from common.data.form import ImageForm
-from common.data.partly_labelled import read_partly_labelled
-from common.data.readers import read_images, survey
-from common.errors import BadData
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.partly_labelled import read_partly_labelled
+from semisilo.common.data.readers import read_images, survey
+from semisilo.common.errors import BadData
 
 FORM = ImageForm(size=8, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -118,8 +118,9 @@ def test_what_this_user_may_not_read_follows_on_error(tmp_path):
     noise(tmp_path / "dog/c.png", seed=3)
     tmp_path.chmod(0o755)
     code = ("import os; from pathlib import Path; from PIL import Image; Image.init(); "
-            "from common.data.folder import list_images; from common.data.decoding import decoded; "
-            "from common.data.pixels import Geometry; from common.data.form import Reading; "
+            "from semisilo.common.data.formats.folder import list_images; "
+            "from semisilo.common.data.formats.decoding import decoded; "
+            "from semisilo.common.data.formats.pixels import Geometry; from semisilo.common.data.form import Reading; "
             f"os.chdir({str(tmp_path)!r}); os.getuid() or (os.setgroups([]), os.setgid(65534), os.setuid(65534)); "
             "listing = list_images(Path('.')); "
             "print([(item.name, item.reason, item.broken) for item in listing.skipped]); "

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.form import ImageForm, Reading
-from common.data.partly_labelled import read_partly_labelled
-from common.data.readers import read_images
-from common.errors import BadData
+from semisilo.common.data.form import ImageForm, Reading
+from semisilo.common.data.partly_labelled import read_partly_labelled
+from semisilo.common.data.readers import read_images
+from semisilo.common.errors import BadData
 
 tifffile = pytest.importorskip("tifffile")
 
@@ -33,8 +33,8 @@ def read(folder: Path, **more: object) -> np.ndarray:
 @pytest.mark.parametrize("order", [("dark", "bright"), ("bright", "dark")])
 def test_one_bright_picture_makes_the_whole_source_16_bits(tmp_path, order):
     """Whichever comes first, and however many lie between: a dark picture never becomes bright by itself."""
-    for place, what in enumerate(order):
-        Image.fromarray(DARK if what == "dark" else BRIGHT).save(tmp_path / f"{place}.png")
+    for index, what in enumerate(order):
+        Image.fromarray(DARK if what == "dark" else BRIGHT).save(tmp_path / f"{index}.png")
     for number in range(70):
         Image.fromarray(DARK).save(tmp_path / f"0{number:03}.png")
     got = read(tmp_path)
@@ -110,14 +110,14 @@ def test_a_strip_that_unpacks_to_too_much_is_refused(tmp_path):
     content = (tmp_path / "a.tif").read_bytes()
     with tifffile.TiffFile(tmp_path / "a.tif") as file:
         tags = file.pages[0].tags
-        places = {name: tags[name].valueoffset for name in ("StripOffsets", "StripByteCounts")}
-        wide = {name: tags[name].dtype.name for name in places}
+        offsets = {name: tags[name].valueoffset for name in ("StripOffsets", "StripByteCounts")}
+        wide = {name: tags[name].dtype.name for name in offsets}
     changed = bytearray(content) + bomb
     for name, value in (("StripOffsets", len(content)), ("StripByteCounts", len(bomb))):
         size = {"SHORT": 2, "LONG": 4, "LONG8": 8}[wide[name]]
         if size == 2:
             pytest.skip("this version of tifffile writes short tags")
-        changed[places[name]:places[name] + size] = value.to_bytes(size, "little")
+        changed[offsets[name]:offsets[name] + size] = value.to_bytes(size, "little")
     (tmp_path / "a.tif").write_bytes(changed)
     with pytest.raises(BadData, match="16-bit colours are damaged"):
         read(tmp_path, channels=3)

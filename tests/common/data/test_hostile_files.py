@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from common.data.codestream import stream_size
-from common.data.form import Reading
-from common.data.readers import read_images, survey
-from common.errors import BadData
+from semisilo.common.data.form import Reading
+from semisilo.common.data.formats.codestream import stream_size
+from semisilo.common.data.readers import read_images, survey
+from semisilo.common.errors import BadData
 
 READINGS = (Reading(), Reading(frames="all", slices="all"), Reading(window="image", frames=2, slices=3),
             Reading(window=(40, 400), axis="sagittal", frames="middle"))
@@ -87,8 +87,8 @@ def test_damaged_bytes_are_refused_or_read_and_nothing_else(kind, tmp_path, data
     suffix = KINDS[kind][0]
     content = bytearray(data.draw(st.sampled_from(seeds(kind))))
     changes = st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8)
-    for place, value in data.draw(changes):
-        content[place] = value
+    for offset, value in data.draw(changes):
+        content[offset] = value
     content = content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]
     if kind == "packed":
         content = bytearray(gzip.compress(bytes(content)))

@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.form import ImageForm
-from common.data.partly_labelled import PartlyLabelled, PartlySurvey, read_partly_labelled, survey_partly_labelled
-from common.errors import BadData
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.partly_labelled import (
+    PartlyLabelled,
+    PartlySurvey,
+    read_partly_labelled,
+    survey_partly_labelled,
+)
+from semisilo.common.errors import BadData
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
 CLASSES = ("cat", "dog", "owl")
@@ -249,14 +254,15 @@ def test_progress_rises_to_one_over_both_kinds(tmp_path: Path) -> None:
 def test_counting_does_not_import_torch(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "f", "labelled/dog/a.png", "unlabelled/b.png")
     arrays = part(tmp_path / "a.npz", labelled=1, unlabelled=3)
-    code = ("import sys; from silo.home import JoinChoice; from silo.images import survey_silo_images as survey; "
+    code = ("import sys; from semisilo.silo.site.home import JoinChoice; "
+            "from semisilo.silo.compute.images import survey_silo_images as survey; "
             f"survey(JoinChoice(source={source!r})); survey(JoinChoice(source={arrays!r})); "
             "assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
 def test_labels_and_steps_in_one_file_are_read_in_the_order_of_the_studys_classes(tmp_path: Path) -> None:
-    """As `semisilo split` writes it; that it does so is tested in tests/semisilo/test_split.py."""
+    """As `semisilo split` writes it; that it does so is tested in tests/semisilo/simulation/test_split.py."""
     pixels = np.ones((12, 8, 8), np.uint8) * np.arange(12, dtype=np.uint8)[:, None, None]
     for name, labelled, unlabelled, steps in (("a", [1, 3, 5], [0, 2, 4, 6], [1, 0, 1, 0]), ("b", [7], [], [])):
         np.savez(tmp_path / f"{name}.npz", labelled_images=pixels[labelled], labelled_labels=np.array(labelled) % 3,

@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from common.data.readers import ImageSet, measure_form, read_images, survey
-from common.errors import BadConfiguration, BadData
+from semisilo.common.data.readers import ImageSet, measure_form, read_images, survey
+from semisilo.common.errors import BadConfiguration, BadData
 
 
 def picture(
@@ -87,7 +87,7 @@ def test_unlabelled_reading_takes_images_at_any_depth_and_drops_labels(cells):
     assert len(labelled.images) == 4
 
 
-def test_leftovers_are_ignored_in_silence_and_other_files_are_reported(cells):
+def test_cleanup_are_ignored_in_silence_and_other_files_are_reported(cells):
     for name in (".DS_Store", "basophil/Thumbs.db", "basophil/._z.png", ".hidden/x.png", "desktop.ini",
                  "__MACOSX/y.png"):
         (cells / name).parent.mkdir(exist_ok=True)
@@ -575,7 +575,7 @@ def test_a_survey_of_an_unlabelled_npz_has_no_classes(tmp_path):
 
 
 def test_a_survey_does_not_import_torch(cells):
-    code = (f"import sys; from common.data.readers import survey; survey({str(cells)!r}); survey('digits'); "
+    code = (f"import sys; from semisilo.common.data.readers import survey; survey({str(cells)!r}); survey('digits'); "
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

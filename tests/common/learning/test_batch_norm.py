@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from common import batch_norm
-from common.batch_norm import LayerStatistics, OneValuePerChannel, StaticBatchNorm, StatisticsMissing
-from common.data import augment
-from common.data.form import ImageForm
-from common.errors import BadPayload, LayoutMismatch
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadPayload, LayoutMismatch
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.batch_norm import LayerStatistics, OneValuePerChannel, StaticBatchNorm, StatisticsMissing
 
 FORM = ImageForm(size=6, channels=1, mean=(0.4,), std=(0.2,))
 

@@ -6,10 +6,8 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from common.consistency import (
-    ema,
+from semisilo.common.learning.consistency import (
     ema_into,
     fixmatch_unsup,
     masked_mean,
@@ -19,8 +17,7 @@ from common.consistency import (
     tsa_threshold,
     uda_unsup,
 )
-from common.errors import LayoutMismatch
-from common.losses import cross_entropy
+from semisilo.common.learning.losses import cross_entropy
 
 WEAK = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.5, 0.0]], dtype=torch.float64)
 STRONG = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
@@ -51,12 +48,21 @@ def test_oracle_b6_fixmatch() -> None:
     assert float(found.loss) == pytest.approx(0.430997, abs=1e-5)
 
 
+def test_uda_keeps_by_what_the_model_says_not_by_the_sharpened_target() -> None:
+    """q = 0.75 is below the threshold of 0.8; sharpened with T = 0.5 it is 0.9."""
+    logits = torch.tensor([[0.75, 0.25]]).log()
+    found = uda_unsup(logits, logits, temperature=0.5, confidence_threshold=0.8)
+    assert found.target_BK[0].tolist() == pytest.approx([0.9, 0.1])
+    assert found.labels.keep_B.tolist() == [False]
+    assert float(found.loss) == 0.0
+
+
 def test_oracle_b7_moving_average() -> None:
-    teacher = {"w": torch.tensor([0.0, 1.0], dtype=torch.float64)}
+    teacher = torch.tensor([0.0, 1.0], dtype=torch.float64)
     seen = []
     for student in ([1.0, 1.0], [2.0, 0.0]):
-        teacher = ema(teacher, {"w": torch.tensor(student, dtype=torch.float64)}, decay=0.99)
-        seen.append(teacher["w"].tolist())
+        ema_into([teacher], [torch.tensor(student, dtype=torch.float64)], decay=0.99)
+        seen.append(teacher.tolist())
     assert torch.allclose(torch.tensor(seen), torch.tensor([[0.01, 1.0], [0.0299, 0.99]]), atol=1e-5)
 
 
@@ -144,20 +150,19 @@ def test_a_student_that_is_its_teacher_has_no_consistency_loss() -> None:
 
 
 def test_the_average_at_its_limits_is_the_teacher_or_the_student() -> None:
-    teacher, student = {"w": torch.tensor([1.5, -2.0])}, {"w": torch.tensor([0.3, 7.0])}
-    assert torch.equal(ema(teacher, student, decay=1.0)["w"], teacher["w"])
-    assert torch.equal(ema(teacher, student, decay=0.0)["w"], student["w"])
+    teacher, student = torch.tensor([1.5, -2.0]), torch.tensor([0.3, 7.0])
+    ema_into([teacher], [student], decay=1.0)
+    assert torch.equal(teacher, torch.tensor([1.5, -2.0]))
+    ema_into([teacher], [student], decay=0.0)
+    assert torch.equal(teacher, student)
 
 
-def test_the_average_in_place_is_the_same_and_leaves_the_student() -> None:
-    teacher, student = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
-    expected = ema({"w": teacher}, {"w": student}, decay=0.75)["w"]
-    ema_into([teacher], [student], decay=0.75)
-    assert torch.equal(teacher, expected)
-    assert student.tolist() == [3.0, 5.0]
+def test_the_average_of_several_tensors_leaves_the_student_and_its_gradients_alone() -> None:
+    teacher = [torch.tensor([1.0, 2.0]), torch.tensor(4.0)]
+    student = [torch.tensor([3.0, 5.0], requires_grad=True), torch.tensor(8.0)]
+    ema_into(teacher, student, decay=0.75)
+    assert [each.tolist() for each in teacher] == [[1.5, 2.75], 5.0]
+    assert [each.tolist() for each in student] == [[3.0, 5.0], 8.0]
+    assert not teacher[0].requires_grad
 
 
-def test_the_average_of_different_models_is_refused() -> None:
-    left: dict[str, Tensor] = {"w": torch.zeros(2)}
-    with pytest.raises(LayoutMismatch):
-        ema(left, {"w": torch.zeros(3)}, decay=0.5)

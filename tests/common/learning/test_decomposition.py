@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import StaticBatchNorm
-from common.decomposition import Decomposed, initial_psi, parts_of_trained, theta
-from common.errors import LayoutMismatch
-from common.sgd import SGDSettings
-from common.tensors import load_into, parameters_of
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.decomposition import Decomposed, initial_psi, parts_of_trained, theta
+from semisilo.common.learning.sgd import SGDSettings
+from semisilo.common.learning.tensors import load_into, parameters_of
 
 PLAIN = SGDSettings(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=0.0)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.data.form import ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadData
-from common.evaluation import evaluate
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.learning.evaluation import evaluate
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from common.losses import cross_entropy, first_argmax, mix, pseudo_labels, semifl_loss
+from semisilo.common.learning.losses import cross_entropy, first_argmax, mix, pseudo_labels, semifl_loss
 
 
 def test_oracle_s1_sets_of_a_silo() -> None:
@@ -57,6 +57,15 @@ def test_the_weights_of_the_loss_scale_its_parts() -> None:
     logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0])
     found = semifl_loss(logits, logits * 2, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
     assert float(found.loss) == pytest.approx(0.5 * float(found.fix) + 0.25 * float(found.mix), abs=1e-6)
+
+
+def test_a_term_without_logits_is_left_out_of_the_loss() -> None:
+    logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0])
+    both = semifl_loss(logits, logits * 2, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
+    fix = semifl_loss(logits, None, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
+    mixed = semifl_loss(None, logits * 2, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
+    assert (fix.loss, fix.mix) == (0.5 * both.fix, 0.0)
+    assert (mixed.loss, mixed.fix) == (0.25 * both.mix, 0.0)
 
 
 def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_number_of_classes() -> None:

@@ -6,16 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from common import tensors
-from common.normalised_averaging import (
+from semisilo.common.learning import tensors
+from semisilo.common.learning.normalised_averaging import (
     control_increment,
     correction,
     local_steps,
     mean_gradient,
     mean_steps,
     next_control,
-    next_correction,
-    next_vrl_correction,
     normalised_factors,
 )
 
@@ -66,10 +64,27 @@ def test_factors_are_the_definition_and_with_equal_steps_exactly_the_weights() -
     assert normalised_factors([7], [3]) == [1.0]
 
 
+def _eq_15(d: dict[str, Tensor], w: dict[str, Tensor], w_next: dict[str, Tensor], end: dict[str, Tensor], *, lr: float,
+           steps: int, tau_bar: float) -> dict[str, Tensor]:
+    """Fed-SHVR's own rule: d_k + (w_t - w_{t+1}) / (lr tau_bar) - (w_t - w_k) / (lr tau_k)."""
+    return {"w": d["w"] + (w["w"] - w_next["w"]) / (lr * tau_bar) - (w["w"] - end["w"]) / (lr * steps)}
+
+
+def _vrl_sgd(d: dict[str, Tensor], w_next: dict[str, Tensor], end: dict[str, Tensor], *, lr: float,
+             steps: int) -> dict[str, Tensor]:
+    """VRL-SGD's, Algorithm 1, with d_k = -delta_k of that paper: d_k - (w_{t+1} - w_k) / (lr tau_k)."""
+    return {"w": d["w"] - (w_next["w"] - end["w"]) / (lr * steps)}
+
+
 def test_oracle_v9_of_the_papers_correction() -> None:
-    w, w_next, ends, steps, shares = _w(1.0, 0.0), _w(0.5, -0.125), [_w(0.8, 0.1), _w(0.4, -0.3)], [2, 6], [0.25, 0.75]
-    found = [next_correction(_w(0.0, 0.0), w, w_next, end, lr=0.1, steps=count, tau_bar=5.0)["w"]
-             for end, count in zip(ends, steps, strict=True)]
+    """The first round, in which nobody had a correction: c_k is what silo k followed."""
+    w, ends, steps, shares = _w(1.0, 0.0), [_w(0.8, 0.1), _w(0.4, -0.3)], [2, 6], [0.25, 0.75]
+    followed = [mean_gradient(tensors.subtract(end, w), lr=0.1, steps=count)
+                for end, count in zip(ends, steps, strict=True)]
+    c_sum = _w(0.0, 0.0)
+    for share, each in zip(shares, followed, strict=True):
+        c_sum = tensors.add(c_sum, control_increment(each, None), factor=share)
+    found = [correction(c_sum, next_control(each, None, None))["w"] for each in followed]
     assert [d.tolist() for d in found] == [pytest.approx([0.0, 0.75], abs=1e-5), pytest.approx([0.0, -0.25], abs=1e-5)]
     assert (shares[0] * found[0] + shares[1] * found[1]).tolist() == pytest.approx([0.0, 0.0], abs=1e-9)
 
@@ -99,8 +114,8 @@ def test_control_variates_give_the_corrections_of_eq_15_and_of_vrl_sgd_when_ever
             c_sum = tensors.add(c_sum, control_increment(followed, mean, share=s[k]), factor=sizes[k])
             c[k] = next_control(followed, mean, c[k], share=s[k])
             assert torch.allclose(c[k]["w"], raw[k]["w"], atol=1e-9), "c_k is the mean raw gradient"  # type: ignore[index]
-        d = [next_vrl_correction(each, w_next, end, lr=lr, steps=count) if svr else
-             next_correction(each, w, w_next, end, lr=lr, steps=count, tau_bar=tau_bar)
+        d = [_vrl_sgd(each, w_next, end, lr=lr, steps=count) if svr else
+             _eq_15(each, w, w_next, end, lr=lr, steps=count, tau_bar=tau_bar)
              for each, end, count in zip(d, ends, steps, strict=True)]
         w, mean = w_next, tensors.scale(c_sum, 1 / 100)
         for k, control in enumerate(c):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from common import numerics
-from common.exchange import Numerics
+from semisilo.common.learning import numerics
+from semisilo.common.methods.contract import Numerics
 
 
 @pytest.fixture(autouse=True)

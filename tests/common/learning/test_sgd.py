@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import LayoutMismatch
-from common.sgd import SGDSettings, clip_gradients, descend, make_optimiser, momentum_of, step
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning.sgd import SGDSettings, clip_gradients, descend, make_optimiser, momentum_of, step
 
 
 class _Vector(nn.Module):
@@ -99,10 +99,10 @@ def test_parameters_that_the_loss_does_not_reach_stay() -> None:
 
 def test_training_does_not_load_the_compiler_of_torch() -> None:
     """`torch.optim` does, which would cost every compute process seconds and memory."""
-    code = ("import sys, torch; from common.sgd import *; m = torch.nn.Linear(1, 1);"
+    code = ("import sys, torch; from semisilo.common.learning.sgd import *; m = torch.nn.Linear(1, 1);"
             "step(make_optimiser(m, SGDSettings(lr=0.1)), m(torch.ones(1, 1)).sum());"
             "print('torch._dynamo' in sys.modules)")
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert answer.stdout.split() == ["False"]
 
 

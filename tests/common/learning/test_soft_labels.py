@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.soft_labels import (
+from semisilo.common.learning.soft_labels import (
     RampShape,
     confidence_penalty,
     label_regulariser,

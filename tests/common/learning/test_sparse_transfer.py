@@ -6,8 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import LayoutMismatch
-from common.sparse_transfer import comm_cost, density, nonzero_count, num_elements, sparse_delta, threshold
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning.sparse_transfer import (
+    comm_cost,
+    density,
+    nonzero_count,
+    num_elements,
+    sparse_delta,
+    threshold,
+)
 
 
 def _w(values: list[float]) -> dict[str, Tensor]:
@@ -22,6 +29,13 @@ def test_oracle_m7_small_values_and_small_differences_are_not_sent() -> None:
     assert found.receiver_after["w"][sent].tolist() == [-0.2]
     assert (found.nnz, found.ratio) == (1, 0.2)
     assert found.receiver_after["w"].tolist() == pytest.approx([0.0, 0.0, 0.1, -0.2, 0.3], abs=1e-5)
+
+
+def test_what_equals_a_threshold_is_not_sent() -> None:
+    """0.25 is exact: a difference of just delta_thres is left out, and a value of just l1_thres is sent as 0."""
+    found = sparse_delta(_w([0.5, -0.75, 0.25]), _w([0.25, -0.25, 0.75]), l1_thres=0.25, delta_thres=0.25)
+    assert found.sent["w"].tolist() == [False, True, True]
+    assert found.receiver_after["w"].tolist() == [0.25, -0.75, 0.0]
 
 
 def test_oracle_m7b_an_explicit_zero_is_sent() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from common import tensors
-from common.errors import LayoutMismatch
-from common.exchange import TensorSpec
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import TensorSpec
 
 
 def test_add_subtract_and_scale_work_tensor_by_tensor() -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import tensors
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadData, ComputeFailed
-from common.training import (
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData, ComputeFailed
+from semisilo.common.learning import tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.training import (
     SGDSettings,
     check_finite,
     cosine_lr,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from common.config import canonical_json, from_dict, to_dict
-from common.errors import BadConfiguration
-from common.methods.fedmatch import FEDMATCH, FedMatchSettings, preset_values
+from semisilo.common.config import canonical_json, from_dict, to_dict
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.methods.fedmatch import FEDMATCH, FedMatchSettings, preset_values
 
 SCENARIOS = ("labels-at-coordinator", "labels-at-silo")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from common.config import canonical_json, from_dict, to_dict
-from common.errors import BadConfiguration
-from common.methods import METHODS
-from common.methods.fedavg import FedAvgSettings
-from common.methods.fednova import FedNovaSettings
-from common.methods.fedprox import FedProxSettings
-from common.methods.local import LocalSettings
+from semisilo.common.config import canonical_json, from_dict, to_dict
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.methods import METHODS
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.methods.fednova import FedNovaSettings
+from semisilo.common.methods.fedprox import FedProxSettings
+from semisilo.common.methods.local import LocalSettings
 
 OBJECTIVES = ("sl", "uda", "fixmatch", "pseudo_label", "mean_teacher")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadConfiguration, UnknownName
-from common.methods import METHODS, find_method
-from common.plugins import find_plugin, load_half, plugin_names
-from coordinator.strategies import load_strategy
-from silo.trainers import load_trainer
+from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.methods import METHODS, find_method
+from semisilo.common.methods.plugins import find_plugin, load_half, plugin_names
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.silo.trainers import load_trainer
 from tests.plugin_kit import METHOD, install, on_the_module_path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Path]:
@@ -46,8 +46,8 @@ def test_asking_for_names_imports_nothing_of_a_plug_in(site: Path) -> None:
 
 
 def test_a_built_in_method_is_found_without_looking_at_what_is_installed() -> None:
-    code = ("import sys; from common.methods import find_method; find_method('semifl');"
-            " assert 'common.plugins' not in sys.modules")
+    code = ("import sys; from semisilo.common.methods import find_method; find_method('semifl');"
+            " assert 'semisilo.common.methods.plugins' not in sys.modules")
     assert subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -55,8 +55,8 @@ def test_a_plug_in_cannot_take_the_name_of_a_built_in_method(site: Path) -> None
     install(site, name="semifl")
     assert "semifl" not in plugin_names()
     assert find_method("semifl") is METHODS["semifl"]
-    assert load_strategy("semifl").__module__ == "coordinator.strategies.semifl"
-    assert load_trainer("semifl").__module__ == "silo.trainers.semifl"
+    assert load_strategy("semifl").__module__ == "semisilo.coordinator.strategies.semifl"
+    assert load_trainer("semifl").__module__ == "semisilo.silo.trainers.semifl"
 
 
 def test_an_unknown_method_is_refused_with_all_names_built_in_and_installed(site: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_broken_half_is_named_when_it_is_loaded_and_not_before(site: Path, hal
     install(site, halves=halves)
     find_method("gossip")
     with pytest.raises(BadConfiguration, match="gossip_plugin_halves:Trainer"):
-        load_half("gossip", {}, "trainer")
+        load_half("gossip", "trainer")
 
 
 def test_two_packages_that_offer_the_same_method_are_refused(site: Path) -> None:
@@ -106,8 +106,27 @@ def test_two_packages_that_offer_the_same_method_are_refused(site: Path) -> None
 def test_a_plug_in_whose_description_brings_torch_is_refused_in_a_light_process(tmp_path: Path) -> None:
     install(tmp_path, method="import torch\n" + METHOD.format(name="gossip", module="gossip_plugin"))
     code = ("import sys; sys.path.insert(0, sys.argv[1])\n"
-            "from common.errors import BadConfiguration\nfrom common.methods import find_method\n"
+            "from semisilo.common.errors import BadConfiguration\nfrom semisilo.common.methods import find_method\n"
             "try:\n    find_method('gossip')\nexcept BadConfiguration as error:\n    print(error.text)\n")
     run = subprocess.run([sys.executable, "-P", "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
                          check=True)
     assert "imports torch" in run.stdout
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("from common.exchange import Meaning\n", "Import semisilo.common.methods.contract instead of common.exchange"),
+    ("from common import tensors\n", "common is now semisilo.common"),
+    ("import coordinator.engine\n", "coordinator is now semisilo.coordinator"),
+])
+def test_a_plug_in_written_to_the_old_import_names_is_told_the_new_ones(site: Path, line: str, words: str) -> None:
+    install(site, method=line + METHOD.format(name="gossip", module="gossip_plugin"))
+    with pytest.raises(BadConfiguration, match="'gossip'") as caught:
+        find_method("gossip")
+    assert words in caught.value.remedy
+
+
+def test_a_half_written_to_the_old_import_names_is_told_the_new_ones(site: Path) -> None:
+    install(site, halves="from common.training import train_labelled\n")
+    with pytest.raises(BadConfiguration, match="gossip_plugin_halves:Trainer") as caught:
+        load_half("gossip", "trainer")
+    assert "Import semisilo.common.learning.training instead of common.training" in caught.value.remedy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.uplink import LOSSY_FORMS, Uplink, parse_uplink
+from semisilo.common.methods.uplink import LOSSY_FORMS, Uplink, parse_uplink
 
 
 @pytest.mark.parametrize(("text", "expected", "lossy"), [

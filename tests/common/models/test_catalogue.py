@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from common.cli_errors import run_cli
-from common.errors import BadConfiguration, UnknownName
-from common.exchange import ModelSettings
-from common.models import build_model
-from common.models.catalogue import ListedNetwork, listed, matching, parts_of
-from common.models.freezing import frozen_names
-from common.models.timm_models import timm_is_installed
+from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.catalogue import ListedNetwork, listed, matching, parts_of
+from semisilo.common.models.factory import build_model
+from semisilo.common.models.freezing import frozen_names
+from semisilo.common.models.timm_models import timm_is_installed
+from semisilo.common.text.cli_errors import run_cli
 
 NETWORKS = tuple(ListedNetwork(name, "timm") for name in ("timm/vit_tiny", "timm/resnet18", "resnet18", "vit_b_16"))
 
@@ -68,7 +68,7 @@ def test_a_size_that_does_not_fit_is_refused_with_some_that_do() -> None:
 
 
 def test_the_command_prints_names_or_parts_and_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
-    from coordinator.cli import app
+    from semisilo.coordinator.cli.main import app
 
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from common import batch_norm, tensors
-from common.data.form import ImageForm
-from common.errors import BadConfiguration, BadPayload, LayoutMismatch
-from common.exchange import ModelSettings
-from common.models import build_model, model_builder
-from common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
-from common.sgd import SGDSettings, make_optimiser, step
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadConfiguration, BadPayload, LayoutMismatch
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.sgd import SGDSettings, make_optimiser, step
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import build_model, model_builder
+from semisilo.common.models.freezing import fixed_statistics, freeze, frozen_names, head_of
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
 CLASSES = ("a", "b", "c")
@@ -68,7 +68,7 @@ def test_the_head_of_a_network_that_looks_at_its_own_numbers_while_it_is_made() 
     (["classifier"], {"classifier.weight", "classifier.bias"}),
     (["classifier.bias"], {"classifier.bias"}),
     (["features.0", "features.1"], {"features.0.weight", "features.1.weight", "features.1.bias"}),
-    (["features.?"], {f"features.{place}.{kind}" for place, kind in (
+    (["features.?"], {f"features.{layer}.{kind}" for layer, kind in (
         (0, "weight"), (1, "weight"), (1, "bias"), (4, "weight"), (5, "weight"), (5, "bias"), (7, "weight"),
         (8, "weight"), (8, "bias"))}),
     (["*.bias"], {"features.1.bias", "features.5.bias", "features.8.bias", "classifier.bias"}),

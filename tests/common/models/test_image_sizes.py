@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import BadConfiguration
-from common.exchange import ModelSettings
-from common.models import build_model
-from common.models.image_sizes import sizes_that_work
-from coordinator.study import config_from_dict
-from coordinator.study_data import read_study_data
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import build_model
+from semisilo.common.models.image_sizes import sizes_that_work
+from semisilo.coordinator.studies.images import read_study_data
+from semisilo.coordinator.studies.study_file import config_from_dict
 
 CLASSES = ("a", "b", "c")
 

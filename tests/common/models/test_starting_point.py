@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models
 
-from common import batch_norm, tensors
-from common.data.form import ImageForm
-from common.errors import BadConfiguration, BadData
-from common.exchange import ModelSettings
-from common.models import StartingPoint, check_model, initial_model, model_builder, starting_point
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import check_model, initial_model, model_builder
+from semisilo.common.models.starting_point import StartingPoint, starting_point
 
 COLOUR = ImageForm(size=32, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
 GREY = ImageForm(size=32, channels=1, mean=(0.5,), std=(0.5,))

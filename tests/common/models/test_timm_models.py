@@ -7,23 +7,25 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from common import batch_norm
-from common.batch_norm import NoReplacement, StaticBatchNorm
-from common.data.form import ImageForm
-from common.errors import BadConfiguration, NotPermitted, UnknownName
-from common.exchange import ModelSettings
-from common.models import build_model, check_model, model_builder
-from common.models.timm_models import build_timm_model, timm_names
-from silo.policy import Policy, check_task
-from tests.silo.test_policy import TASK
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadConfiguration, NotPermitted, UnknownName
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.batch_norm import NoReplacement, StaticBatchNorm
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import build_model, check_model, model_builder
+from semisilo.common.models.timm_models import build_timm_model, timm_names
+from semisilo.silo.site.policy import Policy, check_task
+from tests.silo.site.test_policy import TASK
 
-timm: Any = pytest.importorskip("timm", reason="the extra timm is not installed")
+pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="the extra timm is not installed")
+"""timm is imported by the tests: it takes a second, which every process of pytest would spend only to find them."""
 
 CLASSES = ("a", "b", "c")
 
@@ -53,6 +55,8 @@ def test_networks_of_every_kind_fit_the_study(name: str, size: int, channels: in
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_byobnet"])
 def test_static_batch_norm_computes_what_timms_layers_compute_in_training(name: str) -> None:
     """BatchNormAct2d has drop and activation behind the normalisation: they must not get lost."""
+    import timm
+
     torch.manual_seed(3)
     ours = build_timm_model(f"timm/{name}", num_classes=3, channels=1, size=32)
     theirs = timm.create_model(name, pretrained=False, num_classes=3, in_chans=1)
@@ -114,7 +118,7 @@ def test_layers_that_keep_statistics_of_their_own_are_refused_by_name() -> None:
 def test_such_a_network_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from timm.layers import EvoNorm2dB0  # type: ignore[attr-defined, unused-ignore]
 
-    monkeypatch.setattr("common.models.factory.build_timm_model",
+    monkeypatch.setattr("semisilo.common.models.factory.build_timm_model",
                         lambda name, **_: nn.Sequential(nn.Conv2d(1, 4, 3), EvoNorm2dB0(4)))
     with pytest.raises(BadConfiguration, match="cannot be trained in a federation: its layer 1 ") as caught:
         build_model(ModelSettings(name="timm/resnet18", classes=CLASSES), channels=1, size=8)

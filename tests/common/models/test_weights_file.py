@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.errors import BadData
-from common.models.weights_file import read_weights
+from semisilo.common.errors import BadData
+from semisilo.common.models.weights_file import read_weights
 
 TENSORS = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.bias": torch.tensor([0.5, -0.5])}
 
@@ -134,9 +134,9 @@ def test_an_archive_of_several_disks_is_refused(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "w.pth").read_bytes())
     end = content.rindex(b"PK\x05\x06")
     locator = content.rfind(b"PK\x06\x07")
-    places = [end + 4] if locator < 0 else [end + 4, locator + 16]
-    for place in places:
-        content[place] = 9
+    offsets = [end + 4] if locator < 0 else [end + 4, locator + 16]
+    for offset in offsets:
+        content[offset] = 9
     (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(BadData) as caught:
         read_weights(tmp_path / "w.pth")

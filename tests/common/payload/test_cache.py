@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import BadPayload
-from common.exchange import TensorGroup
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.torch_payload import encode_groups
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import TensorGroup
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.torch_tensors import encode_groups
+from semisilo.common.storage.store import PayloadStore
 
 A, B, C, D = (letter * 64 for letter in "abcd")
 

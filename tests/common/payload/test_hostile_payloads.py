@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.chunks import MAX_CHUNK_BYTES, SUBMIT_FIELD, Piece, pack_piece, receive_into, unpack_piece
-from common.codec import (
+from semisilo.common.errors import BadConfiguration, BadPayload, LayoutMismatch, WrongBase
+from semisilo.common.methods.contract import Meaning, TensorSpec
+from semisilo.common.payload.codec import (
     BLOCK_ELEMENTS,
     ELEMENT_TYPES,
     HEADER_BYTES,
@@ -29,17 +30,15 @@ from common.codec import (
     ValueEncoding,
     encode_blocks,
 )
-from common.convert import task_from_proto, task_to_proto
-from common.errors import BadConfiguration, BadPayload, LayoutMismatch, WrongBase
-from common.exchange import Meaning, TensorSpec
-from common.held_tensors import HeldFile
-from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest
-from common.payload_reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, PayloadReader
-from common.reference_form import code_against
-from common.store import PayloadStore
-from common.wire import round_service_pb2 as round_pb
+from semisilo.common.payload.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest
+from semisilo.common.payload.reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, HeldFile, PayloadReader
+from semisilo.common.payload.reference import code_against
+from semisilo.common.rpc.chunks import MAX_CHUNK_BYTES, SUBMIT_FIELD, Piece, pack_piece, receive_into, unpack_piece
+from semisilo.common.rpc.convert import task_from_proto, task_to_proto
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.wire import round_service_pb2 as round_pb
 from tests.common.codec_samples import sparse_floats
-from tests.common.test_hostile_bytes import MIB, block, peak_mib, peak_of
+from tests.common.payload.codec.test_hostile_bytes import MIB, block, peak_mib, peak_of
 from tests.fuzz.seeds import TASK, payload_file
 
 BASE = "ab" * 32
@@ -144,14 +143,14 @@ def test_anything_beside_the_groups_is_refused(tmp_path: Path, old: Path) -> Non
 
 def test_a_damaged_byte_gives_an_error_of_the_catalogue_or_other_tensors_and_nothing_else(tmp_path: Path,
                                                                                          old: Path) -> None:
-    for place in (*range(0, len(ALONE + AGAINST), 61), *range(len(ALONE + AGAINST), len(RICH), 3)):
+    for offset in (*range(0, len(ALONE + AGAINST), 61), *range(len(ALONE + AGAINST), len(RICH), 3)):
         content = bytearray(RICH)
-        content[place] ^= 1 << place % 8
+        content[offset] ^= 1 << offset % 8
         try:
             got = read(tmp_path / "p", bytes(content), old)
         except (BadPayload, LayoutMismatch, WrongBase):
             continue
-        assert [bits.shape for bits in got] == [spec.shape for spec in LAYOUT] * 2 or place > len(ALONE + AGAINST)
+        assert [bits.shape for bits in got] == [spec.shape for spec in LAYOUT] * 2 or offset > len(ALONE + AGAINST)
 
 
 SHAPES = ((2**38,), (2**20, 2**18), (2**32, 2**32), (2**62, 4), (2**63 - 1,) * 8, (2**31, 2**31, 4), (0, 2**62, 2**62),
@@ -241,9 +240,9 @@ def refuse_manifest_bomb(folder: Path, number: int) -> float:
 @pytest.mark.parametrize("number", range(4), ids=[what for what, _ in manifest_bombs()])
 def test_the_largest_manifest_takes_at_most_some_tens_of_mib(tmp_path: Path, number: int) -> None:
     """What protobuf takes is not Python's, so the process itself is looked at."""
-    program = ("from pathlib import Path; from tests.common.test_hostile_payloads import refuse_manifest_bomb;"
+    program = ("from pathlib import Path; from tests.common.payload.test_hostile_payloads import refuse_manifest_bomb;"
                f" print(refuse_manifest_bomb(Path({str(tmp_path)!r}), {number}))")
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True,
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True,
                           text=True, check=True)
     assert float(done.stdout) < 80
 

@@ -13,11 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.codec import ELEMENT_TYPES, Aim, Plan
-from common.errors import BadPayload, LayoutMismatch, SemisiloError, WrongBase
-from common.exchange import Meaning, PayloadRef, TensorGroup, TensorSpec
-from common.held_tensors import HeldFile
-from common.manifest import (
+from semisilo.common.errors import BadPayload, LayoutMismatch, SemisiloError, WrongBase
+from semisilo.common.learning.tensors import digest
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup, TensorSpec
+from semisilo.common.payload.codec import ELEMENT_TYPES, Aim, Plan
+from semisilo.common.payload.manifest import (
     GroupManifest,
     ReferenceForm,
     check_base,
@@ -26,11 +26,16 @@ from common.manifest import (
     manifest_to_proto,
     parse_manifest,
 )
-from common.payload import Reference
-from common.payload_reader import PayloadReader, read_manifest
-from common.store import PayloadStore
-from common.tensors import digest
-from common.torch_payload import bits_to_tensor, decode_group, decode_groups, encode_groups, held_in_memory
+from semisilo.common.payload.reader import HeldFile, PayloadReader, read_manifest
+from semisilo.common.payload.torch_tensors import (
+    bits_to_tensor,
+    decode_group,
+    decode_groups,
+    encode_groups,
+    held_in_memory,
+)
+from semisilo.common.payload.writer import Reference
+from semisilo.common.storage.store import PayloadStore
 
 COUNT = 100_000
 A, B = "ab" * 32, "cd" * 32
@@ -48,10 +53,10 @@ def noise(count: int = COUNT, *, seed: int = 0) -> torch.Tensor:
 def sparsely_changed(base: torch.Tensor, share: float, *, seed: int = 1) -> torch.Tensor:
     """A share of the elements has other values, among them explicit zeros and negative zeros."""
     result = base.clone()
-    places = torch.randperm(base.numel(), generator=torch.Generator().manual_seed(seed))[:round(share * base.numel())]
-    result[places] = noise(len(places), seed=seed + 1)
-    result[places[0::3]] = 0.0
-    result[places[1::3]] = -0.0
+    indices = torch.randperm(base.numel(), generator=torch.Generator().manual_seed(seed))[:round(share * base.numel())]
+    result[indices] = noise(len(indices), seed=seed + 1)
+    result[indices[0::3]] = 0.0
+    result[indices[1::3]] = -0.0
     return result
 
 
@@ -199,9 +204,9 @@ def test_without_the_base_a_group_is_refused_with_the_way_out(store: PayloadStor
 
 def test_a_base_with_one_other_bit_is_noticed_even_where_nothing_was_sent(store: PayloadStore) -> None:
     written, new, old = written_sparsely(store)
-    place = int(torch.nonzero(old["w"] == new["w"])[0])
+    index = int(torch.nonzero(old["w"] == new["w"])[0])
     other = {"w": old["w"].clone()}
-    other["w"][place] = -other["w"][place]
+    other["w"][index] = -other["w"][index]
     with pytest.raises(WrongBase, match="does not come out as it was sent"):
         decode_groups(store.path(written.digest), require_finite=True, references=lambda _: other)
 
@@ -244,9 +249,9 @@ def test_every_altered_byte_of_a_file_is_refused_or_changes_nothing(store: Paylo
     written, new, old = written_sparsely(store)
     content = store.path(written.digest).read_bytes()
     path = store.folder / "altered"
-    for place in range(0, len(content), 5):
+    for offset in range(0, len(content), 5):
         altered = bytearray(content)
-        altered[place] ^= 0x81
+        altered[offset] ^= 0x81
         path.write_bytes(altered)
         try:
             found = decode_groups(path, require_finite=False, references={digest(old): old}.get)

@@ -16,16 +16,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.codec import BLOCK_ELEMENTS, ELEMENT_TYPES, Aim, Bits, Plan
-from common.errors import BadPayload, LayoutMismatch, SemisiloError, WrongBase
-from common.exchange import Meaning, PayloadRef, TensorGroup, TensorSpec
-from common.manifest import GroupManifest, ReferenceForm, manifest_to_proto
-from common.payload import EncodedInput, Reference, TensorInput, write_payload
-from common.payload_reader import PayloadReader, read_manifest
-from common.reference_form import add_reference, can_sum, choose_form, code_against
-from common.store import PayloadStore
-from common.tensors import digest
-from common.torch_payload import bits_to_tensor, decode_groups, encode_groups, tensor_spec, tensor_to_bits
+from semisilo.common.errors import BadPayload, LayoutMismatch, SemisiloError, WrongBase
+from semisilo.common.learning.tensors import digest
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup, TensorSpec
+from semisilo.common.payload.codec import BLOCK_ELEMENTS, ELEMENT_TYPES, Aim, Bits, Plan
+from semisilo.common.payload.manifest import GroupManifest, ReferenceForm, manifest_to_proto
+from semisilo.common.payload.reader import PayloadReader, read_manifest
+from semisilo.common.payload.reference import add_reference, can_sum, choose_form, code_against
+from semisilo.common.payload.torch_tensors import (
+    bits_to_tensor,
+    decode_groups,
+    encode_groups,
+    tensor_spec,
+    tensor_to_bits,
+)
+from semisilo.common.payload.writer import EncodedInput, Reference, TensorInput, write_payload
+from semisilo.common.storage.store import PayloadStore
 
 SMALLEST = Plan(aim=Aim.SMALLEST)
 FORMS = (ReferenceForm.BITS, ReferenceForm.SUM)
@@ -224,16 +230,16 @@ def test_every_damage_to_the_reference_is_noticed(store: PayloadStore) -> None:
     content = path_of(reference).read_bytes()
     manifest_bytes = struct.unpack("<I", content[-12:-8])[0]
     harmless = 0
-    for place in range(0, len(content), 41):
+    for offset in range(0, len(content), 41):
         damaged = bytearray(content)
-        damaged[place] ^= 0x41
+        damaged[offset] ^= 0x41
         path_of(reference).write_bytes(damaged)
         try:
             found = back(store, written, reference)
         except (BadPayload, LayoutMismatch, WrongBase):
             continue
         harmless += 1
-        assert place >= len(content) - 12 - manifest_bytes, "only what the manifest says beside the layout may differ"
+        assert offset >= len(content) - 12 - manifest_bytes, "only what the manifest says beside the layout may differ"
         assert digest(found.tensors) == new.digest
     assert harmless < len(content) / 41 / 10
     path_of(reference).write_bytes(content)
@@ -352,10 +358,10 @@ def test_every_altered_byte_of_a_coded_file_is_refused_with_an_error_of_the_cata
     written, reference, new = coded(store)
     content = store.path(written.digest).read_bytes()
     path = store.folder / "altered"
-    for place in range(0, len(content), 7):
+    for offset in range(0, len(content), 7):
         for mask in (0x01, 0x80):
             altered = bytearray(content)
-            altered[place] ^= mask
+            altered[offset] ^= mask
             path.write_bytes(altered)
             with contextlib.suppress(BadPayload, LayoutMismatch, WrongBase):
                 found = decode_groups(path, require_finite=False, references={reference.digest: path_of(reference)}.get)

@@ -10,15 +10,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.codec import BLOCK_ELEMENTS, HEADER_BYTES, Aim, Plan, ValueForm
-from common.encodings import FRAMING, Encoded, Part, carried, describe_encoding, encodings_of_payload, parts_of
-from common.errors import BadPayload
-from common.exchange import Meaning, TensorGroup
-from common.payload import Reference
-from common.payload_reader import PayloadReader
-from common.store import PayloadStore
-from common.tensors import digest
-from common.torch_payload import encode_groups
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning.tensors import digest
+from semisilo.common.methods.contract import Meaning, TensorGroup
+from semisilo.common.payload.codec import BLOCK_ELEMENTS, HEADER_BYTES, Aim, Plan, ValueForm
+from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.payload.torch_tensors import encode_groups
+from semisilo.common.payload.usage import (
+    FRAMING,
+    Encoded,
+    Part,
+    carried,
+    describe_encoding,
+    encodings_of_payload,
+    parts_of,
+)
+from semisilo.common.payload.writer import Reference
+from semisilo.common.storage.store import PayloadStore
 
 
 @pytest.fixture
@@ -103,8 +111,8 @@ def test_a_download_that_is_cut_anywhere_adds_up_to_one_that_is_not(cuts: list[i
     for low, high in itertools.pairwise(ends):
         for row in carried(parts, low, high):
             sums = added.setdefault(row.encoding, [0, 0, 0])
-            for place, value in enumerate((row.blocks, row.bytes, row.dense_bytes)):
-                sums[place] += value
+            for index, value in enumerate((row.blocks, row.bytes, row.dense_bytes)):
+                sums[index] += value
     assert added == {row.encoding: [row.blocks, row.bytes, row.dense_bytes] for row in carried(parts, 0, 400)}
     assert sum(sums[1] for sums in added.values()) == 400
 

@@ -17,10 +17,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.codec import BLOCK_ELEMENTS, ELEMENT_TYPES
-from common.errors import BadPayload, DiskFull, LayoutMismatch
-from common.exchange import Meaning, PayloadRef, TensorGroup, TensorSpec
-from common.manifest import (
+from semisilo.common.errors import BadPayload, DiskFull, LayoutMismatch
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup, TensorSpec
+from semisilo.common.payload.codec import BLOCK_ELEMENTS, ELEMENT_TYPES
+from semisilo.common.payload.manifest import (
     MAX_GROUPS,
     GroupManifest,
     ReferenceForm,
@@ -31,11 +31,17 @@ from common.manifest import (
     parse_reference,
     reference_to_proto,
 )
-from common.payload import EncodedInput, TensorInput, write_payload
-from common.payload_reader import MAX_MANIFEST_BYTES, PayloadReader, read_manifest
-from common.store import PayloadStore
-from common.torch_payload import bits_to_tensor, decode_groups, encode_groups, tensor_spec, tensor_to_bits
-from common.wire import tensors_pb2 as pb
+from semisilo.common.payload.reader import MAX_MANIFEST_BYTES, PayloadReader, read_manifest
+from semisilo.common.payload.torch_tensors import (
+    bits_to_tensor,
+    decode_groups,
+    encode_groups,
+    tensor_spec,
+    tensor_to_bits,
+)
+from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.wire import tensors_pb2 as pb
 
 BASE = "ab" * 32
 SPEC = TensorSpec("w", (2, 3), "float32")
@@ -319,9 +325,9 @@ def test_every_shortened_or_altered_file_is_refused_or_read_without_another_erro
     for length in range(len(GOOD)):
         with pytest.raises(BadPayload):
             read_all(written(tmp_path, GOOD[:length]))
-    for place in range(len(GOOD)):
+    for offset in range(len(GOOD)):
         altered = bytearray(GOOD)
-        altered[place] ^= 0x81
+        altered[offset] ^= 0x81
         with contextlib.suppress(BadPayload):
             read_all(written(tmp_path, bytes(altered)))
 

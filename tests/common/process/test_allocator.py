@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from common.allocator import settle_allocator
+from semisilo.common.process.allocator import settle_allocator
 if sys.argv[1] == "settled":
     assert settle_allocator()
 def faults():

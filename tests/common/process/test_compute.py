@@ -12,94 +12,44 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.compute import ComputeAborted, InlineCompute, ProcessCompute
-from common.errors import BadData, ComputeFailed
+from semisilo.common.errors import BadData, ComputeFailed
+from semisilo.common.process.compute import ComputeAborted, InlineCompute, ProcessCompute
+from semisilo.common.process.messages import Handler, Request
+from tests.common.process.compute_operations import (
+    Die,
+    Echo,
+    FailBy,
+    Failing,
+    IsOpen,
+    Nothing,
+    Open,
+    Operations,
+    Steps,
+    Unheard,
+    WhatIsOpen,
+)
 
-OPERATIONS = textwrap.dedent('''
-    import ctypes, os, signal, sys, time
-    from common.errors import BadData
-
-
-    class Operations:
-        def __init__(self, progress):
-            self.progress = progress
-            self.opened = None
-
-        def reopening(self, operation, arguments, result):
-            return {**arguments, "again": True} if operation == "open" else None
-
-        def open(self, name, again=False):
-            self.opened = [name, again]
-            return {}
-
-        def what_is_open(self):
-            return {"opened": self.opened}
-
-        def echo(self, value):
-            print("hello on stdout")
-            print("hello on stderr", file=sys.stderr)
-            os.write(1, b'{"id": 1, "result": "forged"}\\n')
-            sys.stdout.flush()
-            return {"value": value, "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]}
-
-        def steps(self, count, seconds):
-            for step in range(count):
-                self.progress((step + 1) / count, f"step {step + 1}")
-                time.sleep(seconds)
-            return {}
-
-        def refuse(self):
-            raise BadData("scans/: no images.", remedy="Add some.")
-
-        def fail(self):
-            return {"x": {}["missing"]}
-
-        def not_json(self):
-            return {"x": object()}
-
-        def too_large(self):
-            return {"x": "a" * (64 * 2**20)}
-
-        def die(self, number):
-            os.kill(os.getpid(), number)
-            time.sleep(60)
-
-        def leave(self):
-            os._exit(7)
-
-        def out_of_memory(self):
-            raise MemoryError("no 3 GiB left")
-
-        def cuda_fault(self):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-        def grandchild(self):
-            child = os.fork()
-            if child == 0:
-                time.sleep(600)
-                os._exit(0)
-            os._exit(9)
-''')
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "fake_operations.py").write_text(OPERATIONS)
     (tmp_path / "broken_operations.py").write_text("import a_library_that_is_not_there\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return "fake_operations:Operations"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(REPOSITORY))))
+    return "tests.common.process.compute_operations:Operations"
 
 
 def with_process(target: str, body: Callable[[ProcessCompute], Coroutine[Any, Any, None]]) -> None:
     async def scenario() -> None:
         compute = ProcessCompute(target)
         try:
-            await asyncio.wait_for(body(compute), 60)
+            await asyncio.wait_for(body(compute), 300)
         finally:
             await compute.close()
 
@@ -114,7 +64,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 300
     while is_alive(pid):
         assert time.monotonic() < until, f"process {pid} is still there"
         time.sleep(0.02)
@@ -125,12 +75,12 @@ def test_a_call_runs_in_another_process_and_prints_go_to_the_log_not_into_the_me
     caplog.set_level(logging.INFO, "semisilo.compute")
 
     async def body(compute: ProcessCompute) -> None:
-        answer = await compute.call("echo", {"value": ["ä", 1.5, None]})
-        assert answer["value"] == ["ä", 1.5, None]
-        assert answer["pid"] != os.getpid()
-        assert answer["pid"] == compute.pid
-        assert answer["threads"] == "1"
-        assert (await compute.call("echo", {"value": 2}))["pid"] == answer["pid"], "the process is resident"
+        answer = await compute.call(Echo(["ä", 1.5, None]))
+        assert answer.value == ["ä", 1.5, None]
+        assert answer.pid != os.getpid()
+        assert answer.pid == compute.pid
+        assert answer.threads == "1"
+        assert (await compute.call(Echo(2))).pid == answer.pid, "the process is resident"
 
     with_process(target, body)
     logged = [record.getMessage() for record in caplog.records]
@@ -146,7 +96,7 @@ def test_a_stray_common_package_in_the_current_folder_does_no_harm(
     monkeypatch.chdir(stray)
 
     async def body(compute: ProcessCompute) -> None:
-        assert (await compute.call("echo", {"value": 1}))["value"] == 1
+        assert (await compute.call(Echo(1))).value == 1
 
     with_process(target, body)
 
@@ -155,7 +105,7 @@ def test_progress_arrives_in_order_and_at_most_about_ten_a_second(target: str) -
     seen: list[tuple[float, str]] = []
 
     async def body(compute: ProcessCompute) -> None:
-        await compute.call("steps", {"count": 200, "seconds": 0.002}, on_progress=lambda f, t: seen.append((f, t)))
+        await compute.call(Steps(200, 0.002), on_progress=lambda f, t: seen.append((f, t)))
 
     started = time.monotonic()
     with_process(target, body)
@@ -169,9 +119,9 @@ def test_progress_arrives_in_order_and_at_most_about_ten_a_second(target: str) -
 def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_remedy(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
         with pytest.raises(BadData) as caught:
-            await compute.call("refuse", {})
+            await compute.call(FailBy("refuse"))
         assert (caught.value.text, caught.value.remedy) == ("scans/: no images.", "Add some.")
-        assert (await compute.call("echo", {"value": 1}))["value"] == 1
+        assert (await compute.call(Echo(1))).value == 1
 
     with_process(target, body)
 
@@ -179,29 +129,30 @@ def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_remedy(tar
 def test_any_other_error_becomes_compute_failed_and_its_traceback_goes_to_the_log(
         target: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body(compute: ProcessCompute) -> None:
-        before = (await compute.call("echo", {"value": 1}))["pid"]
-        for operation, text in (("fail", "KeyError: 'missing'"), ("not_json", "not JSON serializable"),
-                                ("too_large", "the limit is"), ("nothing", "no operation 'nothing'"),
-                                ("_private", "no operation '_private'")):
+        before = (await compute.call(Echo(1))).pid
+        requests: tuple[tuple[Request[Any], str], ...] = (
+            (FailBy("fail"), "KeyError: 'missing'"), (FailBy("not_json"), "not JSON serializable"),
+            (FailBy("too_large"), "the limit is"), (Unheard(), "no operation 'unheard'"))
+        for request, text in requests:
             with pytest.raises(ComputeFailed, match=text):
-                await compute.call(operation, {})
-        assert (await compute.call("echo", {"value": 1}))["pid"] == before, "an ordinary error costs no restart"
+                await compute.call(request)
+        assert (await compute.call(Echo(1))).pid == before, "an ordinary error costs no restart"
 
     with_process(target, body)
-    assert any("Traceback" in record.getMessage() and "fake_operations.py" in record.getMessage()
+    assert any("Traceback" in record.getMessage() and "compute_operations.py" in record.getMessage()
                for record in caplog.records)
 
 
 def test_a_process_that_dies_in_a_call_is_named_with_signal_or_status_and_the_next_call_works(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
         with pytest.raises(ComputeFailed, match=r"killed by signal 9 \(SIGKILL, out of memory\?\) during") as caught:
-            await compute.call("die", {"number": signal.SIGKILL})
+            await compute.call(Die(signal.SIGKILL))
         assert "smaller batch" in caught.value.remedy
         with pytest.raises(ComputeFailed, match=r"killed by signal 11 \(SIGSEGV\)"):
-            await compute.call("die", {"number": signal.SIGSEGV})
+            await compute.call(Die(signal.SIGSEGV))
         with pytest.raises(ComputeFailed, match="ended with exit status 7"):
-            await compute.call("leave", {})
-        assert (await compute.call("echo", {"value": 1}))["value"] == 1
+            await compute.call(FailBy("leave"))
+        assert (await compute.call(Echo(1))).value == 1
 
     with_process(target, body)
 
@@ -209,72 +160,72 @@ def test_a_process_that_dies_in_a_call_is_named_with_signal_or_status_and_the_ne
 def test_a_process_that_leaves_children_behind_does_not_keep_the_caller_waiting(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
         with pytest.raises(ComputeFailed, match="exit status 9"):
-            await asyncio.wait_for(compute.call("grandchild", {}), 10)
+            await asyncio.wait_for(compute.call(FailBy("grandchild")), 300)
 
     with_process(target, body)
 
 
-@pytest.mark.parametrize(("operation", "text", "remedy"), [
+@pytest.mark.parametrize(("manner", "text", "remedy"), [
     ("out_of_memory", "Out of memory: MemoryError: no 3 GiB left", "smaller batch"),
     ("cuda_fault", "CUDA error", "log")])
 def test_after_lack_of_memory_or_a_device_fault_the_next_call_gets_a_fresh_process(
-        target: str, operation: str, text: str, remedy: str) -> None:
+        target: str, manner: Failing, text: str, remedy: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        before = (await compute.call("echo", {"value": 1}))["pid"]
+        before = (await compute.call(Echo(1))).pid
         with pytest.raises(ComputeFailed, match=text) as caught:
-            await compute.call(operation, {})
+            await compute.call(FailBy(manner))
         assert remedy in caught.value.remedy
-        assert (await compute.call("echo", {"value": 1}))["pid"] != before
+        assert (await compute.call(Echo(1))).pid != before
 
     with_process(target, body)
 
 
 def test_what_was_opened_is_opened_again_in_the_next_process(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        await compute.call("open", {"name": "first"})
-        assert await compute.call("what_is_open", {}) == {"opened": ["first", False]}
+        await compute.call(Open("first"))
+        assert await compute.call(WhatIsOpen()) == IsOpen("first", False)
         with pytest.raises(ComputeFailed):
-            await compute.call("leave", {})
-        assert await compute.call("what_is_open", {}) == {"opened": ["first", True]}
+            await compute.call(FailBy("leave"))
+        assert await compute.call(WhatIsOpen()) == IsOpen("first", True)
         with pytest.raises(ComputeFailed):
-            await compute.call("leave", {})
-        await compute.call("open", {"name": "second"})
-        assert await compute.call("what_is_open", {}) == {"opened": ["second", False]}
+            await compute.call(FailBy("leave"))
+        await compute.call(Open("second"))
+        assert await compute.call(WhatIsOpen()) == IsOpen("second", False)
 
     with_process(target, body)
 
 
 def test_abort_kills_the_running_call_and_leaves_an_idle_process_alone(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        before = (await compute.call("echo", {"value": 1}))["pid"]
+        before = (await compute.call(Echo(1))).pid
         await compute.abort()
         assert compute.pid == before
-        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        call = asyncio.ensure_future(compute.call(Steps(1000, 0.1)))
         await asyncio.sleep(0.2)
         await compute.abort()
         with pytest.raises(ComputeAborted):
             await call
         assert not is_alive(before)
-        assert (await compute.call("echo", {"value": 1}))["pid"] != before
+        assert (await compute.call(Echo(1))).pid != before
 
     with_process(target, body)
 
 
 def test_abort_while_the_process_is_being_started_is_not_lost(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        call = asyncio.ensure_future(compute.call(Steps(1000, 0.1)))
         await asyncio.sleep(0)
         await compute.abort()
         with pytest.raises(ComputeAborted):
-            await asyncio.wait_for(call, 10)
+            await asyncio.wait_for(call, 300)
 
     with_process(target, body)
 
 
 def test_cancelling_a_call_kills_the_process(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        pid = (await compute.call("echo", {"value": 1}))["pid"]
-        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        pid = (await compute.call(Echo(1))).pid
+        call = asyncio.ensure_future(compute.call(Steps(1000, 0.1)))
         await asyncio.sleep(0.2)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -286,35 +237,35 @@ def test_cancelling_a_call_kills_the_process(target: str) -> None:
 
 def test_close_ends_the_process_and_its_running_call(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        pid = (await compute.call("echo", {"value": 1}))["pid"]
-        call = asyncio.ensure_future(compute.call("steps", {"count": 1000, "seconds": 0.1}))
+        pid = (await compute.call(Echo(1))).pid
+        call = asyncio.ensure_future(compute.call(Steps(1000, 0.1)))
         await asyncio.sleep(0.2)
         await compute.close()
         with pytest.raises(ComputeAborted):
             await call
         wait_until_gone(pid)
         with pytest.raises(ComputeAborted, match="closed"):
-            await compute.call("echo", {"value": 1})
+            await compute.call(Echo(1))
 
     with_process(target, body)
 
 
 def test_an_idle_process_that_was_killed_is_replaced(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        pid = (await compute.call("echo", {"value": 1}))["pid"]
+        pid = (await compute.call(Echo(1))).pid
         os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(0.3)
-        assert (await compute.call("echo", {"value": 1}))["pid"] != pid
+        assert (await compute.call(Echo(1))).pid != pid
 
     with_process(target, body)
 
 
 def test_interrupt_and_terminate_leave_the_process_at_work(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
-        pid = (await compute.call("echo", {"value": 1}))["pid"]
+        pid = (await compute.call(Echo(1))).pid
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
-        assert (await compute.call("echo", {"value": 1}))["pid"] == pid
+        assert (await compute.call(Echo(1))).pid == pid
 
     with_process(target, body)
 
@@ -333,12 +284,13 @@ def test_a_library_that_is_missing_is_one_clear_line(target: str) -> None:
 def test_the_process_dies_with_its_parent_even_in_the_middle_of_a_call(target: str) -> None:
     program = textwrap.dedent(f"""
         import asyncio
-        from common.compute import ProcessCompute
+        from semisilo.common.process.compute import ProcessCompute
+        from tests.common.process.compute_operations import Steps
         async def main():
             compute = ProcessCompute({target!r})
             await compute.start()
             print(compute.pid, flush=True)
-            await compute.call("steps", {{"count": 10000, "seconds": 0.1}})
+            await compute.call(Steps(10000, 0.1))
         asyncio.run(main())
     """)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
@@ -350,6 +302,22 @@ def test_the_process_dies_with_its_parent_even_in_the_middle_of_a_call(target: s
     wait_until_gone(pid)
 
 
+@dataclass(frozen=True, slots=True)
+class Total:
+    total: int
+    added: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Request[Total]):
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehave(Request[Nothing]):
+    manner: str
+
+
 class Sums:
     """Operations for InlineCompute."""
 
@@ -357,18 +325,19 @@ class Sums:
         self.progress = progress
         self.total = 0
 
-    def add(self, value: int) -> dict[str, Any]:
-        self.total += value
+    def handlers(self) -> tuple[Handler, ...]:
+        return Add.handled_by(self.add), Misbehave.handled_by(self.misbehave)
+
+    def add(self, request: Add) -> Total:
+        self.total += sum(request.values)
         self.progress(1.0, "added")
-        return {"total": self.total}
+        return Total(self.total, request.values)
 
-    def refuse(self) -> dict[str, Any]:
-        raise BadData("No images.", remedy="Add some.")
-
-    def fail(self) -> dict[str, Any]:
-        raise KeyError("missing")
-
-    def endless(self) -> dict[str, Any]:
+    def misbehave(self, request: Misbehave) -> Nothing:
+        if request.manner == "refuse":
+            raise BadData("No images.", remedy="Add some.")
+        if request.manner == "fail":
+            raise KeyError("missing")
         while True:
             self.progress(0.5, "still")
             time.sleep(0.01)
@@ -379,27 +348,42 @@ def test_inline_compute_answers_reports_and_fails_like_a_process() -> None:
 
     async def scenario() -> None:
         compute = InlineCompute(Sums)
-        assert await compute.call("add", {"value": 2}) == {"total": 2}
-        assert await compute.call("add", {"value": 3}, on_progress=lambda f, t: seen.append((f, t))) == {"total": 5}
+        assert await compute.call(Add((2,))) == Total(2, (2,))
+        assert await compute.call(Add((1, 2)), on_progress=lambda f, t: seen.append((f, t))) == Total(5, (1, 2))
         await asyncio.sleep(0)
         assert seen == [(1.0, "added")]
         with pytest.raises(BadData):
-            await compute.call("refuse", {})
+            await compute.call(Misbehave("refuse"))
         with pytest.raises(ComputeFailed, match="KeyError"):
-            await compute.call("fail", {})
-        call = asyncio.ensure_future(compute.call("endless", {}))
+            await compute.call(Misbehave("fail"))
+        with pytest.raises(ComputeFailed, match="no operation 'unheard'"):
+            await compute.call(Unheard())
+        call = asyncio.ensure_future(compute.call(Misbehave("endless")))
         await asyncio.sleep(0.05)
         await compute.abort()
         with pytest.raises(ComputeAborted):
             await call
-        call = asyncio.ensure_future(compute.call("endless", {}))
+        call = asyncio.ensure_future(compute.call(Misbehave("endless")))
         await asyncio.sleep(0.05)
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call
-        assert await compute.call("add", {"value": 1}) == {"total": 6}, "a cancelled operation has left the thread"
+        assert await compute.call(Add((1,))) == Total(6, (1,)), "a cancelled operation has left the thread"
         await compute.close()
         with pytest.raises(ComputeAborted):
-            await compute.call("add", {"value": 1})
+            await compute.call(Add((1,)))
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_inline_compute_refuses_what_could_not_cross_to_a_process() -> None:
+    """Else a simulation would run where a deployment fails."""
+    async def scenario() -> None:
+        compute = InlineCompute(Operations)
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            await compute.call(Echo(object()))
+        with pytest.raises(ComputeFailed, match="not JSON serializable"):
+            await compute.call(FailBy("not_json"))
+        await compute.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 300))

@@ -9,6 +9,7 @@ import os
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.chunks import (
+from semisilo.common.errors import BadPayload, DiskFull
+from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
     DOWNLOAD_FIELD,
     MAX_CHUNK_BYTES,
@@ -28,15 +30,13 @@ from common.chunks import (
     Piece,
     check_piece,
     pack_piece,
-    read_pieces,
     receive_into,
     stream_pieces,
     unpack_piece,
 )
-from common.errors import BadPayload, DiskFull
-from common.store import PartialFile, PayloadStore
-from common.wire import round_service_pb2 as pb
-from common.wire.tensors_pb2 import Chunk
+from semisilo.common.storage.store import PartialFile, PayloadStore
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire.tensors_pb2 import Chunk
 
 CONTENT = bytes(range(251)) * 400
 SIZE = len(CONTENT)
@@ -67,9 +67,13 @@ def chunk_of(offset: int, data: bytes) -> Piece:
 
 
 def pieces_of(path: Path, *, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
-    """The pieces of a file, each with bytes of its own."""
-    for piece in read_pieces(path, offset=offset, chunk_bytes=chunk_bytes):
-        yield piece._replace(data=bytes(piece.data))
+    """The pieces of a file, each with bytes of its own; also for a test that has an event loop already."""
+    async def cut() -> list[Piece]:
+        return [piece._replace(data=bytes(piece.data))
+                async for piece in stream_pieces(path, offset=offset, chunk_bytes=chunk_bytes)]
+
+    with ThreadPoolExecutor(1) as pool:
+        return iter(pool.submit(asyncio.run, cut()).result())
 
 
 def receive(partial: PartialFile, chunks: Iterable[Piece], fails: Exception | None = None) -> int:
@@ -252,10 +256,10 @@ def test_what_has_arrived_is_never_far_ahead_of_the_disk(partial: PartialFile, t
     real = big.append
     given = 0
 
-    def slow(data: bytes, **place: int) -> int:
-        ahead.append(given - place["offset"])
+    def slow(data: bytes, **where: int) -> int:
+        ahead.append(given - where["offset"])
         time.sleep(0.002)
-        return real(data, **place)
+        return real(data, **where)
 
     async def run() -> None:
         async def source() -> AsyncIterator[Piece]:

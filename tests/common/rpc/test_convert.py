@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.convert import (
+from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
+from semisilo.common.errors import BadConfiguration, BadPayload
+from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.uplink import Uplink
+from semisilo.common.rpc.convert import (
     check_metrics,
     numerics_from_proto,
     reference_from_proto,
@@ -17,12 +21,8 @@ from common.convert import (
     task_from_proto,
     task_to_proto,
 )
-from common.data.form import AugmentationSettings, ImageForm, Reading
-from common.errors import BadConfiguration, BadPayload
-from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
-from common.uplink import Uplink
-from common.wire import round_service_pb2 as pb
-from common.wire import tensors_pb2
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire import tensors_pb2
 
 
 def make_task(**changes: object) -> TaskSpec:

@@ -10,14 +10,13 @@ import time
 
 import pytest
 
-from common import destroyed_sockets
-from common.destroyed_sockets import DestroyedSockets, cookie_of
-from common.tcp_info import TcpCounters
+from semisilo.common.rpc import socket_counters
+from semisilo.common.rpc.socket_counters import DestroyedSockets, TcpCounters, cookie_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
 
 
-def _last_words(listener: DestroyedSockets, cookies: set[int], seconds: float = 10) -> dict[int, TcpCounters]:
+def _last_words(listener: DestroyedSockets, cookies: set[int], seconds: float = 300) -> dict[int, TcpCounters]:
     found: dict[int, TcpCounters] = {}
     end = time.monotonic() + seconds
     while cookies - found.keys() and time.monotonic() < end:
@@ -88,4 +87,4 @@ def _heard(listener: DestroyedSockets, listening: socket.socket) -> bool:
     struct.pack("=IHHII", 100, 20, 0, 0, 0) + b"\0" * 72 + struct.pack("=HH", 2, 2) + b"\0" * 8,
     struct.pack("=IHHII", 100, 20, 0, 0, 0) + b"\0" * 72 + struct.pack("=HH", 12, 2) + b"\0" * 8, os.urandom(300)])
 def test_what_does_not_look_like_such_a_message_says_nothing(data: bytes) -> None:
-    assert list(destroyed_sockets._parse(data)) == []
+    assert list(socket_counters._parse(data)) == []

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import tcp_info
-from common.tcp_info import TcpCounters
+from semisilo.common.rpc import socket_counters
+from semisilo.common.rpc.socket_counters import TcpCounters
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
@@ -27,7 +27,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def reads(sock: socket.socket) -> TcpCounters:
-    counters = tcp_info.read(sock.fileno())
+    counters = socket_counters.read(sock.fileno())
     assert counters is not None
     return counters
 
@@ -81,7 +81,7 @@ def test_reading_leaves_the_descriptor_open(pair: tuple[socket.socket, socket.so
 def test_what_is_no_tcp_socket_raises() -> None:
     read_end, write_end = os.pipe()
     with pytest.raises(OSError, match="socket"):
-        tcp_info.read(read_end)
+        socket_counters.read(read_end)
     os.close(read_end)
     os.close(write_end)
 
@@ -89,14 +89,14 @@ def test_what_is_no_tcp_socket_raises() -> None:
 def test_a_kernel_that_tells_less_gives_none_and_not_numbers_from_elsewhere(
         pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
     near, _ = pair
-    monkeypatch.setattr(tcp_info, "_INFO_BYTES", 208)  # the kernel cuts its answer to the room it is given
-    assert tcp_info.read(near.fileno()) is None
+    monkeypatch.setattr(socket_counters, "_INFO_BYTES", 208)  # the kernel cuts its answer to the room it is given
+    assert socket_counters.read(near.fileno()) is None
 
 
 def test_elsewhere_than_linux_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    assert tcp_info.read(-1) is None
-    assert not tcp_info.available()
+    assert socket_counters.read(-1) is None
+    assert not socket_counters.available()
 
 
 def test_bytes_sent_again_are_told_apart() -> None:
@@ -105,6 +105,6 @@ def test_bytes_sent_again_are_told_apart() -> None:
     info[0] = 1  # ESTABLISHED
     struct.pack_into("=Q", info, 128, 900)
     struct.pack_into("=QQ", info, 200, 5000, 300)
-    counters = tcp_info.parse(bytes(info))
+    counters = socket_counters.parse(bytes(info))
     assert counters == TcpCounters(5000, 900, 300)
     assert counters.stream_bytes_sent == 4700

@@ -1,4 +1,4 @@
-"""Promises of common/tls.py: addresses, and keepalive options that really do something."""
+"""Promises of common/rpc/tls.py: addresses, and keepalive options that really do something."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.errors import BadConfiguration
-from common.tls import channel_credentials, channel_options, listen, server_credentials, server_options, split_address
-from common.wire import enrollment_service_pb2 as pb
-from common.wire import enrollment_service_pb2_grpc as pb_grpc
-from coordinator.authority import ensure_coordinator_certificate
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.rpc.tls import (
+    channel_credentials,
+    channel_options,
+    listen,
+    server_credentials,
+    server_options,
+    split_address,
+)
+from semisilo.common.wire import enrollment_service_pb2 as pb
+from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
+from semisilo.coordinator.federation.authority import ensure_coordinator_certificate
 from tests.identity_kit import make_federation
 
 
@@ -61,7 +68,7 @@ def test_a_waiting_rpc_survives_the_pings_that_the_silo_sends_and_would_not_with
                     f"127.0.0.1:{port}", channel_credentials(authority_pem=federation.keys.pem, own=own),
                     options=_faster(channel_options("lung", use_http_proxy=False), 120)) as channel:
                 stub: Any = pb_grpc.EnrollmentServiceStub(channel)
-                await stub.RenewCertificate(pb.RenewCertificateRequest(), timeout=20)
+                await stub.RenewCertificate(pb.RenewCertificateRequest(), timeout=300)
         finally:
             await server.stop(0)
 

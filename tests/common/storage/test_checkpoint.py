@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common import checkpoint
-from common.errors import StorageDamaged
+from semisilo.common.errors import StorageDamaged
+from semisilo.common.storage import checkpoint
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,15 @@ def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
 
 def test_tensors_that_share_memory_are_both_written_whole(tmp_path: Path) -> None:
     whole = torch.arange(10.0)
-    checkpoint.save_tensors(tmp_path / "t", {"whole": whole, "same": whole, "part": whole[2:4]})
-    found = checkpoint.load_tensors(tmp_path / "t")
+    checkpoint.save(tmp_path / "t", _Other({"whole": whole, "same": whole, "part": whole[2:4]}))
+    found = checkpoint.load(tmp_path / "t", _Other).w
     assert torch.equal(found["same"], whole)
     assert found["part"].tolist() == [2.0, 3.0]
+
+
+def test_named_tensors_keep_their_order(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "t", _Other({"b": torch.ones(2), "a": torch.zeros(1)}))
+    assert list(checkpoint.load(tmp_path / "t", _Other).w) == ["b", "a"]
 
 
 def test_loaded_tensors_do_not_hang_on_the_file(tmp_path: Path) -> None:
@@ -107,7 +111,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monke
     def fails(*_: object) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("common.checkpoint.os.replace", fails)
+    monkeypatch.setattr("semisilo.common.storage.checkpoint.os.replace", fails)
     with pytest.raises(OSError, match="the disk is gone"):
         checkpoint.save(tmp_path / "state", _state())
     assert (tmp_path / "state").read_bytes() == before
@@ -145,40 +149,24 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, header: str) -> N
         checkpoint.load(tmp_path / "state", _Other)
 
 
-def test_named_tensors_keep_their_order_and_facts(tmp_path: Path) -> None:
-    checkpoint.save_tensors(tmp_path / "t", {"b": torch.ones(2), "a": torch.zeros(1)}, facts={"classes": ["x", "y"]})
-    assert list(checkpoint.load_tensors(tmp_path / "t")) == ["b", "a"]
-    assert checkpoint.load_facts(tmp_path / "t") == {"classes": ["x", "y"]}
-    save_file({"b": torch.ones(2), "a": torch.zeros(1)}, str(tmp_path / "foreign"))
-    assert list(checkpoint.load_tensors(tmp_path / "foreign")) == ["a", "b"]
-    assert checkpoint.load_facts(tmp_path / "foreign") == {}
-
-
-def test_an_order_that_names_other_tensors_is_refused(tmp_path: Path) -> None:
-    save_file({"a": torch.ones(1)}, str(tmp_path / "t"),
-              metadata={"semisilo": json.dumps({"format": 1, "order": ["a", "b"]})})
-    with pytest.raises(StorageDamaged, match="order"):
-        checkpoint.load_tensors(tmp_path / "t")
-
-
 @pytest.mark.parametrize("names", [("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "empty", "scalar", "ä"), ()])
 def test_a_file_is_byte_for_byte_what_the_formats_own_library_writes(names: tuple[str, ...], tmp_path: Path) -> None:
     kinds = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
              torch.int8, torch.uint8, torch.bool, torch.float32]
-    tensors = {name: torch.arange(6).reshape(2, 3).to(kinds[place % len(kinds)]) for place, name in enumerate(names)}
+    tensors = {name: torch.arange(6).reshape(2, 3).to(kinds[index % len(kinds)]) for index, name in enumerate(names)}
     if tensors:
         tensors |= {"empty": torch.zeros(0, 4), "scalar": torch.tensor(2.5), "sliced": torch.arange(9.0)[::2]}
-    checkpoint.save_tensors(tmp_path / "ours", tensors)
+    checkpoint.save(tmp_path / "ours", _Other(tensors))
     with safe_open(str(tmp_path / "ours"), framework="pt") as file:
         metadata = file.metadata()
-    theirs = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    theirs = {f"w/{name}": tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(theirs, str(tmp_path / "theirs"), metadata=metadata)
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_a_type_that_the_format_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="'w' of type torch"):
-        checkpoint.save_tensors(tmp_path / "t", {"w": torch.zeros(2, dtype=torch.complex64)})
+    with pytest.raises(TypeError, match="'w/w' of type torch"):
+        checkpoint.save(tmp_path / "t", _Other({"w": torch.zeros(2, dtype=torch.complex64)}))
     assert list(tmp_path.iterdir()) == []
 
 

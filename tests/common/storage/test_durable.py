@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.durable import sync_file, sync_folder, without_waiting, write_durably
+from semisilo.common.storage.durable import sync_file, sync_folder, without_waiting, write_durably
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadPayload
-from common.spares import SMALLEST_SPARE_BYTES, SPARE_SUFFIX, SpareFiles
-from common.store import PayloadStore
+from semisilo.common.errors import BadPayload
+from semisilo.common.storage.store import SMALLEST_SPARE_BYTES, SPARE_SUFFIX, PayloadStore, SpareFiles
 
 MIB = 2**20
 OLD = b"old!" * (MIB // 2)

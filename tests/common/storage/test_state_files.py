@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import StorageDamaged
-from common.state_files import STATE_ENDING, StateFiles
-from common.store import hash_file
+from semisilo.common.errors import StorageDamaged
+from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
+from semisilo.common.storage.store import hash_file
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def test_a_write_that_fails_leaves_nothing_and_what_a_crash_left_is_cleaned(
     files = StateFiles(tmp_path)
     digest = files.save(STATE)
     with monkeypatch.context() as patch:
-        patch.setattr("common.checkpoint.os.fsync", lambda file: (_ for _ in ()).throw(OSError("disk gone")))
+        patch.setattr("semisilo.common.storage.checkpoint.os.fsync",
+                      lambda file: (_ for _ in ()).throw(OSError("disk gone")))
         with pytest.raises(OSError, match="disk gone"):
             files.save(State(5, {}, None))
     assert [path.name for path in tmp_path.iterdir()] == [f"{digest}{STATE_ENDING}"]

@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from common.errors import BadPayload, DiskFull, StorageDamaged
-from common.store import MAX_CHUNK_BYTES, PartialFile, PayloadStore, hash_file
+from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
+from semisilo.common.storage.store import MAX_CHUNK_BYTES, PartialFile, PayloadStore, hash_file
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

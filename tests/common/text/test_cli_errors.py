@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from common.cli_errors import run_cli
-from common.errors import BadConfiguration, BadData
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.text.cli_errors import run_cli
 
 
 def app_that(raises: BaseException | None) -> typer.Typer:

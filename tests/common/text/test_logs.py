@@ -16,11 +16,19 @@ from typing import Any
 
 import pytest
 
-from common.cli_errors import run_cli
-from common.errors import BadData
-from common.invitation import INVITATION_PREFIX
-from common.log_context import REQUEST_ID_KEY, bind, bound, log_context, new_request_id, request_id_in
-from common.logs import CALLS, FIELDS, FORMAT_VARIABLE, JsonFormatter, printable, set_up_logging, without_secrets
+from semisilo.common.errors import BadData
+from semisilo.common.identity.invitation import INVITATION_PREFIX
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.common.text.log_context import REQUEST_ID_KEY, bind, bound, log_context, new_request_id, request_id_in
+from semisilo.common.text.logs import (
+    CALLS,
+    FIELDS,
+    FORMAT_VARIABLE,
+    JsonFormatter,
+    printable,
+    set_up_logging,
+    without_secrets,
+)
 
 
 @pytest.fixture
@@ -191,11 +199,11 @@ def test_quiet_leaves_warnings_in_the_same_form(stream: io.StringIO) -> None:
 
 
 def test_a_compute_process_writes_json_when_its_parent_does(stream: io.StringIO) -> None:
-    code = ("import logging, sys\nfrom common.logs import set_up_child_logging\nset_up_child_logging()\n"
+    code = ("import logging, sys\nfrom semisilo.common.text.logs import set_up_child_logging\nset_up_child_logging()\n"
             "logging.getLogger('semisilo').warning('from the child')\nimport warnings\nwarnings.warn('careful')")
     for log_format in ("json", "text"):
         set_up_logging(stream=stream, log_format=log_format)  # type: ignore[arg-type]
-        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True,
                               env=os.environ).stderr
         if log_format == "json":
             first, second = (json.loads(line) for line in said.splitlines())

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.cli_errors import run_cli
-from common.errors import BadConfiguration, BadData
-from coordinator.cli import app
-from coordinator.study import config_from_dict
-from coordinator.study_data import read_study_data
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.studies.images import read_study_data
+from semisilo.coordinator.studies.study_file import config_from_dict
 
 STUDY = """[data]
 labelled = "data/labelled"
@@ -106,7 +106,8 @@ def test_a_sheet_that_cannot_be_written_is_one_line(lung, capsys):
 
 
 def test_help_answers_without_numpy():
-    code = ("import sys; from common.cli_errors import run_cli; from coordinator.cli import app; "
+    code = ("import sys; from semisilo.common.text.cli_errors import run_cli; "
+            "from semisilo.coordinator.cli.main import app; "
             "run_cli(app, ['data', '--help'], name='coordinator'); sys.exit('numpy' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 

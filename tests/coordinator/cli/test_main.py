@@ -13,14 +13,14 @@ from typing import Protocol
 import pytest
 import typer
 
-from common import __version__
-from common.cli_errors import run_cli
-from common.invitation import decode_invitation
-from coordinator.cli import app
-from coordinator.federation import open_federation
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.states import StudyState
+from semisilo.common import __version__
+from semisilo.common.identity.invitation import decode_invitation
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.federation.folder import open_federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import StudyState
 
 GOOD = '[data]\nlabelled = "digits"\nimage = { size = 8, channels = 1 }\n[method]\nname = "semifl"\n'
 
@@ -153,11 +153,12 @@ def test_help_flows_at_80_columns_and_names_what_it_wants_in_capitals(name: str,
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("serve", "--help")])
 def test_help_and_version_load_neither_grpc_nor_torch(words: tuple[str, ...]) -> None:
-    code = "import sys; from common.cli_errors import run_cli; from coordinator.cli import app\n" \
+    code = "import sys; from semisilo.common.text.cli_errors import run_cli\n" \
+           "from semisilo.coordinator.cli.main import app\n" \
            f"status = run_cli(app, {list(words)!r}, name='coordinator')\n" \
            "heavy = {'torch', 'grpc', 'cryptography', 'numpy', 'sqlite3'} & sys.modules.keys()\n" \
            "print(f'status {status}, loaded {sorted(heavy)}')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.endswith("status 0, loaded []\n"), done.stdout + done.stderr
     if words == ("--version",):
         assert done.stdout.startswith(f"semisilo {__version__}\n")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from common.cli_errors import run_cli
-from coordinator.cli import app
-from coordinator.ledger import Ledger
-from coordinator.live import LiveStatus, write
-from coordinator.states import StudyState
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.rounds.live_file import LiveStatus, write
 from tests.coordinator.ledger_fixture import PHASE, Filled, fill_study
 
 Said = tuple[int, str, str]
@@ -138,7 +138,7 @@ def test_a_page_needs_a_study_that_is_there(filled: Filled, command: Command) ->
 
 
 def test_a_folder_with_a_ledger_and_no_federation_is_that_of_a_simulation(filled: Filled, tmp_path: Path) -> None:
-    from coordinator.page.command import _source
+    from semisilo.coordinator.cli.page import _source
 
     filled.ledger.close()
     folder = tmp_path / "run"
@@ -153,7 +153,7 @@ def test_a_folder_with_a_ledger_and_no_federation_is_that_of_a_simulation(filled
 
 
 def test_invitations_and_revocations_of_commands_have_their_origin(filled: Filled, command: Command) -> None:
-    from coordinator.authority import create_authority
+    from semisilo.coordinator.federation.authority import create_authority
 
     create_authority(filled.federation.authority, filled.federation.name, now=time.time())
     assert command("invite", "hospital-z")[0] == 0

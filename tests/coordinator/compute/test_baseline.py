@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadData
-from common.exchange import CoordinatorData, Environment
-from coordinator.baseline import train_labelled_only
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.methods.contract import CoordinatorData, Environment
+from semisilo.coordinator.compute.baseline import train_labelled_only
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

@@ -13,16 +13,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.codec import Aim, Plan
-from common.errors import WrongBase
-from common.exchange import Meaning, PayloadRef, TensorGroup
-from common.payload_reader import read_manifest
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.tensors import digest, group_digest
-from common.torch_payload import decode_groups, encode_groups
-from coordinator import downlink as module
-from coordinator.downlink import SPARE_REFERENCES, Downlink
+from semisilo.common.errors import WrongBase
+from semisilo.common.learning.tensors import digest, group_digest
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.codec import Aim, Plan
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute import downlink as module
+from semisilo.coordinator.compute.downlink import SPARE_REFERENCES, Downlink
 
 COUNT = 5000
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload
-from common.exchange import CoordinatorData, Environment, TensorGroup
-from coordinator import evaluation
-from coordinator.evaluation import LocalModels, diagnostics_of, measure_model
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.methods.contract import CoordinatorData, Environment, TensorGroup
+from semisilo.coordinator.compute import evaluation
+from semisilo.coordinator.compute.evaluation import LocalModels, diagnostics_of, measure_model
 
 FORM = ImageForm(size=2, channels=1, mean=(0.0,), std=(1.0,))
 CLASSES = ("x", "y", "z")

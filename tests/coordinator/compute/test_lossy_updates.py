@@ -7,12 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import tensors
-from common.codec import Aim, Plan, ValueForm
-from common.exchange import Meaning, TensorGroup
-from common.store import PayloadStore
-from common.torch_payload import decode_groups, encode_groups
-from tests.coordinator.test_work import PHASE, federation, images, opened, received, tasks_of, update
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import Meaning, TensorGroup
+from semisilo.common.payload.codec import Aim, Plan, ValueForm
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.storage.store import PayloadStore
+from tests.coordinator.compute.test_operations import (
+    aggregate,
+    check,
+    federation,
+    images,
+    opened,
+    prepare,
+    received,
+    tasks_of,
+    update,
+)
 
 __all__ = ["federation", "images"]  # fixtures
 
@@ -21,8 +31,8 @@ __all__ = ["federation", "images"]  # fixtures
 def test_a_lossy_update_is_checked_and_folded_as_what_it_decodes_to(federation: Path, values: ValueForm) -> None:
     """Folding the lossy payload, and folding an exact payload of what it decodes to, give the same state."""
     operations, _ = opened(federation)
-    state = operations.prepare()["state"]
-    model = received(federation, tasks_of(operations, state, 1, {"a": None})["tasks"]["a"])["model"]
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
     generator = torch.Generator().manual_seed(1)
     delta = {name: 1e-3 * torch.randn(tensor.shape, generator=generator) for name, tensor in model.tensors.items()}
     store = PayloadStore(federation / "spool")
@@ -34,8 +44,8 @@ def test_a_lossy_update_is_checked_and_folded_as_what_it_decodes_to(federation: 
     assert lossy.stat().st_size < 0.6 * exact.stat().st_size
     states = set()
     for path in (lossy, exact):
-        operations.check_update(state, 1, PHASE, str(path), {}, "a", None)
-        states.add(operations.aggregate(state, 1, PHASE, [update("a", path)])["state"])
+        check(operations, state, path, {})
+        states.add(aggregate(operations, state, 1, [update("a", path)]).state)
     assert len(states) == 1
     original = store.path(encode_groups(store, {"model": group}).digest)
-    assert operations.aggregate(state, 1, PHASE, [update("a", original)])["state"] not in states
+    assert aggregate(operations, state, 1, [update("a", original)]).state not in states

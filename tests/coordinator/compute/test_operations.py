@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,11 +17,9 @@ from PIL import Image
 from safetensors import safe_open
 from sklearn.datasets import load_digits
 
-from common import batch_norm, tensors
-from common.compute import ProcessCompute
-from common.config import from_dict, to_dict
-from common.data.form import ImageForm
-from common.errors import (
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import (
     BadConfiguration,
     BadData,
     BadPayload,
@@ -31,19 +29,45 @@ from common.errors import (
     StorageDamaged,
     WrongBase,
 )
-from common.exchange import Meaning, ModelSettings, PayloadRef, TensorGroup, UpdateHeader
-from common.models import build_model
-from common.state_files import StateFiles
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.torch_payload import decode_groups, encode_groups
-from coordinator import downlink, work
-from coordinator.strategies.semifl import SemiFLState, SemiFLStrategy, SemiFLTally
-from coordinator.study import FrozenStudy, config_from_dict
-from coordinator.work import Operations
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, Phase, TensorGroup, UpdateHeader
+from semisilo.common.models.factory import build_model
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.process.compute import ProcessCompute
+from semisilo.common.process.messages import Request, answer_from_json, as_json, handlers_of, run_operation
+from semisilo.common.storage.state_files import StateFiles
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute import downlink
+from semisilo.coordinator.compute import operations as operations_module
+from semisilo.coordinator.compute.messages import (
+    Aggregate,
+    Aggregated,
+    Baseline,
+    CheckedUpdate,
+    CheckUpdate,
+    Evaluate,
+    Evaluated,
+    Export,
+    OpenedStudy,
+    OpenStudy,
+    Prepare,
+    Prepared,
+    SpooledUpdate,
+    Tasks,
+    WrittenTask,
+    WrittenTasks,
+)
+from semisilo.coordinator.compute.operations import Operations
+from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult
+from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
+from semisilo.coordinator.studies.study_file import config_from_dict
+
+AnswerT = TypeVar("AnswerT")
 
 PER_CLASS, NUM_TEST = 4, 50
-PHASE = {"name": "train", "asks": "sample", "quorum": "study"}
+PHASE = Phase("train")
 
 
 @pytest.fixture(scope="module")
@@ -84,29 +108,53 @@ def config(**changes: Any) -> dict[str, Any]:
     return settings
 
 
-def open_arguments(federation: Path, frozen: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    return {"name": "first", "config": config(**changes), "study_folder": str(federation / "studies" / "first"),
-            "payloads_folder": str(federation / "payloads"), "num_silos": 2, "frozen": frozen}
+def opening(federation: Path, frozen: FrozenStudy | None = None, **changes: Any) -> OpenStudy:
+    return OpenStudy(name="first", config=config_from_dict(config(**changes), where="test"),
+                     study_folder=federation / "studies" / "first", payloads_folder=federation / "payloads",
+                     num_silos=2, frozen=frozen)
 
 
-def opened(federation: Path, frozen: dict[str, Any] | None = None, **changes: Any) -> tuple[Operations, dict[str, Any]]:
-    operations = Operations(lambda fraction, text: None)
-    answer = operations.open_study(**open_arguments(federation, frozen, **changes))
-    return operations, json.loads(json.dumps(answer))  # as it arrives in the other process
+def opened(federation: Path, frozen: FrozenStudy | None = None, **changes: Any) -> tuple[Operations, OpenedStudy]:
+    operations, request = Operations(lambda fraction, text: None), opening(federation, frozen, **changes)
+    return operations, answered(operations, request)
+
+
+def answered(operations: Operations, request: Request[AnswerT]) -> AnswerT:
+    """The answer as it arrives in the other process."""
+    found = run_operation(handlers_of(operations), request.operation(), as_json(request))
+    return answer_from_json(request, as_json(found))
+
+
+def prepare(operations: Operations) -> Prepared:
+    return operations.prepare(Prepare())
+
+
+def baseline(operations: Operations, epochs: int) -> LabelledOnlyResult | None:
+    return operations.baseline(Baseline(epochs=epochs)).result
 
 
 def tasks_of(operations: Operations, state: str, round: int, silos: dict[str, str | None], *,
-             held: dict[str, list[str]] | None = None) -> dict[str, Any]:
+             held: dict[str, tuple[str, ...]] | None = None) -> WrittenTasks:
     """The tasks of a phase, for silos that hold nothing unless `held` says so."""
-    return operations.tasks(state, round, PHASE, silos, held or {}, 0.0)
+    return operations.tasks(Tasks(state=state, round=round, phase=PHASE, silos=silos, held=held or {},
+                                  link_bytes_per_second=0.0))
 
 
-def received(federation: Path, task: dict[str, Any]) -> dict[str, TensorGroup]:
+def check(operations: Operations, state: str, path: Path, metrics: dict[str, float]) -> CheckedUpdate:
+    """An update of silo a in round 1."""
+    declared = SpooledUpdate(header=UpdateHeader("a", 10, metrics), path=path, kept=None)
+    return operations.check_update(CheckUpdate(state=state, round=1, phase=PHASE, update=declared))
+
+
+def aggregate(operations: Operations, state: str, round: int, updates: Sequence[SpooledUpdate]) -> Aggregated:
+    return operations.aggregate(Aggregate(state=state, round=round, phase=PHASE, updates=tuple(updates)))
+
+
+def received(federation: Path, task: WrittenTask) -> dict[str, TensorGroup]:
     """The groups of a task as a silo decodes them."""
     store = PayloadStore(federation / "payloads")
     groups: dict[str, TensorGroup] = {}
-    for payload in task["payloads"]:
-        ref = from_dict(PayloadRef, payload)
+    for ref in task.payloads:
         assert store.verify(ref.digest).stat().st_size == ref.size_bytes
         groups |= decode_groups(store.path(ref.digest), require_finite=True)
     return groups
@@ -120,8 +168,8 @@ def spool(federation: Path, model: TensorGroup, *, shift: float) -> Path:
     return store.path(ref.digest)
 
 
-def update(silo: str, path: Path, **changes: Any) -> dict[str, Any]:
-    return {"silo": silo, "num_examples": 10, "metrics": {}, "path": str(path), "kept": None, **changes}
+def update(silo: str, path: Path, *, kept: str | None = None) -> SpooledUpdate:
+    return SpooledUpdate(header=UpdateHeader(silo, 10), path=path, kept=kept)
 
 
 # What is frozen -------------------------------------------------------------------------------------------------------
@@ -129,7 +177,7 @@ def update(silo: str, path: Path, **changes: Any) -> dict[str, Any]:
 
 def test_opening_freezes_class_order_image_form_and_sizes(federation: Path) -> None:
     _, answer = opened(federation)
-    frozen = from_dict(FrozenStudy, answer["frozen"])
+    frozen = answer.frozen
     assert frozen.classes == tuple(f"digit-{label}" for label in range(10))
     assert (frozen.num_labelled, frozen.num_validation, frozen.num_test) == (10 * PER_CLASS, 0, NUM_TEST)
     pixels = np.stack([np.asarray(Image.open(path)) for path in (federation / "studies").rglob("*.png")]) / 255
@@ -139,8 +187,8 @@ def test_opening_freezes_class_order_image_form_and_sizes(federation: Path) -> N
     convolutions = 9 * (1 * 32 + 32 * 64 + 64 * 64) + 2 * (32 + 64 + 64)
     assert frozen.num_parameters == convolutions + 64 * 10 + 10
     assert frozen.dense_bytes == 4 * frozen.num_parameters
-    assert answer["numerics"]["threads"] == 1
-    assert answer["numerics"]["deterministic"] is True
+    assert answer.numerics.threads == 1
+    assert answer.numerics.deterministic is True
 
 
 def test_a_study_opened_again_keeps_what_was_frozen_whatever_happened_to_its_images(
@@ -150,8 +198,8 @@ def test_a_study_opened_again_keeps_what_was_frozen_whatever_happened_to_its_ima
     for path in list(labelled.rglob("*.png"))[::2]:
         path.unlink()
     shutil.rmtree(labelled / "digit-3")
-    _, again = opened(federation, first["frozen"])
-    assert again["frozen"] == first["frozen"]
+    _, again = opened(federation, first.frozen)
+    assert again.frozen == first.frozen
     assert "images have changed" in caplog.text
 
 
@@ -160,7 +208,7 @@ def test_an_unknown_class_folder_on_opening_again_is_refused(federation: Path) -
     extra = federation / "studies" / "first" / "labelled" / "a-new-class"
     shutil.copytree(extra.parent / "digit-0", extra)
     with pytest.raises(BadData, match="a-new-class"):
-        opened(federation, first["frozen"])
+        opened(federation, first.frozen)
 
 
 @pytest.mark.parametrize(("data", "text"), [
@@ -170,13 +218,13 @@ def test_an_unknown_class_folder_on_opening_again_is_refused(federation: Path) -
 def test_settings_that_contradict_what_is_frozen_are_refused(federation: Path, data: dict[str, Any], text: str) -> None:
     _, first = opened(federation)
     with pytest.raises(BadConfiguration, match=text):
-        opened(federation, first["frozen"], data=data)
+        opened(federation, first.frozen, data=data)
 
 
 def test_the_order_of_classes_in_the_study_file_is_the_order_of_labels(federation: Path) -> None:
     names = [f"digit-{label}" for label in (9, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
     _, answer = opened(federation, data={"classes": names, "test": ""})
-    assert answer["frozen"]["classes"] == names
+    assert answer.frozen.classes == tuple(names)
 
 
 def test_a_study_without_labels_at_the_coordinator_is_refused(federation: Path) -> None:
@@ -195,11 +243,11 @@ def test_with_labels_at_silos_a_study_opens_without_labelled_images(federation: 
     image = {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}
     operations, answer = opened(federation, method=AT_SILO, data={
         "labelled": "", "test": "", "classes": DIGITS, "image": image})
-    frozen = from_dict(FrozenStudy, answer["frozen"])
+    frozen = answer.frozen
     assert (frozen.num_labelled, frozen.num_validation, frozen.num_test) == (0, 0, 0)
     assert frozen.classes == tuple(DIGITS)
-    assert operations.prepare()["metrics"].keys() & {"accuracy", "labelled_accuracy"} == set()
-    assert operations.baseline(1) == {}
+    assert prepare(operations).metrics.keys() & {"accuracy", "labelled_accuracy"} == set()
+    assert baseline(operations, 1) is None
 
 
 def test_mean_and_deviation_can_be_measured_on_validation_images_and_are_frozen(federation: Path) -> None:
@@ -209,18 +257,18 @@ def test_mean_and_deviation_can_be_measured_on_validation_images_and_are_frozen(
     _, answer = opened(federation, **changes)
     _, with_labels = opened(federation)
     for key in ("mean", "std"):
-        assert answer["frozen"]["image"][key] == with_labels["frozen"]["image"][key], "the same images"
+        assert getattr(answer.frozen.image, key) == getattr(with_labels.frozen.image, key), "the same images"
     shutil.rmtree(federation / "studies" / "first" / "labelled" / "digit-3")
-    _, again = opened(federation, answer["frozen"], **changes)
-    assert again["frozen"] == answer["frozen"]
+    _, again = opened(federation, answer.frozen, **changes)
+    assert again.frozen == answer.frozen
 
 
 def test_a_test_set_at_the_coordinator_is_measured_although_there_are_no_labels_to_learn_from(federation: Path) -> None:
     operations, _ = opened(federation, model={"name": "small_cnn", "normalisation": "none"}, method=AT_SILO, data={
         "labelled": "", "classes": [str(label) for label in range(10)],
         "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}})
-    assert "accuracy" in operations.prepare()["metrics"]
-    assert operations.baseline(1) == {}
+    assert "accuracy" in prepare(operations).metrics
+    assert baseline(operations, 1) is None
 
 
 def test_a_model_that_does_not_fit_the_images_is_refused_before_the_study_starts(federation: Path) -> None:
@@ -237,25 +285,25 @@ def test_the_operators_own_study_file_permits_the_factory_that_it_names(
         "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes))\n")
     monkeypatch.syspath_prepend(str(package))
     _, answer = opened(federation, model={"name": "own_networks:linear"})
-    assert answer["frozen"]["num_parameters"] == 64 * 10 + 10
+    assert answer.frozen.num_parameters == 64 * 10 + 10
     with pytest.raises(NotPermitted):  # the permission is for that name, not for any
         build_model(ModelSettings(name="own_networks:linear", classes=("a", "b")), channels=1, size=8)
 
 
 def test_an_operation_without_a_study_says_so() -> None:
     with pytest.raises(ComputeFailed, match="No study is open"):
-        Operations(lambda fraction, text: None).prepare()
+        prepare(Operations(lambda fraction, text: None))
 
 
 # A round --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def round_one(federation: Path) -> tuple[Operations, str, dict[str, Any]]:
+def round_one(federation: Path) -> tuple[Operations, str, WrittenTasks]:
     """A study before round 1: operations, digest of the state, answer of `tasks` for two silos. No training at the
     coordinator, so that the numbers can be derived."""
     operations, _ = opened(federation, method={"coordinator_epochs": 0})
-    state = operations.prepare()["state"]
+    state = prepare(operations).state
     return operations, state, tasks_of(operations, state, 1, {"b": None, "a": None})
 
 
@@ -269,92 +317,92 @@ def test_equal_groups_are_one_payload_and_are_encoded_once(
 
     monkeypatch.setattr(downlink, "encode_groups", counting)
     operations, _ = opened(federation)
-    state = operations.prepare()["state"]
+    state = prepare(operations).state
     answer = tasks_of(operations, state, 1, {f"silo-{number}": None for number in range(30)})
     assert encoded == ["model", "batch_norm"]
-    payloads = [task["payloads"] for task in answer["tasks"].values()]
+    payloads = [task.payloads for task in answer.tasks.values()]
     assert all(each == payloads[0] for each in payloads)
-    assert [payload["groups"] for payload in payloads[0]] == [["model"], ["batch_norm"]]
-    assert list(answer["tasks"]) == sorted(answer["tasks"])
+    assert [payload.groups for payload in payloads[0]] == [("model",), ("batch_norm",)]
+    assert list(answer.tasks) == sorted(answer.tasks)
 
 
-def test_a_task_carries_all_settings_with_those_of_the_round(round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+def test_a_task_carries_all_settings_with_those_of_the_round(round_one: tuple[Operations, str, WrittenTasks]) -> None:
     _, _, answer = round_one
-    settings = answer["tasks"]["a"]["settings"]
+    settings = answer.tasks["a"].settings
     assert settings["round_lr"] == 0.05
     assert settings["labelled_batch"] == 20
     assert settings["confidence_threshold"] == 0.95
-    assert set(answer["expects"]) == {"model"}
-    json.dumps(answer, allow_nan=False)
+    assert set(answer.expects) == {"model"}
+    json.dumps(to_dict(answer), allow_nan=False)
 
 
 def test_the_average_of_differences_is_added_to_what_was_sent(
-        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     """Server momentum starts with the pseudo-gradient itself, so round 1 gives w + (0.5 + 0.25) / 2 exactly."""
     operations, state, answer = round_one
-    model = received(federation, answer["tasks"]["a"])["model"]
+    model = received(federation, answer.tasks["a"])["model"]
     paths = [spool(federation, model, shift=shift) for shift in (0.5, 0.25)]
     for path in paths:
-        checked = operations.check_update(state, 1, PHASE, str(path), {"loss": 0.5}, "a", None)
-        assert checked["held"] == []
-        assert sum(row["bytes"] for row in checked["encoded"]) == path.stat().st_size
-    folded = operations.aggregate(state, 1, PHASE, [update("a", paths[0]), update("b", paths[1])])
-    assert folded["kept"] == {"a": None, "b": None}
-    after = received(federation, tasks_of(operations, folded["state"], 2, {"a": None})["tasks"]["a"])["model"]
+        checked = check(operations, state, path, {"loss": 0.5})
+        assert checked.held == ()
+        assert sum(each.bytes for each in checked.encoded) == path.stat().st_size
+    folded = aggregate(operations, state, 1, [update("a", paths[0]), update("b", paths[1])])
+    assert folded.kept == {"a": None, "b": None}
+    after = received(federation, tasks_of(operations, folded.state, 2, {"a": None}).tasks["a"])["model"]
     for name, tensor in after.tensors.items():
         assert torch.allclose(tensor, model.tensors[name] + 0.375, rtol=0, atol=1e-6)
 
 
 def test_a_round_without_updates_leaves_the_model(
-        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, answer = round_one
-    folded = operations.aggregate(state, 1, PHASE, [])
-    assert folded["kept"] == {}
-    after = tasks_of(operations, folded["state"], 2, {"a": None})["tasks"]["a"]
-    assert after["payloads"][0] == answer["tasks"]["a"]["payloads"][0]
+    folded = aggregate(operations, state, 1, [])
+    assert folded.kept == {}
+    after = tasks_of(operations, folded.state, 2, {"a": None}).tasks["a"]
+    assert after.payloads[0] == answer.tasks["a"].payloads[0]
 
 
 def test_a_silo_is_sent_only_what_it_does_not_hold(
-        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, answer = round_one
-    model = received(federation, answer["tasks"]["a"])["model"]
-    first = {payload["groups"][0]: payload["tensors"] for payload in answer["tasks"]["a"]["payloads"]}
+    model = received(federation, answer.tasks["a"])["model"]
+    first = {payload.groups[0]: payload.tensors for payload in answer.tasks["a"].payloads}
     assert first["model"] == tensors.digest(model.tensors)
-    again = tasks_of(operations, state, 1, {"a": None, "b": None}, held={"a": list(first.values())})["tasks"]
-    assert [(each["digest"], each["size_bytes"], each["tensors"]) for each in again["a"]["payloads"]] == [
+    again = tasks_of(operations, state, 1, {"a": None, "b": None}, held={"a": tuple(first.values())}).tasks
+    assert [(each.digest, each.size_bytes, each.tensors) for each in again["a"].payloads] == [
         ("", 0, first["model"]), ("", 0, first["batch_norm"])]
-    assert again["b"]["payloads"] == answer["tasks"]["b"]["payloads"]
-    folded = operations.aggregate(state, 1, PHASE, [update("a", spool(federation, model, shift=2.0**-12))])["state"]
-    coded, whole = (tasks_of(operations, folded, 2, {"a": None}, held=held)["tasks"]["a"]["payloads"][0]
-                    for held in ({"a": list(first.values())}, {"b": list(first.values())}))
-    assert (coded["reference"], whole["reference"]) == (first["model"], "")
-    assert coded["tensors"] == whole["tensors"] != first["model"]
-    assert coded["size_bytes"] < 0.9 * whole["size_bytes"]
+    assert again["b"].payloads == answer.tasks["b"].payloads
+    folded = aggregate(operations, state, 1, [update("a", spool(federation, model, shift=2.0**-12))]).state
+    coded, whole = (tasks_of(operations, folded, 2, {"a": None}, held=held).tasks["a"].payloads[0]
+                    for held in ({"a": tuple(first.values())}, {"b": tuple(first.values())}))
+    assert (coded.reference, whole.reference) == (first["model"], "")
+    assert coded.tensors == whole.tensors != first["model"]
+    assert coded.size_bytes < 0.9 * whole.size_bytes
     store = PayloadStore(federation / "payloads")
-    found = [decode_groups(store.path(each["digest"]), require_finite=True, references=TensorCache(store).find)["model"]
+    found = [decode_groups(store.path(each.digest), require_finite=True, references=TensorCache(store).find)["model"]
              for each in (coded, whole)]
-    assert [tensors.digest(group.tensors) for group in found] == [whole["tensors"]] * 2
+    assert [tensors.digest(group.tensors) for group in found] == [whole.tensors] * 2
 
 
 def test_a_restart_before_the_fold_gives_the_same_state_bit_for_bit(federation: Path) -> None:
     operations, first = opened(federation)
-    state = operations.prepare()["state"]
-    model = received(federation, tasks_of(operations, state, 1, {"a": None})["tasks"]["a"])["model"]
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
     updates = [update("a", spool(federation, model, shift=0.001)), update("b", spool(federation, model, shift=0.002))]
-    undisturbed = operations.aggregate(state, 1, PHASE, updates)["state"]
-    again, _ = opened(federation, first["frozen"])
-    assert again.aggregate(state, 1, PHASE, updates)["state"] == undisturbed
-    assert again.prepare()["state"] == state
+    undisturbed = aggregate(operations, state, 1, updates).state
+    again, _ = opened(federation, first.frozen)
+    assert aggregate(again, state, 1, updates).state == undisturbed
+    assert prepare(again).state == state
     assert undisturbed != state
 
 
 def test_updates_that_are_not_in_silo_order_are_our_own_mistake(
-        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, answer = round_one
-    path = spool(federation, received(federation, answer["tasks"]["a"])["model"], shift=0.5)
+    path = spool(federation, received(federation, answer.tasks["a"])["model"], shift=0.5)
     for names in (["b", "a"], ["a", "a"]):
         with pytest.raises(AssertionError, match="silo order"):
-            operations.aggregate(state, 1, PHASE, [update(name, path) for name in names])
+            aggregate(operations, state, 1, [update(name, path) for name in names])
 
 
 def hostile(model: TensorGroup) -> dict[str, tuple[type[Exception], dict[str, TensorGroup]]]:
@@ -385,48 +433,48 @@ def hostile(model: TensorGroup) -> dict[str, tuple[type[Exception], dict[str, Te
     "wrong base", "values instead of a difference", "other shape", "other type", "a tensor is missing", "another order",
     "infinite", "no such group", "larger than the model"])
 def test_an_update_that_is_not_what_was_asked_for_is_refused(
-        federation: Path, round_one: tuple[Operations, str, dict[str, Any]], case: str) -> None:
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks], case: str) -> None:
     operations, state, answer = round_one
-    error, groups = hostile(received(federation, answer["tasks"]["a"])["model"])[case]
+    error, groups = hostile(received(federation, answer.tasks["a"])["model"])[case]
     ref = encode_groups(PayloadStore(federation / "spool"), groups)
     path = PayloadStore(federation / "spool").path(ref.digest)
     with pytest.raises(error):
-        operations.check_update(state, 1, PHASE, str(path), {}, "a", None)
+        check(operations, state, path, {})
 
 
 def test_undeclared_and_infinite_metrics_and_what_is_no_payload_are_refused(
-        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, answer = round_one
-    path = spool(federation, received(federation, answer["tasks"]["a"])["model"], shift=0.5)
+    path = spool(federation, received(federation, answer.tasks["a"])["model"], shift=0.5)
     with pytest.raises(BadPayload, match="patients"):
-        operations.check_update(state, 1, PHASE, str(path), {"patients": 12.0}, "a", None)
+        check(operations, state, path, {"patients": 12.0})
     with pytest.raises(BadPayload, match="'loss' is not a finite number"):
-        operations.check_update(state, 1, PHASE, str(path), {"loss": float("nan")}, "a", None)
+        check(operations, state, path, {"loss": float("nan")})
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(BadPayload):
-        operations.check_update(state, 1, PHASE, str(path), {}, "a", None)
+        check(operations, state, path, {})
 
 
 def test_damaged_files_are_named_and_never_folded(
-        federation: Path, round_one: tuple[Operations, str, dict[str, Any]]) -> None:
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks]) -> None:
     operations, state, answer = round_one
-    path = spool(federation, received(federation, answer["tasks"]["a"])["model"], shift=0.5)
+    path = spool(federation, received(federation, answer.tasks["a"])["model"], shift=0.5)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(StorageDamaged, match="silo a"):
-        operations.aggregate(state, 1, PHASE, [update("a", path)])
+        aggregate(operations, state, 1, [update("a", path)])
     path.unlink()
     with pytest.raises(StorageDamaged, match="missing"):
-        operations.aggregate(state, 1, PHASE, [update("a", path)])
+        aggregate(operations, state, 1, [update("a", path)])
     file = federation / "studies" / "first" / "states" / f"{state}.safetensors"
     other, _ = opened(federation)
     file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
     with pytest.raises(StorageDamaged, match="damaged"):
-        other.evaluate(state, 0)
+        other.evaluate(Evaluate(state=state, round=0))
     file.unlink()
     with pytest.raises(StorageDamaged, match="missing"):
-        other.evaluate(state, 0)
+        other.evaluate(Evaluate(state=state, round=0))
 
 
 @dataclass(frozen=True)
@@ -442,23 +490,23 @@ class Shadowing(SemiFLStrategy):
 
     SiloState = Shadow
 
-    def fold(self, state: SemiFLState, tally: SemiFLTally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
-             kept: Any) -> tuple[SemiFLTally, Any]:
+    def fold(self, state: SemiFLState, tally: AverageTally, header: UpdateHeader, groups: Mapping[str, TensorGroup],
+             kept: Any) -> tuple[AverageTally, Any]:
         tally, _ = super().fold(state, tally, header, groups, kept)
         return tally, Shadow(rounds=1 if kept is None else kept.rounds + 1, last=dict(groups["model"].tensors))
 
 
 def test_what_a_strategy_keeps_for_a_silo_is_a_file_that_comes_back_at_its_next_fold(
         federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "load_strategy", lambda name: Shadowing)
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: Shadowing)
     operations, _ = opened(federation, method={"coordinator_epochs": 0})
-    state = operations.prepare()["state"]
+    state = prepare(operations).state
     kept: dict[str, str | None] = {"a": None, "b": None}
     for number, silos in ((1, ("a", "b")), (2, ("a",))):
-        task = tasks_of(operations, state, number, {silo: kept[silo] for silo in silos})["tasks"]["a"]
+        task = tasks_of(operations, state, number, {silo: kept[silo] for silo in silos}).tasks["a"]
         path = spool(federation, received(federation, task)["model"], shift=0.5 * number)
-        folded = operations.aggregate(state, number, PHASE, [update(silo, path, kept=kept[silo]) for silo in silos])
-        state, kept = folded["state"], {**kept, **folded["kept"]}
+        folded = aggregate(operations, state, number, [update(silo, path, kept=kept[silo]) for silo in silos])
+        state, kept = folded.state, {**kept, **folded.kept}
     files = StateFiles(federation / "studies" / "first" / "states")
     assert kept["a"] is not None
     assert kept["b"] is not None
@@ -473,16 +521,16 @@ def test_what_a_strategy_keeps_for_a_silo_is_a_file_that_comes_back_at_its_next_
 
 def test_the_exported_model_has_the_measured_accuracy_and_equal_states_give_equal_files(federation: Path) -> None:
     operations, first = opened(federation, method={"coordinator_epochs": 20})
-    answer = operations.prepare()
-    metrics = answer["metrics"]
+    answer = prepare(operations)
+    metrics = answer.metrics
     paths = [federation / "one.safetensors", federation / "two.safetensors"]
     for path in paths:
-        operations.export(answer["state"], str(path))
+        operations.export(Export(state=answer.state, path=path))
     assert paths[0].read_bytes() == paths[1].read_bytes()
     with safe_open(str(paths[0]), framework="pt") as file:
         facts = json.loads(file.metadata()["semisilo"])
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert facts["model"]["classes"] == first["frozen"]["classes"]
+    assert tuple(facts["model"]["classes"]) == first.frozen.classes
     form = from_dict(ImageForm, facts["image"])
     model = build_model(from_dict(ModelSettings, facts["model"]), channels=1, size=form.size)
     statistics = {name: tensor for name, tensor in weights.items() if name.endswith((".mean", ".var"))}
@@ -504,47 +552,48 @@ def test_the_exported_model_has_the_measured_accuracy_and_equal_states_give_equa
 
 def test_without_a_test_set_there_is_no_baseline_and_only_labelled_images_are_measured(federation: Path) -> None:
     operations, _ = opened(federation, data={"test": ""})
-    assert operations.prepare()["metrics"].keys() == {"labelled_accuracy", "fine_tune_loss"}
-    assert operations.baseline(1) == {}
+    assert prepare(operations).metrics.keys() == {"labelled_accuracy", "fine_tune_loss"}
+    assert baseline(operations, 1) is None
 
 
 def test_a_validation_set_is_measured_beside_the_test_set(federation: Path) -> None:
     operations, _ = opened(federation, data={"validation": "test.npz#test"})
-    metrics = operations.prepare()["metrics"]
+    metrics = prepare(operations).metrics
     assert metrics["validation_accuracy"] == metrics["accuracy"]
 
 
 def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     operations, _ = opened(federation)
-    baseline = operations.baseline(3)
-    assert baseline["epochs"] == 3
+    found = baseline(operations, 3)
+    assert found is not None
+    assert found.epochs == 3
     more = {"labelled_accuracy", "fine_tune_loss"}  # of the strategy's diagnostics
-    assert baseline["metrics"].keys() | more == operations.prepare()["metrics"].keys()
-    json.dumps(baseline, allow_nan=False)
+    assert found.metrics.keys() | more == prepare(operations).metrics.keys()
+    json.dumps(to_dict(found), allow_nan=False)
 
 
 def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(federation: Path) -> None:
-    async def scenario() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        compute = ProcessCompute("coordinator.work:Operations")
+    async def scenario() -> tuple[OpenedStudy, Prepared, Evaluated]:
+        compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")
         try:
-            first = await compute.call("open_study", open_arguments(federation))
-            prepared = await compute.call("prepare", {})
-            call = asyncio.ensure_future(compute.call("baseline", {"epochs": 100000}))
+            first = await compute.call(opening(federation))
+            prepared = await compute.call(Prepare())
+            call = asyncio.ensure_future(compute.call(Baseline(epochs=100000)))
             await asyncio.sleep(0.5)
             await compute.abort()
             with pytest.raises(ComputeFailed):
                 await call
             # The fresh process opens the study by itself, and the labelled images are gone by now.
             (federation / "studies" / "first" / "labelled" / "digit-0").rename(federation / "digit-0")
-            measured = await compute.call("evaluate", {"state": prepared["state"], "round": 0})
+            measured = await compute.call(Evaluate(state=prepared.state, round=0))
             return first, prepared, measured
         finally:
             await compute.close()
 
     first, prepared, measured = asyncio.run(scenario())
     labelled = "labelled_accuracy"  # of which some are gone
-    assert {**measured["metrics"], labelled: 0} == {**prepared["metrics"], labelled: 0}
+    assert {**measured.metrics, labelled: 0} == {**prepared.metrics, labelled: 0}
     (federation / "digit-0").rename(federation / "studies" / "first" / "labelled" / "digit-0")
     operations, answer = opened(federation)
     assert answer == first
-    assert operations.prepare() == prepared
+    assert prepare(operations) == prepared

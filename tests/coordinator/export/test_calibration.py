@@ -1,16 +1,26 @@
-"""Calibration and ranking, against scikit-learn, scipy and derivations by hand."""
+"""Calibration and ranking, against plain counting, scikit-learn, scipy and derivations by hand."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
-from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from sklearn.metrics import log_loss
 
-from common.calibration import auroc, calibration_of, fit_temperature, negative_log_likelihood, probabilities
-from common.errors import BadData
+from semisilo.common.errors import BadData
+from semisilo.coordinator.export.calibration import (
+    auroc,
+    calibration_of,
+    fit_temperature,
+    negative_log_likelihood,
+    probabilities,
+)
 
 RANDOM = np.random.default_rng(7)
 LABELS = RANDOM.integers(0, 4, 400)
@@ -37,13 +47,18 @@ def test_a_model_that_is_always_sure_and_half_right_is_off_by_a_half() -> None:
     assert math.isinf(found.negative_log_likelihood)
 
 
-def test_brier_score_and_likelihood_are_those_of_scikit_learn() -> None:
+def test_the_likelihood_is_that_of_scikit_learn_and_the_brier_score_that_of_its_formula() -> None:
     p = probabilities(LOGITS)
     found = calibration_of(p, LABELS)
     assert found.negative_log_likelihood == pytest.approx(log_loss(LABELS, p))
     assert negative_log_likelihood(LOGITS, LABELS) == pytest.approx(log_loss(LABELS, p))
-    of_classes = [brier_score_loss((label == LABELS).astype(int), p[:, label]) for label in range(4)]
-    assert found.brier == pytest.approx(sum(of_classes))  # for two classes scikit-learn counts one of them
+    assert found.brier == pytest.approx(((p - np.eye(4)[LABELS]) ** 2).sum() / len(LABELS), rel=1e-14)
+
+
+def test_the_brier_score_counts_both_of_two_classes_and_classes_that_do_not_occur() -> None:
+    """(0.75, 0.25) with class 0: 0.0625 twice; (0.5, 0.25, 0.25) with class 0: 0.25 + 0.0625 + 0.0625."""
+    assert calibration_of(np.array([[0.75, 0.25]]), np.array([0])).brier == 0.125
+    assert calibration_of(np.array([[0.5, 0.25, 0.25]]), np.array([0])).brier == 0.375
 
 
 def test_bins_hold_every_image_once_also_at_the_ends() -> None:
@@ -53,15 +68,31 @@ def test_bins_hold_every_image_once_also_at_the_ends() -> None:
     assert [each.count for each in calibration_of(p, np.array([0, 0, 0]), bins=2).bins] == [1, 2]  # 0.5 is not above
 
 
-def test_the_area_under_the_curve_is_that_of_scikit_learn_with_ties_too() -> None:
+def _area(scores_N: np.ndarray, is_class_N: np.ndarray) -> float:
+    """The share of pairs (an image of the class, another) in which the first has the higher score; ties count half."""
+    inside, outside = scores_N[is_class_N][:, None], scores_N[~is_class_N][None, :]
+    return float((inside > outside).mean() + 0.5 * (inside == outside).mean())
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_order_with_ties_too() -> None:
     p = probabilities(LOGITS)
     coarse = np.round(p, 1)
     for scores in (p, coarse):
         found = auroc(scores, LABELS)
         assert found is not None
-        expected = [roc_auc_score(label == LABELS, scores[:, label]) for label in range(4)]
-        assert found.per_class == pytest.approx(expected)
-        assert found.macro == pytest.approx(np.mean(expected))
+        expected = [_area(scores[:, label], label == LABELS) for label in range(4)]
+        assert found.per_class == pytest.approx(expected, rel=1e-12)
+        assert found.macro == pytest.approx(np.mean(expected), rel=1e-12)
+
+
+def test_predicting_does_not_load_scikit_learn() -> None:
+    """The probabilities of a prediction need numpy alone; the first measure that needs more loads it."""
+    code = ("import sys, numpy, semisilo.coordinator.export.calibration as c; c.probabilities(numpy.zeros((1, 2)));"
+            "print('sklearn' in sys.modules); c.auroc(numpy.zeros((2, 2)), numpy.array([0, 1]));"
+            "print('sklearn' in sys.modules)")
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])})
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_a_class_that_does_not_occur_has_no_area() -> None:

@@ -19,21 +19,21 @@ import torch
 from safetensors import safe_open
 from sklearn.metrics import confusion_matrix, precision_score, roc_auc_score
 
-import coordinator.handover.export as export_module
-from common.calibration import fit_temperature, probabilities
-from common.errors import BadData, NotPermitted, UsageError
-from common.exported_model import ModelFacts, logits_of, read_facts, read_model
-from common.intervals import wilson
-from coordinator.federation import create_federation
-from coordinator.handover.card import settings_shown
-from coordinator.handover.card_pages import card_html, card_markdown
-from coordinator.handover.export import ExportChoice, Exported, export_study
-from coordinator.ledger import Ledger
+import semisilo.coordinator.export.export as export_module
+from semisilo.common.errors import BadData, NotPermitted, UsageError
+from semisilo.common.models.exported import ModelFacts, logits_of, read_facts, read_model
+from semisilo.coordinator.export.calibration import fit_temperature, probabilities
+from semisilo.coordinator.export.card import settings_shown
+from semisilo.coordinator.export.card_pages import card_html, card_markdown
+from semisilo.coordinator.export.export import ExportChoice, Exported, export_study
+from semisilo.coordinator.export.intervals import wilson
+from semisilo.coordinator.federation.folder import create_federation
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation import SimulationResult, run
-from tests.coordinator.test_report import _Page
+from tests.coordinator.report.test_report import _Page
 from tests.semisilo.studies import study
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -427,9 +427,9 @@ def test_the_command_exports_beside_a_running_coordinator_and_changes_nothing(si
         with federation.lock(), ledger.transaction() as db:
             db.execute("UPDATE study SET reason = 'serving'")
             done = subprocess.run(
-                [sys.executable, "-P", "-m", "coordinator.cli", "export", "-C", str(federation.folder), "--out",
-                 str(tmp_path / "out"), "--format", "safetensors", "--device", "cpu", "--json"],
-                capture_output=True, text=True, cwd=ROOT, timeout=100)
+                [sys.executable, "-P", "-m", "semisilo.coordinator.cli.main", "export", "-C", str(federation.folder),
+                 "--out", str(tmp_path / "out"), "--format", "safetensors", "--device", "cpu", "--json"],
+                capture_output=True, text=True, cwd=ROOT, timeout=300)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["card"]["test"]["accuracy"] == simulated.accuracy
         assert {**everything_in(federation.folder)}.items() >= before.items()

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from common.intervals import balanced_accuracy_interval, wilson
+from semisilo.coordinator.export.intervals import balanced_accuracy_interval, wilson
 
 
 @pytest.mark.parametrize(("successes", "count"), [(1, 2), (7, 10), (95, 100), (999, 1000), (3, 200)])

@@ -21,19 +21,25 @@ from typing import Any
 
 import pytest
 
-from common.cli_errors import run_cli
-from common.codec.zstd import zstd
-from common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged, UsageError
-from common.spares import SpareFiles
-from coordinator import backup_archive
-from coordinator.authority import create_authority
-from coordinator.backup import back_up, named_files
-from coordinator.backup_archive import MANIFEST, ArchivedFile, BackupManifest, read_archive, write_archive
-from coordinator.cli import app
-from coordinator.federation import Federation, open_federation
-from coordinator.ledger import Ledger
-from coordinator.queue import create_study
-from coordinator.restore import restore
+from semisilo.common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged, UsageError
+from semisilo.common.payload.codec.zstd import zstd
+from semisilo.common.storage.store import SpareFiles
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.federation import backup_archive
+from semisilo.coordinator.federation.authority import create_authority
+from semisilo.coordinator.federation.backup import back_up, named_files
+from semisilo.coordinator.federation.backup_archive import (
+    MANIFEST,
+    ArchivedFile,
+    BackupManifest,
+    read_archive,
+    write_archive,
+)
+from semisilo.coordinator.federation.folder import Federation, open_federation
+from semisilo.coordinator.federation.restore import restore
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.studies.queue import create_study
 from tests.coordinator.ledger_fixture import SILOS, digest, fill_study
 
 NOW = 1_767_323_045.0  # 2026-01-02 03:04:05 UTC
@@ -195,7 +201,7 @@ def test_a_study_that_is_over_needs_no_files_to_be_backed_up(tmp_path: Path) -> 
 def test_a_commit_waits_for_the_snapshot_and_is_not_lost(
         federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While files are linked another process tries to write; it must wait, and then succeed."""
-    import coordinator.backup as module
+    import semisilo.coordinator.federation.backup as module
 
     link, began, order = module._link, threading.Event(), []
 
@@ -206,7 +212,7 @@ def test_a_commit_waits_for_the_snapshot_and_is_not_lost(
         return link(source, target)
 
     def write() -> None:
-        began.wait(10)
+        began.wait(300)
         with contextlib.closing(Ledger(federation.ledger)) as ledger:
             ledger.event("written_meanwhile")
         order.append("written")
@@ -215,7 +221,7 @@ def test_a_commit_waits_for_the_snapshot_and_is_not_lost(
     writer = threading.Thread(target=write)
     writer.start()
     archive = back_up(federation, tmp_path / "safe", now=NOW).archive
-    writer.join(20)
+    writer.join(300)
     assert order == ["linked"] * (len(order) - 1) + ["written"]
     restore(Path(archive), tmp_path / "new")
     kinds = [[row["kind"] for row in Ledger(path / "ledger.sqlite").query("SELECT kind FROM event")]
@@ -250,7 +256,7 @@ def test_a_disk_without_hard_links_gives_the_same_files(
 
 
 def test_a_second_backup_at_the_same_time_is_refused(federation: Federation, tmp_path: Path) -> None:
-    import coordinator.backup as module
+    import semisilo.coordinator.federation.backup as module
 
     with module._alone(federation), pytest.raises(SemisiloError, match="Another"):
         back_up(federation, tmp_path / "safe", now=NOW)
@@ -300,7 +306,7 @@ def test_a_restored_folder_is_a_federation_with_the_same_files(federation: Feder
 
 
 def test_a_restore_ends_open_invitations_and_stands_in_the_audit_trail(federation: Federation, tmp_path: Path) -> None:
-    from coordinator.roster import LedgerRoster
+    from semisilo.coordinator.ledger.roster import LedgerRoster
 
     with contextlib.closing(Ledger(federation.ledger)) as ledger:
         LedgerRoster(ledger).add_invitation(silo="late", token_hash=b"t" * 32, expires_unix=time.time() + 3600)

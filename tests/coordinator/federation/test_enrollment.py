@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from common.errors import (
+from semisilo.common.errors import (
     BadConfiguration,
     BadPayload,
     CertificateExpired,
@@ -23,7 +23,7 @@ from common.errors import (
     UsageError,
     WrongAuthority,
 )
-from common.identity import (
+from semisilo.common.identity.certificates import (
     certificate_der,
     certificate_pem,
     issue_silo_certificate,
@@ -34,17 +34,17 @@ from common.identity import (
     not_after_unix,
     silo_uri_of,
 )
-from common.invitation import decode_invitation, token_hash
-from common.tls import server_credentials
-from coordinator.authority import (
+from semisilo.common.identity.invitation import decode_invitation, token_hash
+from semisilo.common.rpc.tls import server_credentials
+from semisilo.coordinator.federation.authority import (
     CoordinatorCertificate,
     create_authority,
     ensure_coordinator_certificate,
     load_authority,
 )
-from coordinator.callers import CallerCertificate, caller_silo, check_caller
-from coordinator.enrollment import EnrollmentSettings, SiloStatus
-from coordinator.enrollment_services import EnrollmentPort
+from semisilo.coordinator.federation.enrollment import EnrollmentSettings, SiloStatus
+from semisilo.coordinator.rpc.caller import CallerCertificate, caller_silo, check_caller
+from semisilo.coordinator.rpc.enrollment_service import EnrollmentPort
 from tests.identity_kit import MemoryRoster, make_federation
 
 NOW = 1_800_000_000.0
@@ -193,16 +193,16 @@ def test_an_authority_that_was_cut_short_is_begun_again(tmp_path):
 
 def test_damaged_foreign_or_open_authority_files_are_refused(tmp_path):
     create_authority(tmp_path / "authority", "lung", now=NOW)
-    place = tmp_path / "authority"
-    (place / "ca.key").chmod(0o644)
+    folder = tmp_path / "authority"
+    (folder / "ca.key").chmod(0o644)
     with pytest.raises(BadConfiguration, match=r"every user") as caught:
         load_authority(tmp_path / "authority")
     assert "chmod 600" in caught.value.remedy
-    (place / "ca.key").chmod(0o600)
-    (place / "ca.pem").write_bytes(certificate_pem(make_authority("lung", now=NOW)[1]))
+    (folder / "ca.key").chmod(0o600)
+    (folder / "ca.pem").write_bytes(certificate_pem(make_authority("lung", now=NOW)[1]))
     with pytest.raises(StorageDamaged, match=r"not the key of"):
         load_authority(tmp_path / "authority")
-    (place / "ca.pem").unlink()
+    (folder / "ca.pem").unlink()
     with pytest.raises(StorageDamaged, match="no such file"):
         load_authority(tmp_path / "authority")
 

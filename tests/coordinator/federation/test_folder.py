@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadConfiguration, SemisiloError, UsageError
-from coordinator.federation import AddressSettings, Federation, create_federation, open_federation
-from coordinator.queue import create_study
-from coordinator.study import load_study
+from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
+from semisilo.coordinator.federation.folder import AddressSettings, Federation, create_federation, open_federation
+from semisilo.coordinator.studies.queue import create_study
+from semisilo.coordinator.studies.study_file import load_study
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_new_federation_opens_with_what_it_was_made_with(federation: Federatio
         "lung", "hub.example:8443", "hub.example:8444")
     assert (again.config.limits.uploads, again.config.limits.invitation_life) == (4, "24h")
     assert federation.authority.stat().st_mode & 0o777 == 0o700
-    assert all(place.is_dir() for place in (again.authority, again.payloads, again.spool, again.studies))
+    assert all(folder.is_dir() for folder in (again.authority, again.payloads, again.spool, again.studies))
 
 
 def test_the_commented_settings_of_a_new_federation_are_valid(federation: Federation) -> None:
@@ -120,7 +120,7 @@ def test_two_serves_never_run_over_one_folder_and_a_killed_one_is_no_obstacle(fe
     with federation.lock():
         other = context.Process(target=_try_lock, args=(federation.folder, answers))
         other.start()
-        line = answers.get(timeout=60)
+        line = answers.get(timeout=300)
         other.join()
         assert f"process {multiprocessing.current_process().pid}" in line
         assert "Stop it first" in line

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from common.errors import UnknownName, UsageError
-from common.exchange import TaskSpec
-from coordinator import operate
-from coordinator.desk import Standby
-from coordinator.ledger import Ledger
-from coordinator.states import RoundState, StudyState, TaskState
+from semisilo.common.errors import UnknownName, UsageError
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.rounds.task_service import Standby
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of
-from tests.coordinator.test_engine import SILOS, final_digest, run, start
+from tests.coordinator.rounds.test_engine import SILOS, final_digest, run, start
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ class Operator:
         self.ledger = Ledger(coordinator.folder / "ledger.sqlite")
 
     def notices(self) -> None:
-        self.coordinator.bulletin.notify()
-        self.coordinator.bulletin.call()
+        self.coordinator.runtime.notify()
+        self.coordinator.runtime.call()
 
     def pause(self) -> None:
         operate.pause(self.ledger, origin="command")
@@ -51,7 +51,7 @@ class Operator:
         self.notices()
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = 300) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
@@ -87,7 +87,7 @@ def test_a_study_paused_during_any_step_waits_and_ends_with_the_same_bits(tmp_pa
 
     async def scenario() -> None:
         study = asyncio.ensure_future(run(coordinator))
-        await until(lambda: coordinator.bulletin.reason == "paused")
+        await until(lambda: coordinator.runtime.reason == "paused")
         calls = len(coordinator.compute.calls)
         await asyncio.sleep(0.1)
         assert coordinator.ledger.study_state("s") is StudyState.PAUSED
@@ -128,12 +128,12 @@ def test_silos_hear_of_the_pause_and_their_answers_are_taken_meanwhile(tmp_path:
         task = await coordinator.ask("alpha")
         assert isinstance(task, TaskSpec)
         operator.pause()
-        await until(lambda: coordinator.bulletin.reason == "paused")
+        await until(lambda: coordinator.runtime.reason == "paused")
         for silo in SILOS:  # beta has an open task that it has not fetched
             answer = await coordinator.ask(silo, timeout_seconds=0)
             assert isinstance(answer, Standby)
             assert answer.reason == "paused"
-        assert coordinator.desk.report("alpha", task.task_id, stage="training", fraction=0.5, text="") == ""
+        assert coordinator.task_service.report("alpha", task.task_id, stage="training", fraction=0.5, text="") == ""
         assert (await coordinator.deliver(task, content_of(task))).state == "send"
         assert coordinator.ledger.task_states("s", 1, 0)["alpha"] is TaskState.UPDATED
         operator.resume()
@@ -152,10 +152,10 @@ def test_a_pause_wakes_no_silo_again_and_again(tmp_path: Path) -> None:
         await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
         await coordinator.ask("alpha")
         operator.pause()
-        await until(lambda: coordinator.bulletin.reason == "paused")
-        called = coordinator.bulletin._called
+        await until(lambda: coordinator.runtime.reason == "paused")
+        called = coordinator.runtime._called
         await asyncio.sleep(2.2)
-        assert coordinator.bulletin._called is called
+        assert coordinator.runtime._called is called
         engine.cancel()
     asyncio.run(scenario())
 
@@ -169,9 +169,9 @@ def test_a_study_that_waits_for_silos_can_be_paused_and_stopped(tmp_path: Path) 
 
     async def scenario() -> None:
         engine = asyncio.ensure_future(coordinator.engine.run_next())
-        await until(lambda: coordinator.bulletin.reason == "waiting_for_silos")
+        await until(lambda: coordinator.runtime.reason == "waiting_for_silos")
         operator.pause()
-        await until(lambda: coordinator.bulletin.reason == "paused")
+        await until(lambda: coordinator.runtime.reason == "paused")
         coordinator.enroll("beta")
         await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
         await asyncio.sleep(0.05)
@@ -200,11 +200,11 @@ def test_the_deadline_stands_still_while_a_study_is_paused(tmp_path: Path) -> No
         before = coordinator.ledger.phase("s", 1, 0)
         assert (before.deadline_unix, before.limit_unix) == (1005.0, 1020.0)
         operator.pause()
-        await until(lambda: coordinator.bulletin.reason == "paused")
+        await until(lambda: coordinator.runtime.reason == "paused")
         since = operator.ledger.paused_since("s")
         assert since is not None
         now[0] += 3600
-        coordinator.bulletin.notify()
+        coordinator.runtime.notify()
         await asyncio.sleep(0.05)
         assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
         operator.resume(clock=lambda: since[0] + 3600)
@@ -225,7 +225,7 @@ def test_killed_while_paused_a_study_is_still_paused_and_ends_with_the_same_bits
         act_when(first, operator.pause, "check_update", hit=3)  # in round 2
         tasks = [asyncio.ensure_future(first.silo(name)) for name in SILOS]
         engine = asyncio.ensure_future(first.engine.run_next())
-        await until(lambda: first.bulletin.reason == "paused")
+        await until(lambda: first.runtime.reason == "paused")
         for task in (engine, *tasks):  # nothing is tidied: the process is gone
             task.cancel()
         await asyncio.gather(engine, *tasks, return_exceptions=True)
@@ -237,7 +237,7 @@ def test_killed_while_paused_a_study_is_still_paused_and_ends_with_the_same_bits
 
     async def resumed() -> None:
         study = asyncio.ensure_future(run(second))
-        await until(lambda: second.bulletin.reason == "paused")
+        await until(lambda: second.runtime.reason == "paused")
         await asyncio.sleep(0.1)
         assert second.compute.calls == []
         operator.resume()
@@ -253,7 +253,7 @@ def test_a_study_stopped_while_nobody_served_is_tidied_up_at_the_next_start(tmp_
         if name == "aggregate" and first.compute.calls.count("aggregate") == 2:
             raise Killed
     first.compute.before = die
-    from tests.coordinator.test_engine import until_killed
+    from tests.coordinator.rounds.test_engine import until_killed
     asyncio.run(until_killed(first))
     operate.stop(first.ledger, "s", origin="command")
     digest = first.ledger.committed_digest("s")
@@ -288,7 +288,8 @@ def test_a_silo_at_work_is_told_to_give_up_when_the_study_is_stopped(tmp_path: P
         task = await coordinator.ask("alpha")
         assert isinstance(task, TaskSpec)
         Operator(coordinator).stop()
-        assert "stopped" in coordinator.desk.report("alpha", task.task_id, stage="training", fraction=0.5, text="")
+        assert "stopped" in coordinator.task_service.report("alpha", task.task_id, stage="training", fraction=0.5,
+                                                            text="")
         assert (await coordinator.begin(task, content_of(task))).state == "refused"
         await engine
     asyncio.run(scenario())
@@ -311,7 +312,7 @@ def test_extending_moves_the_deadline_on_and_the_limit_where_needed(tmp_path: Pa
         assert extend(20) == (1029.0, 1029.0)
         now[0] = 1050.0  # long past
         assert extend(10) == (1060.0, 1060.0)
-        coordinator.bulletin.notify()
+        coordinator.runtime.notify()
         await asyncio.sleep(0.05)
         assert ledger.round("s", 1).state is RoundState.COLLECTING
         operate.pause(ledger, origin="page")
@@ -359,7 +360,7 @@ def test_every_action_is_in_the_audit_trail_with_its_origin(tmp_path: Path) -> N
 
     async def scenario() -> None:
         study = asyncio.ensure_future(run(coordinator))
-        await until(lambda: coordinator.bulletin.reason == "paused")
+        await until(lambda: coordinator.runtime.reason == "paused")
         operate.resume(operator.ledger, origin="page")
         operator.notices()
         await study

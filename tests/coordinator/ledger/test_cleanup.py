@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.retention import states_to_keep
-from coordinator.rows import RoundRow
-from coordinator.states import RoundState
+from semisilo.coordinator.ledger.cleanup import states_to_keep
+from semisilo.coordinator.ledger.records import RoundRow
+from semisilo.coordinator.ledger.states import RoundState
 
 
 def row(number: int, *, accuracy: float | None = None, state: RoundState = RoundState.COMPLETED) -> RoundRow:

@@ -8,8 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.costs import Cost, add_costs, costs_of, total_bytes
-from coordinator.ledger import Ledger
+from semisilo.coordinator.ledger.costs import (
+    Cost,
+    RoundBytes,
+    SiloRoundBytes,
+    add_costs,
+    bytes_by_round,
+    costs_of,
+    has_downloads,
+    rounds_with_payload,
+    silo_round_bytes,
+    total_bytes,
+)
+from semisilo.coordinator.ledger.ledger import Ledger
+from tests.coordinator.ledger_fixture import SILOS, open_collecting_round, open_federation_with_silos, study_config
 
 ROW = Cost(study="s", round=1, phase="train", silo="alpha", direction="up", kind="payload", item="model", bytes=100,
            count=1)
@@ -72,3 +84,40 @@ def test_one_bad_row_keeps_all_rows_of_its_call_out(ledger: Ledger) -> None:
     with pytest.raises(sqlite3.IntegrityError):
         add_costs(ledger, [ROW, replace(ROW, direction="sideways")])  # type: ignore[arg-type]
     assert costs_of(ledger, "s") == []
+
+
+def test_bytes_by_round_are_those_of_the_rounds_asked_for_over_all_silos(ledger: Ledger) -> None:
+    add_costs(ledger, [replace(ROW, round=number, silo=silo) for number in range(5) for silo in ("alpha", "beta")])
+    add_costs(ledger, [replace(ROW, round=2, kind="wire", direction="down", bytes=7), replace(ROW, study="t", round=2)])
+    found = bytes_by_round(ledger, "s", after=1, up_to=3)
+    assert sorted(found, key=lambda each: (each.round, each.kind)) == [
+        RoundBytes(round=2, direction="up", kind="payload", bytes=200),
+        RoundBytes(round=2, direction="down", kind="wire", bytes=7),
+        RoundBytes(round=3, direction="up", kind="payload", bytes=200)]
+    assert bytes_by_round(ledger, "s", after=4, up_to=9) == []
+
+
+@pytest.mark.parametrize("change", [{"study": "t"}, {"round": 2}, {"phase": "standby"}, {"silo": "beta"},
+                                    {"direction": "up"}, {"kind": "wire"}])
+def test_a_download_counts_for_its_own_study_round_phase_and_silo_only(ledger: Ledger, change: dict[str, str]) -> None:
+    down = replace(ROW, direction="down")
+    add_costs(ledger, [replace(down, **change)])  # type: ignore[arg-type]
+    assert not has_downloads(ledger, study="s", round=1, phase="train", silo="alpha")
+    add_costs(ledger, [down])
+    assert has_downloads(ledger, study="s", round=1, phase="train", silo="alpha")
+
+
+def test_the_rounds_of_a_silo_are_its_last_ones_with_a_payload_oldest_first(tmp_path: Path) -> None:
+    ledger = open_federation_with_silos(tmp_path / "federation").ledger
+    ledger.queue_study("s", study_config(rounds=9))
+    for number in range(1, 7):
+        open_collecting_round(ledger, "s", number, SILOS[:1] if number != 5 else SILOS[1:])  # not asked in round 5
+        if number != 3:  # asked in round 3, but nothing came or went
+            add_costs(ledger, [replace(ROW, round=number, silo=SILOS[0]), replace(ROW, round=number, silo=SILOS[1])])
+        add_costs(ledger, [replace(ROW, round=number, silo=SILOS[0], kind="wire", direction="down", bytes=number)])
+    assert rounds_with_payload(ledger, "s", SILOS[0], looked_at=64, most=8) == [1, 2, 4, 6]
+    assert rounds_with_payload(ledger, "s", SILOS[0], looked_at=64, most=2) == [4, 6]
+    assert rounds_with_payload(ledger, "s", SILOS[0], looked_at=3, most=8) == [4, 6]
+    assert rounds_with_payload(ledger, "s", SILOS[1], looked_at=64, most=8) == [5]
+    assert silo_round_bytes(ledger, "s", SILOS[0], 4) == SiloRoundBytes(payload_down=0, payload_up=100, wire_down=4,
+                                                                        wire_up=0)

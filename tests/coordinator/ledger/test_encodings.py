@@ -11,20 +11,26 @@ from typing import Any
 import pytest
 import torch
 
-from common.codec import Plan
-from common.describe import describe_bytes
-from common.encodings import HELD, UNKNOWN, Encoded, describe_encoding
-from common.exchange import PayloadRef, TensorGroup
-from common.store import PayloadStore
-from common.torch_payload import encode_groups
-from coordinator import ledger_file as ledger_file_module
-from coordinator.costs import Cost, add_costs, costs_of, total_bytes
-from coordinator.encodings import DownloadEncodings, add_encoded, encodings_by_round, encodings_of, held_groups
-from coordinator.ledger import Ledger
-from coordinator.report import write_pages
-from coordinator.schema import MIGRATIONS
+from semisilo.common.methods.contract import PayloadRef, TensorGroup
+from semisilo.common.payload.codec import Plan
+from semisilo.common.payload.torch_tensors import encode_groups
+from semisilo.common.payload.usage import HELD, UNKNOWN, Encoded, describe_encoding
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.describe import describe_bytes
+from semisilo.coordinator.ledger import database as ledger_file_module
+from semisilo.coordinator.ledger.costs import Cost, add_costs, costs_of, total_bytes
+from semisilo.coordinator.ledger.encodings import (
+    DownloadEncodings,
+    add_encoded,
+    encodings_by_round,
+    encodings_of,
+    held_groups,
+)
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.migrations import MIGRATIONS
+from semisilo.coordinator.report.report import write_pages
 from semisilo.simulation import SimulationResult, run
-from tests.coordinator.test_held_groups import asked, in_second_round
+from tests.coordinator.compute.test_held_groups import asked, in_second_round
 from tests.semisilo.studies import study
 
 VERSION_1 = Path(__file__).with_name("ledger_version_1.sql")
@@ -67,7 +73,7 @@ def test_dense_bytes_are_one_model_for_each_update_and_each_group_that_silos_nee
     """SemiFL sends each silo the model once in each of its phases; what it holds already counts as held."""
     ledger = ledger_of(simulated)
     name = ledger.studies()[0].name
-    model = (ledger.study(name).frozen or {})["dense_bytes"]
+    model = ledger.study(name).dense_bytes
     updates = ledger.query("SELECT count(*) AS n FROM task WHERE state = 'updated'")[0]["n"]
     up = sum(use.dense_bytes for use in encodings_of(ledger, name) if use.direction == "up")
     assert up == updates * model

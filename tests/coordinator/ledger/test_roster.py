@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import CertificateRevoked, InvitationInvalid, InvitationUsed, UnknownSilo
-from common.identity import load_certificate, make_key, make_request
-from common.invitation import decode_invitation, token_hash
-from coordinator.authority import create_authority
-from coordinator.enrollment import Authority, Issued, Roster, SiloStatus
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.states import TaskState
+from semisilo.common.errors import CertificateRevoked, InvitationInvalid, InvitationUsed, UnknownSilo
+from semisilo.common.identity.certificates import load_certificate, make_key, make_request
+from semisilo.common.identity.invitation import decode_invitation, token_hash
+from semisilo.coordinator.federation.authority import create_authority
+from semisilo.coordinator.federation.enrollment import Authority, Issued, Roster, SiloStatus
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import TaskState
 from tests.coordinator.ledger_fixture import open_collecting_round, study_config
 
 NOW = 1_800_000_000.0
@@ -78,6 +78,17 @@ def test_a_silo_is_invited_enrolled_renewed_revoked_and_invited_again(authority:
     again = enroll(authority, invite(authority))
     assert roster.silo_status("alpha") == SiloStatus(revoked=False, valid_serials=frozenset({serial_of(again)}))
     assert [row.name for row in roster.silos()] == ["alpha"]
+
+
+def test_open_invitations_are_withdrawn_and_used_or_expired_ones_stay(ledger: Ledger, authority: Authority,
+                                                                      roster: LedgerRoster) -> None:
+    enroll(authority, invite(authority, "used"))
+    invite(authority, "expired", now=NOW - 2 * DAY)
+    for silo in ("open", "another"):
+        invite(authority, silo)
+    assert roster.withdraw_invitations(NOW) == 2
+    assert roster.withdraw_invitations(NOW) == 0
+    assert {row["silo"] for row in ledger.query("SELECT silo FROM invitation")} == {"used", "expired"}
 
 
 def test_serials_of_160_bits_come_back_exactly(roster: LedgerRoster) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ledger import Ledger
-from coordinator.states import (
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import (
     ROUND_TRANSITIONS,
     STUDY_TRANSITIONS,
     TASK_TRANSITIONS,

@@ -9,7 +9,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import chi2
 
-from coordinator.drift import (
+from semisilo.coordinator.monitoring.drift import (
     EARLIER_ROUNDS,
     FLOOR,
     chi_squared_quantile,

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from common.config import canonical_json, to_dict
-from common.encodings import Encoded, describe_encoding
-from coordinator.costs import Cost, add_costs
-from coordinator.encodings import add_encoded
-from coordinator.live import LiveSilo, LiveStatus
-from coordinator.page.json_text import to_json
-from coordinator.page.reader import PageReader, PageSource
-from coordinator.page.study_book import CELLS, FEWEST_ROUNDS
-from coordinator.states import RoundState, TaskState
-from coordinator.status import gather
-from coordinator.summary import summarise
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.payload.usage import Encoded, describe_encoding
+from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.ledger.encodings import add_encoded
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.monitoring.status import gather
+from semisilo.coordinator.monitoring.study_book import CELLS, FEWEST_ROUNDS
+from semisilo.coordinator.monitoring.summary import summarise
+from semisilo.coordinator.page.reader import PageReader, PageSource
+from semisilo.coordinator.page.responses import to_json
+from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,
@@ -40,7 +40,7 @@ from tests.coordinator.page.page_kit import Page, asking
 def live_status(**changes: Any) -> LiveStatus:
     now = time.time()
     return LiveStatus(**{"pid": os.getpid(), "unix": now, "study": "first", "round": 9, "rounds": 12, "phase": PHASE,
-                         "reason": "not_sampled", "connected": (SILOS[1],),
+                         "reason": "collecting", "connected": (SILOS[1],),
                          "silos": {SILOS[2]: LiveSilo(stage="training", fraction=0.4, text="step 4", unix=now)},
                          **changes})
 
@@ -304,7 +304,7 @@ def test_an_event_that_was_altered_or_removed_is_found(tmp_path: Path, damage: s
 
 def test_the_chain_is_checked_a_stretch_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = fill_study(tmp_path / "hub", done=4)
-    monkeypatch.setattr("coordinator.page.audit_trail._STRETCH", 20)
+    monkeypatch.setattr("semisilo.coordinator.monitoring.audit_trail._STRETCH", 20)
     reader = reader_of(filled)
     first = reader.events()
     assert (first.chain_intact, first.checked) == (None, 20)
@@ -316,8 +316,8 @@ def test_the_chain_is_checked_a_stretch_at_a_time(tmp_path: Path, monkeypatch: p
 
 def test_with_many_silos_values_by_silo_begin_late_and_one_silo_has_them_all(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.page.study_book.CELLS", 1)
-    monkeypatch.setattr("coordinator.page.study_book.FEWEST_ROUNDS", 4)
+    monkeypatch.setattr("semisilo.coordinator.monitoring.study_book.CELLS", 1)
+    monkeypatch.setattr("semisilo.coordinator.monitoring.study_book.FEWEST_ROUNDS", 4)
     assert (CELLS, FEWEST_ROUNDS) == (6000, 20)
     filled = fill_study(tmp_path / "hub", rounds=8, done=8)
     reader = reader_of(filled)

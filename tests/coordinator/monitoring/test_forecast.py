@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.forecast import FORECAST_ROUNDS, forecast_of
+from semisilo.coordinator.monitoring.forecast import FORECAST_ROUNDS, forecast_of
 
 
 def test_rounds_to_come_are_like_the_last_few() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from common.config import to_dict
-from coordinator.bulletin import Bulletin
-from coordinator.live import LiveStatus
-from coordinator.states import StudyState
-from coordinator.status import StatusFacts, gather, render
+from semisilo.common.config import to_dict
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.status import StatusFacts, gather, render
+from semisilo.coordinator.rounds.live_file import LiveStatus
+from semisilo.coordinator.rounds.runtime import RuntimeState
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,
@@ -35,9 +35,9 @@ def _text(facts: StatusFacts, *, width: int = 80) -> str:
 
 
 def _live(*connected: str) -> LiveStatus:
-    bulletin = Bulletin(study="first", round=5, rounds=9, activity="aggregating 2 updates", fraction=0.5)
-    bulletin.connected = dict.fromkeys(connected, 1)
-    return LiveStatus.from_bulletin(bulletin)
+    runtime = RuntimeState(study="first", round=5, rounds=9, activity="aggregating 2 updates", fraction=0.5)
+    runtime.connected = dict.fromkeys(connected, 1)
+    return LiveStatus.from_runtime(runtime)
 
 
 @pytest.fixture
@@ -88,12 +88,12 @@ def test_silos_are_revoked_connected_away_or_only_enrolled(running: Filled) -> N
     assert [invitation.silo for invitation in facts.invitations] == ["late-one"]
 
 
-def test_a_silo_that_trains_is_connected_between_its_reports_but_not_for_ever(running: Filled) -> None:
-    bulletin = Bulletin(study="first", round=5, rounds=9)
-    bulletin.heard(SILOS[1], task_id="t", stage="training", fraction=0.42, text="")
-    live = LiveStatus.from_bulletin(bulletin)
+def test_a_silo_that_trains_is_working_between_its_reports_but_not_for_ever(running: Filled) -> None:
+    runtime = RuntimeState(study="first", round=5, rounds=9)
+    runtime.heard(SILOS[1], task_id="t", stage="training", fraction=0.42, text="")
+    live = LiveStatus.from_runtime(runtime)
     facts = gather(running.federation, running.ledger, live)
-    assert [(silo.state, silo.doing) for silo in facts.silos] == [("away", ""), ("connected", "training 42 %"),
+    assert [(silo.state, silo.doing) for silo in facts.silos] == [("away", ""), ("working", "training 42 %"),
                                                                   ("away", "")]
     assert "training 42 %" in _text(facts)
     later = gather(running.federation, running.ledger, live, now_unix=time.time() + 60)
@@ -165,7 +165,8 @@ def test_the_facts_are_json(running: Filled) -> None:
 
 
 def test_status_needs_neither_torch_nor_matplotlib() -> None:
-    code = ("import sys, coordinator.status, coordinator.live, coordinator.display, coordinator.report\n"
+    code = ("import sys, semisilo.coordinator.monitoring.status, semisilo.coordinator.rounds.live_file\n"
+            "import semisilo.coordinator.monitoring.terminal, semisilo.coordinator.report.report\n"
             "print([name for name in ('torch', 'matplotlib') if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.costs import Cost, Direction, Kind, add_costs
-from coordinator.rows import RoundRow
-from coordinator.states import RoundState, TaskState
-from coordinator.summary import audit, outcomes_of, seconds_left, summarise, traffic_of
+from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs
+from semisilo.coordinator.ledger.records import RoundRow
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.monitoring.outcomes import outcomes_of
+from semisilo.coordinator.monitoring.summary import audit, seconds_left, summarise
+from semisilo.coordinator.monitoring.traffic import traffic_of
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,

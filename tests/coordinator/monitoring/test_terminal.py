@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from common.logs import set_up_logging
-from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.display import Display, sparkline
-from coordinator.states import StudyState
+from semisilo.common.text.logs import set_up_logging
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.terminal import Display, sparkline
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from tests.coordinator.ledger_fixture import Filled, fill_study, open_federation_with_silos, study_config
 
 
@@ -24,16 +24,16 @@ class _Terminal(io.StringIO):
         return True
 
 
-def _collecting() -> Bulletin:
-    bulletin = Bulletin(study="first", round=10, rounds=20, phase="train", reason=StandbyReason.NOT_SAMPLED)
-    bulletin.heard("hospital-a", task_id="t", stage="training", fraction=0.42, text="epoch 1 of 2")
-    bulletin.connected = {"hospital-a": 1, "clinic-north": 1}
-    return bulletin
+def _collecting() -> RuntimeState:
+    runtime = RuntimeState(study="first", round=10, rounds=20, phase="train", reason=StandbyReason.COLLECTING)
+    runtime.heard("hospital-a", task_id="t", stage="training", fraction=0.42, text="epoch 1 of 2")
+    runtime.connected = {"hospital-a": 1, "clinic-north": 1}
+    return runtime
 
 
-def _frame(filled: Filled, bulletin: Bulletin, *, width: int = 80, height: int = 30) -> str:
+def _frame(filled: Filled, runtime: RuntimeState, *, width: int = 80, height: int = 30) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    console.print(Display(filled.ledger, filled.roster, bulletin, console, federation=filled.federation).render())
+    console.print(Display(filled.ledger, filled.roster, runtime, console, federation=filled.federation).render())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -67,7 +67,8 @@ def test_a_frame_tells_where_the_round_stands(running: Filled) -> None:
 
 def test_every_silo_has_its_state_and_the_working_one_its_progress(running: Filled) -> None:
     frame = _frame(running, _collecting())
-    assert " done " in _line(frame, "clinic-north")
+    assert " connected " in _line(frame, "clinic-north")
+    assert " updated " in _line(frame, "clinic-north")
     assert " training " in _line(frame, "hospital-a")
     assert " 42 % " in _line(frame, "hospital-a")
     assert " away " in _line(frame, "hospital-b"), "asked, and not heard of for an hour"
@@ -76,18 +77,18 @@ def test_every_silo_has_its_state_and_the_working_one_its_progress(running: Fill
 
 
 def test_a_silo_that_trains_is_there_between_its_reports_but_not_for_ever(running: Filled) -> None:
-    bulletin = _collecting()
-    bulletin.connected = {}
-    assert " training " in _line(_frame(running, bulletin), "hospital-a")
-    bulletin.silos["hospital-a"].unix -= 60
-    assert " away " in _line(_frame(running, bulletin), "hospital-a")
+    runtime = _collecting()
+    runtime.connected = {}
+    assert " training " in _line(_frame(running, runtime), "hospital-a")
+    runtime.silos["hospital-a"].unix -= 60
+    assert " away " in _line(_frame(running, runtime), "hospital-a")
 
 
 def test_accuracy_stands_beside_the_labelled_only_line_and_bytes_beside_dense(running: Filled) -> None:
     frame = _frame(running, _collecting())
     accuracy = _line(frame, "accuracy")
-    assert "0.905 0.913 0.919" in accuracy
-    assert "labelled only 0.752" in accuracy
+    assert "90.5 %  91.3 %  91.9 %" in accuracy
+    assert "labelled only 75.2 %" in accuracy
     assert "▁" in accuracy
     assert "█" in accuracy
     assert "% of dense" in _line(frame, "wire")
@@ -96,13 +97,13 @@ def test_accuracy_stands_beside_the_labelled_only_line_and_bytes_beside_dense(ru
 
 def test_estimated_bytes_are_called_so(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=3, done=1, collecting=True, estimated=True)
-    assert "estimated" in _line(_frame(filled, Bulletin(study="first")), "wire")
+    assert "estimated" in _line(_frame(filled, RuntimeState(study="first")), "wire")
 
 
 def test_a_frame_fits_eighty_columns_and_a_small_screen(tmp_path: Path) -> None:
     silos = tuple(f"hospital-with-a-very-long-name-{number:03}" for number in range(60))
     filled = fill_study(tmp_path / "fed", rounds=4, done=1, collecting=True, silos=silos)
-    frame = _frame(filled, Bulletin(study="first", round=2, rounds=4, phase="train"), height=24)
+    frame = _frame(filled, RuntimeState(study="first", round=2, rounds=4, phase="train"), height=24)
     lines = frame.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
@@ -111,18 +112,18 @@ def test_a_frame_fits_eighty_columns_and_a_small_screen(tmp_path: Path) -> None:
 
 def test_before_and_after_a_study_the_frame_says_what_to_do(tmp_path: Path) -> None:
     filled = open_federation_with_silos(tmp_path / "fed", silos=())
-    frame = _frame(filled, Bulletin())
+    frame = _frame(filled, RuntimeState())
     assert "coordinator new NAME" in frame
     assert "coordinator invite NAME" in frame
     filled.ledger.queue_study("bad", study_config(rounds=3))
     filled.ledger.set_study_state("bad", StudyState.FAILED, reason="no such folder")
-    assert "failed: no such folder" in _frame(filled, Bulletin(study="bad"))
+    assert "failed: no such folder" in _frame(filled, RuntimeState(study="bad"))
 
 
 def test_a_silo_cannot_smuggle_markup_or_escapes_into_the_view(running: Filled) -> None:
-    bulletin = _collecting()
-    bulletin.activity = "[red]boo[/red]\x1b[2J"
-    frame = _frame(running, bulletin)
+    runtime = _collecting()
+    runtime.activity = "[red]boo[/red]\x1b[2J"
+    frame = _frame(running, runtime)
     assert "[red]boo[/red]" in frame
     assert "\x1b[2J" not in frame
 

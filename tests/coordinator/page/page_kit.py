@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
-from coordinator.live import LiveStatus
-from coordinator.page.reader import PageSource
-from coordinator.page.routes import page_app
-from coordinator.page.service import PageService
+from semisilo.coordinator.page.reader import PageSource
+from semisilo.coordinator.page.routes import page_app
+from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.rounds.live_file import LiveStatus
 from tests.coordinator.ledger_fixture import Filled
 
 TOKEN = "a-token-that-is-long-enough"

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from common.errors import BadConfiguration, SemisiloError
-from coordinator.page.guard import MOST_BODY_BYTES, host_of, is_local
-from coordinator.page.token import TokenGate, is_token, operator_token
-from coordinator.states import StudyState
+from semisilo.common.errors import BadConfiguration, SemisiloError
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.page.guard import MOST_BODY_BYTES, host_of, is_local
+from semisilo.coordinator.page.token import TokenGate, is_token, operator_token
 from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study
 from tests.coordinator.page.page_kit import TOKEN, Page, asking
 
@@ -85,7 +85,7 @@ def test_text_that_is_none_is_refused_in_one_line(filled: Filled, study: str) ->
 
 
 def test_a_silo_is_invited_and_revoked(filled: Filled) -> None:
-    from coordinator.authority import create_authority
+    from semisilo.coordinator.federation.authority import create_authority
     create_authority(filled.federation.authority, filled.federation.name, now=1.0)
 
     async def work(page: Page) -> None:
@@ -331,7 +331,7 @@ def test_only_declared_methods_are_answered(filled: Filled) -> None:
 def test_a_mistake_of_ours_tells_a_stranger_nothing(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("the secret path /srv/x")
-    monkeypatch.setattr("coordinator.page.reader.PageReader.study", broken)
+    monkeypatch.setattr("semisilo.coordinator.page.reader.PageReader.study", broken)
 
     async def work(page: Page) -> None:
         answer = await page.client.get("/api/studies/first")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.diagnostic_figures import (
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
+from semisilo.coordinator.report.diagnostic_figures import (
     DIAGNOSTIC_FIGURES,
     describe_diagnostic,
     method_metrics,
     pseudo_label_counts,
 )
-from coordinator.figure_style import legend, wide_enough
-from coordinator.figures import FIGURES, draw_figures
-from coordinator.report_page import render_page
-from coordinator.states import TaskState
-from coordinator.summary import StudySummary, audit, summarise
+from semisilo.coordinator.report.figure_style import legend, wide_enough
+from semisilo.coordinator.report.figures import FIGURES, draw_figures
+from semisilo.coordinator.report.page import render_page
 from tests.coordinator.ledger_fixture import SILOS, fill_study
 
 
@@ -39,8 +39,8 @@ def study(plain: StudySummary) -> StudySummary:
             metrics |= {"labelled_accuracy_before": 0.5, "labelled_accuracy_after": 0.4 + 0.05 * number,
                         "stationarity_gap": 10.0 ** -number, "stationarity_gradient": 10.0 ** -number,
                         "stationarity_labels": 0.0}
-            metrics |= {"local_accuracy": 0.5, **{f"local_accuracy/{silo}": 0.4 + 0.1 * place
-                                                  for place, silo in enumerate(SILOS)}}
+            metrics |= {"local_accuracy": 0.5, **{f"local_accuracy/{silo}": 0.4 + 0.1 * index
+                                                  for index, silo in enumerate(SILOS)}}
             silos = {silo: {"label_ratio": 0.5, "pseudo_labels/0": 10.0 * number, "pseudo_labels/1": 30.0,
                             "pseudo_label_accuracy": 0.6 + 0.05 * number, "threshold_accuracy": 0.9}
                      for silo in SILOS}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UnknownName
-from coordinator.figures import FIGURES
-from coordinator.report import write_report
-from coordinator.states import StudyState, TaskState
+from semisilo.common.errors import UnknownName
+from semisilo.common.text.describe import describe_percentage
+from semisilo.coordinator.ledger.states import StudyState, TaskState
+from semisilo.coordinator.report.figures import FIGURES
+from semisilo.coordinator.report.report import write_report
 from tests.coordinator.ledger_fixture import (
     LABELLED_ONLY,
     SILOS,
@@ -120,22 +121,23 @@ def test_every_picture_says_in_words_what_it_shows_and_is_the_file_that_lies_bes
         assert len(image["alt"]) > 30
         embedded = base64.b64decode(image["src"].partition("base64,")[2])
         assert embedded == (page_path.parent / f"{name}.png").read_bytes()
-    assert f"to {100 * accuracy_after(8):.1f} %" in page.images[0]["alt"]
-    assert f"labels alone reach {100 * LABELLED_ONLY:.1f} %" in page.images[0]["alt"]
+    assert f"to {describe_percentage(accuracy_after(8))}" in page.images[0]["alt"]
+    assert f"labels alone reach {describe_percentage(LABELLED_ONLY)}" in page.images[0]["alt"]
 
 
 def test_the_headline_compares_the_federated_model_with_labels_alone(page: _Page) -> None:
-    gain = 100 * (accuracy_after(8) - LABELLED_ONLY)
-    for words in (f"Federated accuracy {100 * accuracy_after(8):.1f} %", f"Labels alone {100 * LABELLED_ONLY:.1f} %",
-                  f"Gain {gain:+.1f}", "8 of 8 rounds", "Silos 3", "of dense"):
+    accuracy, alone = describe_percentage(accuracy_after(8)), describe_percentage(LABELLED_ONLY)
+    gain = float(accuracy.removesuffix(" %")) - float(alone.removesuffix(" %"))  # of the numbers that stand there
+    for words in (f"Federated accuracy {accuracy}", f"Labels alone {alone}", f"Gain {gain:+.1f}",
+                  "8 of 8 rounds", "Silos 3", "of dense"):
         assert words in page.text, words
 
 
 def test_the_table_of_rounds_counts_every_answer(page: _Page) -> None:
     heading, *rows = page.table("Round")
-    assert heading[:6] == ["Round", "Accuracy", "Accepted", "Abstained", "Refused", "Late"]
+    assert heading[:6] == ["Round", "Accuracy", "Updated", "Abstained", "Refused", "Expired"]
     assert [row[0] for row in rows] == [str(number) for number in range(9)]
-    assert rows[1][1:6] == [f"{100 * accuracy_after(1):.1f} %", "3", "0", "0", "0"]
+    assert rows[1][1:6] == [describe_percentage(accuracy_after(1)), "3", "0", "0", "0"]
     assert rows[3][2:6] == ["2", "1", "0", "0"]
     assert rows[5][2:6] == ["2", "0", "0", "1"]
     assert rows[6][2:6] == ["2", "0", "1", "0"]
@@ -197,10 +199,10 @@ def test_a_study_with_labels_at_silos_has_no_line_of_labels_alone_and_tells_who_
         assert text not in at_silo_page.text
     assert "labels alone" in page.images[0]["alt"]
     assert "labels alone" not in at_silo_page.images[0]["alt"]
-    assert f"Federated accuracy {100 * accuracy_after(3):.1f}" in at_silo_page.text
-    place = page.table("Silo")[0].index("With a label")
-    assert [row[place - 1:place + 1] for row in at_silo_page.table("Silo")[1:]] == [["470", "50"]] * 3
-    assert [row[place - 1:place + 1] for row in page.table("Silo")[1:]] == [["470", "0"]] * 3
+    assert f"Federated accuracy {describe_percentage(accuracy_after(3))}" in at_silo_page.text
+    column = page.table("Silo")[0].index("With a label")
+    assert [row[column - 1:column + 1] for row in at_silo_page.table("Silo")[1:]] == [["470", "50"]] * 3
+    assert [row[column - 1:column + 1] for row in page.table("Silo")[1:]] == [["470", "0"]] * 3
 
 
 def test_a_study_without_test_images_shows_its_costs_and_no_accuracy(tmp_path: Path) -> None:

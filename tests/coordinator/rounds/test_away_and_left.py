@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.exchange import TaskSpec
-from coordinator.bulletin import StandbyReason
-from coordinator.desk import Hello, Standby
-from coordinator.federation import create_federation
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from coordinator.states import TaskState
-from coordinator.status import gather, render
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.coordinator.federation.folder import create_federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.monitoring.status import gather, render
+from semisilo.coordinator.rounds.runtime import StandbyReason
+from semisilo.coordinator.rounds.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 
 HELLO = Hello(version="0", methods=("semifl",), labelled_count=0, unlabelled_count=10)
@@ -42,7 +42,7 @@ def running(folder: Path, work: Callable[[Coordinator], object], *, silos: tuple
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
             coordinator.close()
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 300))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -63,7 +63,7 @@ def events(coordinator: Coordinator, kind: str) -> list[dict[str, object]]:
 
 def test_a_silo_that_is_away_is_not_asked_and_the_round_goes_on_without_it(tmp_path: Path) -> None:
     async def work(coordinator: Coordinator) -> None:
-        await coordinator.desk.await_task("beta", away(3600), timeout_seconds=0)
+        await coordinator.task_service.await_task("beta", away(3600), timeout_seconds=0)
         task = await coordinator.ask("alpha")
         while isinstance(task, Standby):
             task = await coordinator.ask("alpha")
@@ -72,7 +72,7 @@ def test_a_silo_that_is_away_is_not_asked_and_the_round_goes_on_without_it(tmp_p
         await until(lambda: coordinator.ledger.round("s", 1).closed_unix is not None)
         assert coordinator.ledger.round("s", 1).state == "completed"
         # It takes tasks again, and is asked in the next round that opens.
-        standby = await coordinator.desk.await_task("beta", HELLO, timeout_seconds=0)
+        standby = await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=0)
         assert isinstance(standby, (Standby, TaskSpec))
         assert [event["silo"] for event in events(coordinator, "silo_away")] == ["beta"]
         assert [event["silo"] for event in events(coordinator, "silo_back")] == ["beta"]
@@ -84,9 +84,9 @@ def test_a_silo_that_comes_and_goes_all_the_time_does_not_fill_the_audit_trail(t
         coordinator = Coordinator(tmp_path)
         coordinator.enroll("beta")
         for _ in range(50):
-            await coordinator.desk.await_task("beta", away(3600), timeout_seconds=0)
-            await coordinator.desk.await_task("beta", HELLO, timeout_seconds=0)
-        await coordinator.desk.await_task("beta", away(3600), timeout_seconds=0)
+            await coordinator.task_service.await_task("beta", away(3600), timeout_seconds=0)
+            await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=0)
+        await coordinator.task_service.await_task("beta", away(3600), timeout_seconds=0)
         assert coordinator.roster.silos()[0].away_reason == "outside working hours"  # known all the same
         assert len(events(coordinator, "silo_away")) + len(events(coordinator, "silo_back")) == 20
         coordinator.close()
@@ -95,9 +95,9 @@ def test_a_silo_that_comes_and_goes_all_the_time_does_not_fill_the_audit_trail(t
 
 def test_no_round_opens_below_the_quorum_and_everyone_hears_why(tmp_path: Path) -> None:
     async def work(coordinator: Coordinator) -> None:
-        await coordinator.desk.await_task("beta", away(3600), timeout_seconds=0)
-        await coordinator.desk.await_task("alpha", HELLO, timeout_seconds=0)
-        await until(lambda: "away by their own policy" in coordinator.bulletin.text)
+        await coordinator.task_service.await_task("beta", away(3600), timeout_seconds=0)
+        await coordinator.task_service.await_task("alpha", HELLO, timeout_seconds=0)
+        await until(lambda: "away by their own policy" in coordinator.runtime.text)
         standby = await coordinator.ask("alpha", timeout_seconds=0.2)
         assert isinstance(standby, Standby)
         assert standby.reason is StandbyReason.WAITING_FOR_SILOS
@@ -105,10 +105,10 @@ def test_no_round_opens_below_the_quorum_and_everyone_hears_why(tmp_path: Path) 
         last = coordinator.ledger.last_round("s")
         assert last is not None
         assert last.number == 0
-        task = await coordinator.desk.await_task("beta", HELLO, timeout_seconds=5)
+        task = await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=5)
         assert isinstance(task, TaskSpec)
         assert coordinator.ledger.round("s", 1).sample == ("alpha", "beta")
-        assert coordinator.bulletin.text == ""
+        assert coordinator.runtime.text == ""
     running(tmp_path, work, quorum=2, round_timeout="1h", round_limit="2h")
 
 
@@ -117,9 +117,9 @@ def test_a_silo_that_goes_away_with_an_open_task_gets_it_no_more_until_it_is_bac
         await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in ("alpha", "beta")))
         task = await coordinator.ask("beta")
         assert isinstance(task, TaskSpec)
-        gone = await coordinator.desk.await_task("beta", away(600), timeout_seconds=0)
+        gone = await coordinator.task_service.await_task("beta", away(600), timeout_seconds=0)
         assert isinstance(gone, Standby)
-        back = await coordinator.desk.await_task("beta", HELLO, timeout_seconds=1)
+        back = await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=1)
         assert isinstance(back, TaskSpec)
         assert back.task_id == task.task_id
     running(tmp_path, work, quorum=2, round_timeout="1h", round_limit="2h")
@@ -130,11 +130,11 @@ def test_a_round_with_its_quorum_does_not_wait_for_who_will_be_back_after_its_de
         await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in ("alpha", "beta")))
         task = await coordinator.ask("alpha")
         assert isinstance(task, TaskSpec)
-        await coordinator.desk.await_task("beta", away(1800), timeout_seconds=0)  # back before the deadline
+        await coordinator.task_service.await_task("beta", away(1800), timeout_seconds=0)  # back before the deadline
         await coordinator.deliver(task, content_of(task))
         await asyncio.sleep(0.3)
         assert coordinator.ledger.round("s", 1).closed_unix is None
-        await coordinator.desk.await_task("beta", away(7200), timeout_seconds=0)  # after it
+        await coordinator.task_service.await_task("beta", away(7200), timeout_seconds=0)  # after it
         await until(lambda: coordinator.ledger.round("s", 1).closed_unix is not None)
         states = coordinator.ledger.task_states("s", 1, 0)
         assert states == {"alpha": TaskState.UPDATED, "beta": TaskState.EXPIRED}
@@ -144,7 +144,7 @@ def test_a_round_with_its_quorum_does_not_wait_for_who_will_be_back_after_its_de
 def test_a_time_that_cannot_be_is_cut_to_a_month_and_one_in_the_past_means_nothing(tmp_path: Path) -> None:
     async def work(coordinator: Coordinator) -> None:
         for seconds in (1e18, -5.0):
-            await coordinator.desk.await_task("beta", away(seconds), timeout_seconds=0)
+            await coordinator.task_service.await_task("beta", away(seconds), timeout_seconds=0)
             row = next(row for row in coordinator.roster.silos() if row.name == "beta")
             if seconds < 0:
                 assert row.away_reason == ""

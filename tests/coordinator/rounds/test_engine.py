@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import BadPayload
-from common.exchange import TaskSpec
-from coordinator.states import RoundState, StudyState, TaskState
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import Phase, TaskSpec
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
 
 SILOS = ("alpha", "beta")
@@ -28,7 +28,7 @@ async def run(coordinator: Coordinator, silos: tuple[str, ...] = SILOS) -> None:
     """Runs the study with well-behaved silos until it ends or is killed."""
     tasks = [asyncio.ensure_future(coordinator.silo(name)) for name in silos]
     try:
-        await asyncio.wait_for(coordinator.engine.run_next(), 30)
+        await asyncio.wait_for(coordinator.engine.run_next(), 300)
     finally:
         for task in tasks:
             task.cancel()
@@ -39,7 +39,7 @@ async def until_killed(coordinator: Coordinator) -> None:
     """Runs until Killed comes up in the engine or in a silo's RPC: either way the process is gone."""
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(coordinator.silo(name)) for name in SILOS]
     tasks.append(asyncio.ensure_future(coordinator.engine.run_next()))
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=20)
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=300)
     for task in tasks:
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -202,7 +202,7 @@ async def open_round(coordinator: Coordinator) -> tuple[asyncio.Future[Any], dic
 
 async def until(coordinator: Coordinator, condition: Callable[[], bool]) -> None:
     for _ in range(500):
-        coordinator.bulletin.notify()
+        coordinator.runtime.notify()
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -239,7 +239,7 @@ def test_below_the_quorum_a_phase_waits_on_and_fails_at_the_round_limit(tmp_path
         start_digest = coordinator.ledger.round("s", 1).start_digest
         await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
         clock.now += 10
-        coordinator.bulletin.notify()
+        coordinator.runtime.notify()
         await asyncio.sleep(0.05)
         assert coordinator.ledger.round("s", 1).state is RoundState.COLLECTING
         clock.now += 11
@@ -261,9 +261,9 @@ def test_an_abstention_is_an_answer_and_a_round_without_updates_is_committed(tmp
     async def scenario() -> None:
         engine, tasks = await open_round(coordinator)
         for silo, task in tasks.items():
-            answer = coordinator.desk.abstain(silo, task.task_id, "no_confident_example", {"label_ratio": 0.0})
+            answer = coordinator.task_service.abstain(silo, task.task_id, "no_confident_example", {"label_ratio": 0.0})
             assert answer.state == "have"
-            again = coordinator.desk.abstain(silo, task.task_id, "no_confident_example", {"label_ratio": 0.0})
+            again = coordinator.task_service.abstain(silo, task.task_id, "no_confident_example", {"label_ratio": 0.0})
             assert again.state == "have"
         await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
         assert coordinator.ledger.silo_state("s", "alpha")[0] == 0
@@ -301,8 +301,7 @@ def test_an_update_that_fails_its_check_ends_the_task_and_not_the_round(tmp_path
     asyncio.run(scenario())
 
 
-TWO_PHASES = ({"name": "train", "asks": "sample", "quorum": "study"},
-              {"name": "statistics", "asks": "roster", "quorum": "any"})
+TWO_PHASES = (Phase("train"), Phase("statistics", asks="roster", quorum="any"))
 
 
 def test_a_phase_that_asks_the_roster_reaches_silos_that_were_not_sampled(tmp_path: Path) -> None:
@@ -329,15 +328,15 @@ def test_a_paused_study_gives_no_tasks_and_a_stopped_one_ends(tmp_path: Path) ->
     async def scenario() -> None:
         engine, tasks = await open_round(coordinator)
         coordinator.ledger.set_study_state("s", StudyState.PAUSED)
-        await until(coordinator, lambda: coordinator.bulletin.reason == "paused")
+        await until(coordinator, lambda: coordinator.runtime.reason == "paused")
         answer = await coordinator.ask("alpha", timeout_seconds=0)
         assert not isinstance(answer, TaskSpec)
         coordinator.ledger.set_study_state("s", StudyState.RUNNING)
-        await until(coordinator, lambda: coordinator.bulletin.reason == "not_sampled")
+        await until(coordinator, lambda: coordinator.runtime.reason == "collecting")
         assert isinstance(await coordinator.ask("alpha", timeout_seconds=0), TaskSpec)
         coordinator.ledger.set_study_state("s", StudyState.STOPPED)
-        coordinator.bulletin.notify()
-        row = await asyncio.wait_for(engine, 5)
+        coordinator.runtime.notify()
+        row = await asyncio.wait_for(engine, 300)
         assert row.state is StudyState.STOPPED
         assert coordinator.ledger.round("s", 1).state is RoundState.CANCELLED
         late = await coordinator.begin(tasks["beta"], content_of(tasks["beta"]))

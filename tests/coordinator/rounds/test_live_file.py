@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from common.config import to_dict
-from coordinator.bulletin import Bulletin, StandbyReason
-from coordinator.live import STALE_SECONDS, LiveStatus, read, write
+from semisilo.common.config import to_dict
+from semisilo.coordinator.rounds.live_file import STALE_SECONDS, LiveStatus, read, write
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 
 
-def _bulletin() -> Bulletin:
-    bulletin = Bulletin(study="first", round=3, rounds=10, phase="train", reason=StandbyReason.NOT_SAMPLED,
-                        activity="aggregating", fraction=0.5, text="on time")
-    bulletin.heard("hospital-b", task_id="t", stage="training", fraction=0.25, text="epoch 1")
-    bulletin.connected = {"hospital-b": 2, "hospital-a": 1}
-    return bulletin
+def _runtime() -> RuntimeState:
+    runtime = RuntimeState(study="first", round=3, rounds=10, phase="train", reason=StandbyReason.COLLECTING,
+                           activity="aggregating", fraction=0.5, text="on time")
+    runtime.heard("hospital-b", task_id="t", stage="training", fraction=0.25, text="epoch 1")
+    runtime.connected = {"hospital-b": 2, "hospital-a": 1}
+    return runtime
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    status = LiveStatus.from_bulletin(_bulletin(), deadline_unix=123.5)
+    status = LiveStatus.from_runtime(_runtime(), deadline_unix=123.5)
     write(tmp_path / "live.json", status)
     again = read(tmp_path / "live.json")
     assert again == status
@@ -44,26 +44,26 @@ def test_a_missing_damaged_or_foreign_file_is_no_status(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("age", "fresh"), [(0.0, True), (STALE_SECONDS - 0.1, True), (STALE_SECONDS + 0.1, False),
                                             (-STALE_SECONDS - 0.1, False)])
 def test_an_old_file_or_one_from_the_future_is_no_status(tmp_path: Path, age: float, fresh: bool) -> None:
-    write(tmp_path / "live.json", LiveStatus.from_bulletin(_bulletin(), now_unix=1000.0))
+    write(tmp_path / "live.json", LiveStatus.from_runtime(_runtime(), now_unix=1000.0))
     assert (read(tmp_path / "live.json", now_unix=1000.0 + age) is not None) is fresh
 
 
 def test_a_file_of_a_process_that_has_gone_is_no_status(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    write(tmp_path / "live.json", LiveStatus.from_bulletin(_bulletin(), pid=gone.pid))
+    write(tmp_path / "live.json", LiveStatus.from_runtime(_runtime(), pid=gone.pid))
     assert read(tmp_path / "live.json") is None
     for pid in (0, -1, 2**80):
-        write(tmp_path / "live.json", LiveStatus.from_bulletin(_bulletin(), pid=pid))
+        write(tmp_path / "live.json", LiveStatus.from_runtime(_runtime(), pid=pid))
         assert read(tmp_path / "live.json") is None
 
 
 def test_progress_that_is_no_share_does_not_break_the_file(tmp_path: Path) -> None:
-    bulletin = _bulletin()
-    bulletin.fraction = float("nan")
-    bulletin.heard("hospital-a", task_id="t", stage="training", fraction=float("inf"), text="")
-    bulletin.heard("hospital-b", task_id="t", stage="training", fraction=7.0, text="")
-    write(tmp_path / "live.json", LiveStatus.from_bulletin(bulletin))
+    runtime = _runtime()
+    runtime.fraction = float("nan")
+    runtime.heard("hospital-a", task_id="t", stage="training", fraction=float("inf"), text="")
+    runtime.heard("hospital-b", task_id="t", stage="training", fraction=7.0, text="")
+    write(tmp_path / "live.json", LiveStatus.from_runtime(runtime))
     status = read(tmp_path / "live.json")
     assert status is not None
     assert status.fraction == 0.0

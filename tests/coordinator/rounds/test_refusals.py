@@ -12,29 +12,32 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.errors import SemisiloError
-from common.exchange import TaskSpec
-from coordinator import operate
-from coordinator.ledger import Ledger
-from coordinator.page.reader import PageReader, PageSource
-from coordinator.refusals import pause_when_refused
-from coordinator.report_page import render_page
-from coordinator.states import RoundState, StudyState, TaskState
-from coordinator.status import gather, render
-from coordinator.summary import audit, summarise
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import SemisiloError
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.coordinator.federation import operate
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import FrozenStudy
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.monitoring.status import gather, render
+from semisilo.coordinator.monitoring.summary import audit, summarise
+from semisilo.coordinator.page.reader import PageReader, PageSource
+from semisilo.coordinator.report.page import render_page
+from semisilo.coordinator.rounds.study_lifecycle import pause_when_refused
 from semisilo.simulation import run as simulate
+from tests.coordinator.federation.test_operate import Operator, events
 from tests.coordinator.federation_in_memory import Coordinator, study_config
 from tests.coordinator.ledger_fixture import (
     SILOS,
     Filled,
     answer,
     digest,
+    labelled_only,
     open_collecting_round,
     open_federation_with_silos,
 )
 from tests.coordinator.ledger_fixture import study_config as filled_config
-from tests.coordinator.test_engine import start, until
-from tests.coordinator.test_operate import Operator, events
+from tests.coordinator.rounds.test_engine import start, until
 from tests.semisilo.studies import study
 
 TWO = ("alpha", "beta")
@@ -56,10 +59,10 @@ async def answers(coordinator: Coordinator, number: int, **given: str) -> None:
         assert isinstance(task, TaskSpec)
         assert task.round == number
         if what == "refuse":
-            coordinator.desk.refuse(silo, task.task_id, "BAD_DATA", "picture 17 is broken.")
+            coordinator.task_service.refuse(silo, task.task_id, "BAD_DATA", "picture 17 is broken.")
         elif what == "abstain":
-            coordinator.desk.abstain(silo, task.task_id, "no_confident_example", {})
-    coordinator.bulletin.notify()
+            coordinator.task_service.abstain(silo, task.task_id, "no_confident_example", {})
+    coordinator.runtime.notify()
     await until(coordinator, lambda: coordinator.ledger.round("s", number).state is RoundState.COMPLETED)
 
 
@@ -99,7 +102,7 @@ def test_a_study_pauses_after_three_rounds_of_refusals_and_after_a_resume_the_co
         assert events(coordinator.ledger, "study_paused") == [
             {"before": "running", "reason": REASON, "origin": "coordinator"}]
         assert REASON in caplog.text
-        assert "broken" not in coordinator.bulletin.text, "every silo reads this text"
+        assert "broken" not in coordinator.runtime.text, "every silo reads this text"
         Operator(coordinator).resume()
         for number in (4, 5, 6):
             await answers(coordinator, number, **ALL)
@@ -162,8 +165,9 @@ def refused_study(folder: Path, *, rounds: int = 3, pause: bool = True) -> Fille
     ledger = filled.ledger
     ledger.queue_study("first", filled_config(rounds=rounds))
     ledger.set_study_state("first", StudyState.PREPARING)
-    ledger.set_study_facts("first", frozen={"num_labelled": 30, "num_test": 300, "dense_bytes": 10, "classes": ["a"]},
-                           baseline={"epochs": 4, "metrics": {"accuracy": 0.5}})
+    ledger.set_study_facts("first", baseline=labelled_only(0.5), frozen=FrozenStudy(
+        classes=("a",), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)), num_labelled=30,
+        num_validation=0, num_test=300, num_parameters=3, dense_bytes=10))
     ledger.set_study_state("first", StudyState.WAITING)
     ledger.set_study_state("first", StudyState.RUNNING)
     for number in range(1, rounds + 1):

@@ -1,4 +1,4 @@
-"""The desk: what a silo may ask, for its own tasks only, and how an update becomes accepted exactly once."""
+"""The task service: what a silo may ask, for its own tasks only, and how an update becomes accepted exactly once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import (
+from semisilo.common.errors import (
     BadPayload,
     DiskFull,
     LayoutMismatch,
@@ -24,13 +24,23 @@ from common.errors import (
     UpdateConflict,
     WrongBase,
 )
-from common.exchange import Meaning, TaskSpec, TensorSpec
-from common.manifest import GroupManifest
-from coordinator.bulletin import StandbyReason
-from coordinator.costs import costs_of
-from coordinator.desk import Standby
-from coordinator.states import RoundState, StudyState, TaskState
-from tests.coordinator.federation_in_memory import BASE, LAYOUT, Coordinator, content_of, id_of, study_config
+from semisilo.common.methods.contract import Meaning, TaskSpec, TensorSpec
+from semisilo.common.payload.manifest import GroupManifest
+from semisilo.common.payload.usage import FRAMING, parts_of
+from semisilo.coordinator.ledger.costs import costs_of
+from semisilo.coordinator.ledger.encodings import encodings_of
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.rounds.runtime import StandbyReason
+from semisilo.coordinator.rounds.task_service import Standby
+from tests.coordinator.federation_in_memory import (
+    BASE,
+    LAYOUT,
+    Coordinator,
+    content_of,
+    id_of,
+    payload_of_blocks,
+    study_config,
+)
 
 SILOS = ("alpha", "beta")
 MODEL = GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34)
@@ -78,29 +88,29 @@ def state_of(coordinator: Coordinator, task: TaskSpec) -> TaskState:
 def test_a_task_of_another_silo_is_as_unknown_as_one_that_is_not_there(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):
-            desk, task, content = coordinator.desk, tasks["alpha"], content_of(tasks["alpha"])
+            task_service, task, content = coordinator.task_service, tasks["alpha"], content_of(tasks["alpha"])
             await coordinator.begin(task, content)
             answers = set()
             for task_id in (task.task_id, "s/1/0-train/nobody", "", "x" * 10_000, "'; DROP TABLE task; --"):
                 calls: list[Callable[[], Any]] = [
-                    lambda task_id=task_id: desk.payload_for("beta", task_id, task.payloads[0].digest),
-                    lambda task_id=task_id: desk.abstain("beta", task_id, "none", {}),
-                    lambda task_id=task_id: desk.refuse("beta", task_id, "X", "no")]
+                    lambda task_id=task_id: task_service.payload_for("beta", task_id, task.payloads[0].digest),
+                    lambda task_id=task_id: task_service.abstain("beta", task_id, "none", {}),
+                    lambda task_id=task_id: task_service.refuse("beta", task_id, "X", "no")]
                 for call in calls:
                     with pytest.raises(TaskClosed) as caught:
                         call()
                     answers.add(caught.value.line())
                 with pytest.raises(TaskClosed):
                     await coordinator.begin(replace(task, silo="beta", task_id=task_id), content)
-                assert desk.report("beta", task_id, stage="training", fraction=0.5, text="") != ""
+                assert task_service.report("beta", task_id, stage="training", fraction=0.5, text="") != ""
             with pytest.raises(TaskClosed):
-                await desk.upload("beta", id_of(task, content))
+                await task_service.upload("beta", id_of(task, content))
             assert len(answers) == 1
             assert state_of(coordinator, task) is TaskState.OPEN
-            assert coordinator.bulletin.silos == {}
+            assert coordinator.runtime.silos == {}
             # the control: its own silo may
-            assert desk.payload_for("alpha", task.task_id, task.payloads[0].digest).is_file()
-            assert desk.report("alpha", task.task_id, stage="training", fraction=0.5, text="") == ""
+            assert task_service.payload_for("alpha", task.task_id, task.payloads[0].digest).is_file()
+            assert task_service.report("alpha", task.task_id, stage="training", fraction=0.5, text="") == ""
     asyncio.run(scenario())
 
 
@@ -113,10 +123,23 @@ def test_only_payloads_that_the_open_task_names_are_served(tmp_path: Path) -> No
             secret = coordinator.payloads.add_file(other)
             for digest in (secret, "f" * 64, "", "../ledger.sqlite"):
                 with pytest.raises(PayloadNotServed):
-                    coordinator.desk.payload_for("alpha", task.task_id, digest)
-            coordinator.desk.abstain("alpha", task.task_id, "none", {})
+                    coordinator.task_service.payload_for("alpha", task.task_id, digest)
+            coordinator.task_service.abstain("alpha", task.task_id, "none", {})
             with pytest.raises(TaskClosed):
-                coordinator.desk.payload_for("alpha", task.task_id, task.payloads[0].digest)
+                coordinator.task_service.payload_for("alpha", task.task_id, task.payloads[0].digest)
+    asyncio.run(scenario())
+
+
+def test_the_encodings_of_a_resumed_download_are_those_of_the_bytes_that_were_sent(tmp_path: Path) -> None:
+    """The silo had all blocks already: only the framing behind them is counted, from where the download went on."""
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            made = payload_of_blocks(coordinator.payloads)
+            end = parts_of(coordinator.payloads.path(made.digest))[-1].start
+            coordinator.task_service.downloaded("alpha", tasks["alpha"].task_id, made.digest, made.size_bytes - end,
+                                                offset=end)
+            (use,) = encodings_of(coordinator.ledger, "s")
+            assert (use.encoding, use.bytes, use.blocks) == (FRAMING, made.size_bytes - end, 0)
     asyncio.run(scenario())
 
 
@@ -125,7 +148,7 @@ def test_a_payload_that_is_missing_on_disk_is_the_coordinators_trouble(tmp_path:
         async with collecting(tmp_path) as (coordinator, tasks):
             coordinator.payloads.path(tasks["alpha"].payloads[0].digest).unlink()
             with pytest.raises(StorageDamaged, match="missing"):
-                coordinator.desk.payload_for("alpha", tasks["alpha"].task_id, tasks["alpha"].payloads[0].digest)
+                coordinator.task_service.payload_for("alpha", tasks["alpha"].task_id, tasks["alpha"].payloads[0].digest)
     asyncio.run(scenario())
 
 
@@ -150,7 +173,7 @@ def test_an_update_id_is_plain_hex(tmp_path: Path, update_id: str) -> None:
             with pytest.raises(BadPayload, match="update_id"):
                 await coordinator.begin(tasks["alpha"], b"x" * 100, update_id=update_id or "\0")
             with pytest.raises(BadPayload, match="update_id"):
-                await coordinator.desk.upload("alpha", update_id)
+                await coordinator.task_service.upload("alpha", update_id)
             assert coordinator.spool.total_bytes() == 0
     asyncio.run(scenario())
 
@@ -200,7 +223,7 @@ def test_the_metrics_of_an_abstention_are_checked_too(tmp_path: Path, metrics: d
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):
             with pytest.raises(BadPayload):
-                coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "none", metrics)
+                coordinator.task_service.abstain("alpha", tasks["alpha"].task_id, "none", metrics)
             assert state_of(coordinator, tasks["alpha"]) is TaskState.OPEN
     asyncio.run(scenario())
 
@@ -227,14 +250,14 @@ def test_a_task_never_has_two_updates_so_a_silo_cannot_fill_ledger_or_spool(tmp_
             for number in range(50):
                 name = f"{number:032x}"
                 await coordinator.begin(task, b"x%099d" % number, update_id=name)
-                partial, _ = await coordinator.desk.upload("alpha", name)
+                partial, _ = await coordinator.task_service.upload("alpha", name)
                 with partial:
                     partial.append(b"x" * 10, offset=0, crc32=zlib.crc32(b"x" * 10))
             assert coordinator.ledger.unfinished_updates("s", 1) == [f"{49:032x}"]
             assert coordinator.spool.total_bytes() == 10
             assert len(list((tmp_path / "spool" / "incoming").iterdir())) == 2  # one partial file and its journal
             with pytest.raises(TaskClosed, match="not declared"):
-                await coordinator.desk.upload("alpha", f"{48:032x}")
+                await coordinator.task_service.upload("alpha", f"{48:032x}")
             await coordinator.deliver(task, content_of(task))
             assert state_of(coordinator, task) is TaskState.UPDATED
     asyncio.run(scenario())
@@ -248,7 +271,7 @@ def test_an_upload_resumes_from_what_is_on_disk_and_is_accepted_once(tmp_path: P
         async with collecting(tmp_path) as (coordinator, tasks):
             task, content = tasks["alpha"], content_of(tasks["alpha"])
             assert (await coordinator.begin(task, content)).resume_offset == 0
-            partial, _ = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial, _ = await coordinator.task_service.upload("alpha", id_of(task, content))
             with partial:
                 partial.append(content[:40], offset=0, crc32=zlib.crc32(content[:40]))
             assert (await coordinator.begin(task, content)).resume_offset == 40
@@ -258,8 +281,8 @@ def test_an_upload_resumes_from_what_is_on_disk_and_is_accepted_once(tmp_path: P
             assert up == {"model": 34, "manifest": len(content) - 34}
             another = await coordinator.begin(task, b"another".ljust(100), update_id="b" * 32)
             assert (another.state, "over" in another.reason) == ("refused", True)
-            assert coordinator.desk.abstain("alpha", task.task_id, "none", {}).state == "refused"
-            assert coordinator.desk.refuse("alpha", task.task_id, "X", "no").state == "refused"
+            assert coordinator.task_service.abstain("alpha", task.task_id, "none", {}).state == "refused"
+            assert coordinator.task_service.refuse("alpha", task.task_id, "X", "no").state == "refused"
             assert state_of(coordinator, task) is TaskState.UPDATED
     asyncio.run(scenario())
 
@@ -269,12 +292,12 @@ def test_two_uploads_of_the_same_update_that_end_together_count_once(tmp_path: P
         async with collecting(tmp_path) as (coordinator, tasks):
             task, content = tasks["alpha"], content_of(tasks["alpha"])
             await coordinator.begin(task, content)
-            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial, update = await coordinator.task_service.upload("alpha", id_of(task, content))
             partial.append(content, offset=0, crc32=zlib.crc32(content))
             partial.finish(update.digest)
-            second, _ = await coordinator.desk.upload("alpha", id_of(task, content))
-            await asyncio.gather(coordinator.desk.accept("alpha", update, partial),
-                                 coordinator.desk.accept("alpha", update, second))
+            second, _ = await coordinator.task_service.upload("alpha", id_of(task, content))
+            await asyncio.gather(coordinator.task_service.accept("alpha", update, partial),
+                                 coordinator.task_service.accept("alpha", update, second))
             second.close()
             assert sum(row.count for row in costs_of(coordinator.ledger, "s") if row.item == "model") == 1
             assert len(coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'task_updated'")) == 1
@@ -286,12 +309,12 @@ def test_bytes_that_do_not_have_the_declared_digest_are_dropped_and_may_come_aga
         async with collecting(tmp_path) as (coordinator, tasks):
             task, content = tasks["alpha"], content_of(tasks["alpha"])
             await coordinator.begin(task, content)
-            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial, update = await coordinator.task_service.upload("alpha", id_of(task, content))
             wrong = bytes(len(content))
             with partial:
                 partial.append(wrong, offset=0, crc32=zlib.crc32(wrong))
                 with pytest.raises(BadPayload, match="SHA-256"):
-                    await coordinator.desk.accept("alpha", update, partial)
+                    await coordinator.task_service.accept("alpha", update, partial)
             assert state_of(coordinator, task) is TaskState.OPEN
             assert (await coordinator.deliver(task, content)).resume_offset == 0
             assert state_of(coordinator, task) is TaskState.UPDATED
@@ -304,7 +327,7 @@ def test_an_update_that_is_in_the_spool_already_needs_no_bytes(tmp_path: Path) -
         async with collecting(tmp_path) as (coordinator, tasks):
             task, content = tasks["alpha"], content_of(tasks["alpha"])
             await coordinator.begin(task, content)
-            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial, update = await coordinator.task_service.upload("alpha", id_of(task, content))
             partial.append(content, offset=0, crc32=zlib.crc32(content))
             partial.finish(update.digest)
             with pytest.raises(BadPayload, match="has 100"):  # beta claims the same digest with another size
@@ -334,9 +357,9 @@ def test_an_update_that_another_one_replaces_during_its_check_is_not_accepted(tm
         async with collecting(tmp_path) as (coordinator, tasks):
             task, content = tasks["alpha"], content_of(tasks["alpha"])
             await coordinator.begin(task, content)
-            partial, update = await coordinator.desk.upload("alpha", id_of(task, content))
+            partial, update = await coordinator.task_service.upload("alpha", id_of(task, content))
             partial.append(content, offset=0, crc32=zlib.crc32(content))
-            acceptance = asyncio.ensure_future(coordinator.desk.accept("alpha", update, partial))
+            acceptance = asyncio.ensure_future(coordinator.task_service.accept("alpha", update, partial))
             coordinator.compute.after = lambda operation, arguments: coordinator.ledger.query(
                 "DELETE FROM declared_update") and None if operation == "check_update" else None
             with pytest.raises(TaskClosed, match="another update"):
@@ -348,7 +371,7 @@ def test_an_update_that_another_one_replaces_during_its_check_is_not_accepted(tm
 def test_a_late_update_is_noted_once_however_often_it_comes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):
-            coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "none", {})
+            coordinator.task_service.abstain("alpha", tasks["alpha"].task_id, "none", {})
             for _ in range(20):
                 answer = await coordinator.begin(tasks["alpha"], content_of(tasks["alpha"]))
                 assert answer.state == "refused"
@@ -360,10 +383,11 @@ def test_a_repeated_abstention_or_refusal_is_one_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):
             for _ in range(3):
-                assert coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "no\x1b[31m", {"loss": 1.0}) \
+                assert coordinator.task_service.abstain("alpha", tasks["alpha"].task_id, "no\x1b[31m", {"loss": 1.0}) \
                     .state == "have"
                 if state_of(coordinator, tasks["beta"]) is TaskState.OPEN:
-                    assert coordinator.desk.refuse("beta", tasks["beta"].task_id, "X\n", "no\r\n" * 999).state == "have"
+                    answer = coordinator.task_service.refuse("beta", tasks["beta"].task_id, "X\n", "no\r\n" * 999)
+                    assert answer.state == "have"
             alpha = coordinator.ledger.task(tasks["alpha"].task_id)
             beta = coordinator.ledger.task(tasks["beta"].task_id)
             assert alpha is not None
@@ -395,15 +419,15 @@ def test_what_a_late_silo_has_sent_half_does_not_stay_in_the_spool(tmp_path: Pat
         async with collecting(tmp_path) as (coordinator, tasks):
             task, content = tasks["beta"], content_of(tasks["beta"])
             await coordinator.begin(task, content)
-            partial, update = await coordinator.desk.upload("beta", id_of(task, content))
+            partial, update = await coordinator.task_service.upload("beta", id_of(task, content))
             partial.append(content[:40], offset=0, crc32=zlib.crc32(content[:40]))
-            assert coordinator.desk.still_wanted(update)
+            assert coordinator.task_service.still_wanted(update)
             await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
             coordinator.roster.revoke("beta")
             coordinator.ledger.move_deadline(coordinator.ledger.phase("s", 1, 0), deadline_unix=0, limit_unix=0)
-            coordinator.bulletin.notify()
+            coordinator.runtime.notify()
             await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.FAILED)
-            assert not coordinator.desk.still_wanted(update)
+            assert not coordinator.task_service.still_wanted(update)
             assert coordinator.spool.total_bytes() == 0
             assert list((tmp_path / "spool" / "incoming").iterdir()) == []
             with pytest.raises(BadPayload, match="ended here"):  # the stream that was open
@@ -418,7 +442,7 @@ def test_the_open_task_of_a_failed_study_keeps_no_silo_from_the_next_study(tmp_p
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):
             coordinator.compute.before = _fail_on("aggregate")
-            coordinator.desk.abstain("alpha", tasks["alpha"].task_id, "none", {})
+            coordinator.task_service.abstain("alpha", tasks["alpha"].task_id, "none", {})
             await coordinator.deliver(tasks["beta"], content_of(tasks["beta"]))
             await until(coordinator, lambda: coordinator.ledger.study("s").state is StudyState.FAILED)
             with coordinator.ledger.transaction() as db:  # as if it had failed while a silo still worked
@@ -426,11 +450,12 @@ def test_the_open_task_of_a_failed_study_keeps_no_silo_from_the_next_study(tmp_p
             coordinator.compute.before = lambda operation, arguments: None
             task = tasks["alpha"]
             assert isinstance(await coordinator.ask("alpha", timeout_seconds=0), Standby)
-            assert "is failed" in coordinator.desk.report("alpha", task.task_id, stage="training", fraction=0, text="")
+            assert "is failed" in coordinator.task_service.report("alpha", task.task_id, stage="training", fraction=0,
+                                                                  text="")
             late = await coordinator.begin(task, content_of(task))
             assert (late.state, "is failed" in late.reason) == ("refused", True)
             with pytest.raises(TaskClosed, match="is failed"):
-                coordinator.desk.payload_for("alpha", task.task_id, task.payloads[0].digest)
+                coordinator.task_service.payload_for("alpha", task.task_id, task.payloads[0].digest)
             coordinator.ledger.queue_study("t", study_config())
             coordinator.compute.states = tmp_path / "studies" / "t" / "states"
             engine = asyncio.ensure_future(coordinator.engine.run_next())
@@ -451,6 +476,18 @@ def test_without_a_study_a_silo_is_told_so_and_a_new_study_ends_its_wait(tmp_pat
         assert answer.reason is StandbyReason.NO_STUDY
         assert coordinator.roster.members() == ["alpha"]
         coordinator.close()
+    asyncio.run(scenario())
+
+
+def test_a_silo_that_has_answered_is_not_sampled_while_the_coordinator_collects(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            coordinator.task_service.abstain("alpha", tasks["alpha"].task_id, "none", {})
+            answer = await coordinator.ask("alpha", timeout_seconds=0)
+            assert coordinator.runtime.reason is StandbyReason.COLLECTING
+            assert isinstance(answer, Standby)
+            assert answer.reason is StandbyReason.NOT_SAMPLED
+            assert isinstance(await coordinator.ask("beta", timeout_seconds=0), TaskSpec)
     asyncio.run(scenario())
 
 

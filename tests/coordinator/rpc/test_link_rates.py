@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.link_rates import SMALLEST_MEASURED_BYTES, LinkRates
+from semisilo.coordinator.rpc.link_rates import SMALLEST_MEASURED_BYTES, LinkRates
 
 MIB = 2**20
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from common.meter import ConnectionMeter
-from common.wire import round_service_pb2 as pb
-from coordinator.costs import Cost, costs_of
-from coordinator.metering import RoundMeter
+from semisilo.common.rpc.meter import ConnectionMeter
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.coordinator.ledger.costs import Cost, costs_of
+from semisilo.coordinator.rpc.metering import RoundMeter
 from tests.coordinator.hub_over_tls import Hub, hub
 
 
@@ -21,7 +21,7 @@ async def report(made: Hub, silo: str, *, times: int = 1) -> tuple[int, int]:
     up = down = 0
     for _ in range(times):
         request = pb.ReportProgressRequest(task_id=made.tasks[silo].task_id, fraction=0.5, text="x" * 1000)
-        answer = await made.silos[silo].ReportProgress(request, timeout=20)
+        answer = await made.silos[silo].ReportProgress(request, timeout=300)
         up, down = up + request.ByteSize(), down + answer.ByteSize()
     return up, down
 

@@ -17,14 +17,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.errors import BadPayload, SemisiloError, by_code
-from common.exchange import Meaning, TensorSpec
-from common.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES
-from common.wire import round_service_pb2 as pb
-from common.wire.tensors_pb2 import Chunk
-from coordinator.costs import costs_of
-from coordinator.states import RoundState, TaskState
-from tests.coordinator.federation_in_memory import content_of, id_of
+from semisilo.common.errors import BadPayload, SemisiloError, by_code
+from semisilo.common.methods.contract import Meaning, TensorSpec
+from semisilo.common.payload.usage import FRAMING, parts_of
+from semisilo.common.rpc.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire.tensors_pb2 import Chunk
+from semisilo.coordinator.ledger.costs import costs_of
+from semisilo.coordinator.ledger.encodings import encodings_of
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from tests.coordinator.federation_in_memory import content_of, id_of, payload_of_blocks
 from tests.coordinator.hub_over_tls import (
     MODEL,
     Hub,
@@ -49,11 +51,11 @@ def no_unexpected_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
             if "unexpected" in record.getMessage() or record.exc_info] == []
 
 
-async def round_goes_on(made: Hub, folder: Path) -> None:
+async def round_goes_on(made: Hub) -> None:
     """The control of every scenario: both silos deliver and the round is committed."""
     for silo, task in made.tasks.items():
         if made.alive(task):
-            await deliver(made, silo, folder)
+            await deliver(made, silo)
     for _ in range(500):
         if made.coordinator.ledger.round("s", 1).state is RoundState.COMPLETED:
             return
@@ -68,21 +70,21 @@ def test_calls_for_another_silos_task_update_or_payload_are_refused(tmp_path: Pa
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             task, content, beta = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["beta"]
-            await made.silos["alpha"].BeginUpdate(begin(task, content), timeout=20)
+            await made.silos["alpha"].BeginUpdate(begin(task, content), timeout=300)
             found = [await refusal(call) for call in (
-                beta.BeginUpdate(begin(task, content), timeout=20),
-                beta.BeginUpdate(pb.BeginUpdateRequest(task_id=task.task_id, abstention=pb.Abstention()), timeout=20),
-                beta.BeginUpdate(pb.BeginUpdateRequest(task_id=task.task_id, refusal=pb.Refusal()), timeout=20),
-                submit(beta, stream(id_of(task, content), pieces(content, tmp_path))),
+                beta.BeginUpdate(begin(task, content), timeout=300),
+                beta.BeginUpdate(pb.BeginUpdateRequest(task_id=task.task_id, abstention=pb.Abstention()), timeout=300),
+                beta.BeginUpdate(pb.BeginUpdateRequest(task_id=task.task_id, refusal=pb.Refusal()), timeout=300),
+                submit(beta, stream(id_of(task, content), pieces(content))),
                 download(beta, task.task_id, task.payloads[0].digest),
                 download(beta, made.tasks["beta"].task_id, "f" * 64),
                 download(beta, made.tasks["beta"].task_id, "ff"))]
             assert [error.code for error in found] == ["TASK_CLOSED"] * 5 + ["PAYLOAD_NOT_SERVED"] * 2
             request = pb.ReportProgressRequest(task_id=task.task_id, fraction=0.9)
-            progress = await beta.ReportProgress(request, timeout=20)
+            progress = await beta.ReportProgress(request, timeout=300)
             assert progress.abort
-            assert made.coordinator.bulletin.silos == {}
-            await round_goes_on(made, tmp_path)
+            assert made.coordinator.runtime.silos == {}
+            await round_goes_on(made)
             assert [row.silo for row in made.coordinator.ledger.tasks("s", 1, 0)
                     if row.state is TaskState.UPDATED] == ["alpha", "beta"]
     asyncio.run(scenario())
@@ -120,18 +122,18 @@ def test_declarations_that_cannot_be_are_refused_with_their_code_and_the_task_st
         async with hub(tmp_path) as made:
             task, content = made.tasks["alpha"], content_of(made.tasks["alpha"])
             for name, changes, code in WRONG:
-                error = await refusal(made.silos["alpha"].BeginUpdate(begin(task, content, **changes), timeout=20))
+                error = await refusal(made.silos["alpha"].BeginUpdate(begin(task, content, **changes), timeout=300))
                 assert (name, error.code) == (name, code)
                 assert made.alive(task), name
             for outcome in ({}, {"update": pb.UpdateDeclaration()},
                             {"abstention": pb.Abstention(metrics={"patient_age": 60.0})}):
                 request = pb.BeginUpdateRequest(task_id=task.task_id, update_id="a" * 32, **outcome)
-                assert (await refusal(made.silos["alpha"].BeginUpdate(request, timeout=20))).code == "BAD_PAYLOAD"
+                assert (await refusal(made.silos["alpha"].BeginUpdate(request, timeout=300))).code == "BAD_PAYLOAD"
             slow = begin(task, content)
             slow.update.training_duration.seconds = 2**62  # no time that Python knows
-            assert (await made.silos["alpha"].BeginUpdate(slow, timeout=20)).state == pb.BeginUpdateResponse.STATE_SEND
+            assert (await made.silos["alpha"].BeginUpdate(slow, timeout=300)).state == pb.BeginUpdateResponse.STATE_SEND
             assert made.coordinator.spool.total_bytes() == 0
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -139,15 +141,15 @@ def test_a_repeated_declaration_and_upload_say_have_and_a_late_one_is_refused(tm
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
-            await deliver(made, "alpha", tmp_path)
+            await deliver(made, "alpha")
             for _ in range(3):
-                answer = await alpha.BeginUpdate(begin(task, content), timeout=20)
+                answer = await alpha.BeginUpdate(begin(task, content), timeout=300)
                 assert answer.state == pb.BeginUpdateResponse.STATE_HAVE
-            again = await refusal(submit(alpha, stream(id_of(task, content), pieces(content, tmp_path))))
+            again = await refusal(submit(alpha, stream(id_of(task, content), pieces(content))))
             assert again.code == "TASK_CLOSED"
-            late = await alpha.BeginUpdate(begin(task, b"other".ljust(100)), timeout=20)
+            late = await alpha.BeginUpdate(begin(task, b"other".ljust(100)), timeout=300)
             assert (late.state, "over" in late.reason) == (pb.BeginUpdateResponse.STATE_REFUSED, True)
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
             assert sum(row.count for row in costs_of(made.coordinator.ledger, "s") if (
                 row.kind, row.item, row.silo, row.direction) == ("payload", "model", "alpha", "up")) == 1
     asyncio.run(scenario())
@@ -159,11 +161,11 @@ def test_an_abstention_may_be_repeated(tmp_path: Path) -> None:
             request = pb.BeginUpdateRequest(task_id=made.tasks["alpha"].task_id, update_id="a" * 32,
                                             abstention=pb.Abstention(reason="no_confident_example\x1b[2J" * 100))
             for _ in range(3):
-                answer = await made.silos["alpha"].BeginUpdate(request, timeout=20)
+                answer = await made.silos["alpha"].BeginUpdate(request, timeout=300)
                 assert answer.state == pb.BeginUpdateResponse.STATE_HAVE
             reason = made.coordinator.ledger.tasks("s", 1, 0)[0].reason
             assert (len(reason) <= 64, reason.isprintable()) == (True, True)
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -193,21 +195,21 @@ def test_a_damaged_stream_is_refused_and_the_upload_goes_on_from_the_last_good_b
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
-            chunks = pieces(content, tmp_path)
+            chunks = pieces(content)
             assert [len(chunk.data) for chunk in chunks] == [30, 30, 30, 10]
             good = {"out of order": 0, "repeated": 30, "one missing": 30, "jump": 30, "negative offset": 0,
                     "bad checksum": 30, "empty chunk": 0, "too short": 60, "too long": 100, "last one too long": 90,
                     "nothing": 0}
             for number, (name, sent) in enumerate(damaged(chunks).items()):
                 update_id = f"{number:032x}"
-                await alpha.BeginUpdate(begin(task, content, update_id=update_id), timeout=20)
+                await alpha.BeginUpdate(begin(task, content, update_id=update_id), timeout=300)
                 messages = stream(update_id, sent) or [pb.SubmitUpdateRequest(update_id=update_id)]
                 error = await refusal(submit(alpha, messages))
                 assert (name, error.code) == (name, "BAD_PAYLOAD")
-                answer = await alpha.BeginUpdate(begin(task, content, update_id=update_id), timeout=20)
+                answer = await alpha.BeginUpdate(begin(task, content, update_id=update_id), timeout=300)
                 assert (name, answer.resume_offset) == (name, good[name])
                 assert made.alive(task), name
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -215,11 +217,11 @@ def test_bytes_with_another_digest_are_dropped_and_the_same_update_may_be_sent_a
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
-            await alpha.BeginUpdate(begin(task, content), timeout=20)
-            error = await refusal(submit(alpha, stream(id_of(task, content), pieces(b"z" * 100, tmp_path))))
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            error = await refusal(submit(alpha, stream(id_of(task, content), pieces(b"z" * 100))))
             assert (error.code, "SHA-256" in error.text) == ("BAD_PAYLOAD", True)
             assert made.coordinator.spool.digests() == set()
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -227,15 +229,15 @@ def test_a_stream_names_one_update_in_its_first_message(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
-            await alpha.BeginUpdate(begin(task, content), timeout=20)
-            first, *rest = stream(id_of(task, content), pieces(content, tmp_path))
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            first, *rest = stream(id_of(task, content), pieces(content))
             codes = [(await refusal(submit(alpha, messages))).code for messages in (
                 [], [pb.SubmitUpdateRequest(chunk=first.chunk)], [pb.SubmitUpdateRequest(update_id="../x")],
                 [pb.SubmitUpdateRequest(update_id="a" * 32, chunk=first.chunk)],
                 [first, pb.SubmitUpdateRequest(), *rest], [first, pb.SubmitUpdateRequest(update_id="b" * 32)])]
             assert codes == ["BAD_PAYLOAD", "BAD_PAYLOAD", "BAD_PAYLOAD", "TASK_CLOSED", "BAD_PAYLOAD", "BAD_PAYLOAD"]
-            await alpha.BeginUpdate(begin(task, content), timeout=20)
-            await round_goes_on(made, tmp_path)
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -243,12 +245,12 @@ def test_content_that_fails_the_check_ends_the_task_with_the_reason(tmp_path: Pa
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             task, content, alpha = made.tasks["alpha"], b"bad".ljust(100), made.silos["alpha"]
-            await alpha.BeginUpdate(begin(task, content), timeout=20)
-            error = await refusal(submit(alpha, stream(id_of(task, content), pieces(content, tmp_path))))
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            error = await refusal(submit(alpha, stream(id_of(task, content), pieces(content))))
             assert (error.code, "not finite" in error.text) == ("BAD_PAYLOAD", True)
             row = made.coordinator.ledger.tasks("s", 1, 0)[0]
             assert (row.state, "not finite" in row.reason) == (TaskState.REFUSED, True)
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -256,15 +258,15 @@ def test_of_two_uploads_of_one_silo_the_newer_goes_on_and_the_older_is_told_to_t
     async def scenario() -> None:
         async with hub(tmp_path, max_uploads=2) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
-            first = stream(id_of(task, content), pieces(content, tmp_path))[0]
-            await alpha.BeginUpdate(begin(task, content), timeout=20)
-            older = alpha.SubmitUpdate(timeout=20)
+            first = stream(id_of(task, content), pieces(content))[0]
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            older = alpha.SubmitUpdate(timeout=300)
             await older.write(first)
             while not (tmp_path / "hub-files" / "spool" / "incoming").exists() or not made.servicer._uploading:
                 await asyncio.sleep(0.01)
-            answer = await alpha.BeginUpdate(begin(task, content), timeout=20)
+            answer = await alpha.BeginUpdate(begin(task, content), timeout=300)
             name = pb.SubmitUpdateRequest(update_id=id_of(task, content))
-            chunks = pieces(content, tmp_path)[answer.resume_offset // 30:]
+            chunks = pieces(content)[answer.resume_offset // 30:]
             newer = submit(alpha, stream(id_of(task, content), chunks) or [name])
             found = await asyncio.gather(newer, older, return_exceptions=True)
             assert isinstance(found[0], pb.SubmitUpdateResponse), found
@@ -272,7 +274,7 @@ def test_of_two_uploads_of_one_silo_the_newer_goes_on_and_the_older_is_told_to_t
             code = dict(found[1].trailing_metadata() or ()).get("semisilo-error-code")
             assert code in ("UNREACHABLE", "BAD_PAYLOAD"), found[1]  # told so while it waited, or at its next chunk
             assert len(made.coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'task_updated'")) == 1
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -280,15 +282,15 @@ def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> 
     async def scenario() -> None:
         async with hub(tmp_path, max_uploads=1, idle_seconds=0.6) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
-            await alpha.BeginUpdate(begin(task, content), timeout=20)
-            silent = alpha.SubmitUpdate(timeout=30)
-            await silent.write(stream(id_of(task, content), pieces(content, tmp_path))[0])
-            mute = alpha.SubmitUpdate(timeout=30)  # not even a first message
-            await deliver(made, "beta", tmp_path)
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            silent = alpha.SubmitUpdate(timeout=300)
+            await silent.write(stream(id_of(task, content), pieces(content))[0])
+            mute = alpha.SubmitUpdate(timeout=300)  # not even a first message
+            await deliver(made, "beta")
             errors = [await refusal(call) for call in (silent, mute)]
             assert {error.code for error in errors} == {"UNREACHABLE"}
             assert all(error.retry for error in errors)
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -297,9 +299,9 @@ def test_the_end_of_the_phase_ends_an_upload_that_is_on_its_way(tmp_path: Path) 
         async with hub(tmp_path) as made:
             task = made.tasks["alpha"]
             content = content_of(task)
-            await made.silos["alpha"].BeginUpdate(begin(task, content), timeout=20)
-            call = made.silos["alpha"].SubmitUpdate(timeout=20)
-            first, *rest = stream(id_of(task, content), pieces(content, tmp_path, size=1))
+            await made.silos["alpha"].BeginUpdate(begin(task, content), timeout=300)
+            call = made.silos["alpha"].SubmitUpdate(timeout=300)
+            first, *rest = stream(id_of(task, content), pieces(content, size=1))
             await call.write(first)
             made.coordinator.ledger.cancel_tasks("alpha", reason="the study was stopped")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the answer may be here before
@@ -317,12 +319,12 @@ def test_the_end_of_the_phase_ends_an_upload_that_is_on_its_way(tmp_path: Path) 
 def test_a_full_spool_says_disk_full_without_its_path_and_a_later_try_works(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path, spool_bytes=150) as made:
-            await deliver(made, "alpha", tmp_path)
+            await deliver(made, "alpha")
             task, content, beta = made.tasks["beta"], content_of(made.tasks["beta"]), made.silos["beta"]
-            error = await refusal(beta.BeginUpdate(begin(task, content), timeout=20))
+            error = await refusal(beta.BeginUpdate(begin(task, content), timeout=300))
             assert (error.code, error.retry, str(tmp_path) in error.line()) == ("DISK_FULL", True, False)
             made.coordinator.spool.limit_bytes = 1000
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -332,7 +334,7 @@ def test_a_full_spool_says_disk_full_without_its_path_and_a_later_try_works(tmp_
 async def download(stub: Any, task_id: str, digest: str, *, offset: int = 0) -> bytes:
     data = b""
     async for message in stub.DownloadPayload(pb.DownloadPayloadRequest(
-            task_id=task_id, digest=bytes.fromhex(digest), offset=offset), timeout=20):
+            task_id=task_id, digest=bytes.fromhex(digest), offset=offset), timeout=300):
         assert message.chunk.offset == offset + len(data)
         data += message.chunk.data
     return data
@@ -353,7 +355,22 @@ def test_a_payload_is_served_from_any_offset_inside_it_and_from_none_outside(tmp
             down = [row for row in costs_of(made.coordinator.ledger, "s") if row.direction == "down"]
             assert [(row.silo, row.item, row.bytes, row.count) for row in down] == [
                 ("alpha", "model", size + size - 5, 2)]
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+def test_a_download_that_goes_on_counts_the_encodings_of_the_rest_only(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            coordinator, task_id = made.coordinator, made.tasks["alpha"].task_id
+            payload = payload_of_blocks(coordinator.payloads)
+            row = coordinator.ledger.task(task_id)
+            assert row is not None
+            coordinator.ledger.replace_payloads(row, [payload])
+            end = parts_of(coordinator.payloads.path(payload.digest))[-1].start
+            rest = await download(made.silos["alpha"], task_id, payload.digest, offset=end)
+            assert [(use.encoding, use.bytes) for use in encodings_of(coordinator.ledger, "s")] == [
+                (FRAMING, len(rest))]
     asyncio.run(scenario())
 
 
@@ -364,11 +381,11 @@ def test_a_silo_is_whom_its_certificate_names_whatever_it_says(tmp_path: Path) -
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             spoofed = (("silo", "alpha"), ("x-silo", "alpha"), ("authorization", "alpha"))
-            answer = await made.silos["beta"].AwaitTask(hello(), metadata=spoofed, timeout=20)
+            answer = await made.silos["beta"].AwaitTask(hello(), metadata=spoofed, timeout=300)
             assert answer.task.task_id == made.tasks["beta"].task_id
             assert "silo" not in {field.name for message in pb.DESCRIPTOR.message_types_by_name.values()
                                   for field in message.fields if message.name.endswith("Request")}
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -378,21 +395,21 @@ def test_a_flood_of_hellos_with_huge_lists_leaves_no_trace(tmp_path: Path) -> No
             alpha = made.silos["alpha"]
             for request in (hello(held_digests=[b"x" * 32] * 257), hello(labelled_count=-1), hello(memory_round=-1),
                             pb.AwaitTaskRequest(methods=["m"] * 100_000)):
-                assert (await refusal(alpha.AwaitTask(request, timeout=20))).code == "BAD_PAYLOAD"
+                assert (await refusal(alpha.AwaitTask(request, timeout=300))).code == "BAD_PAYLOAD"
             before = len(made.coordinator.ledger.query("SELECT 1 FROM event"))
             for seconds in (2**62, -(2**62), 0):
                 request = hello(memory_study="s" * 100_000, labelled_count=2**63 - 1)
                 request.version, request.methods[:] = "\x1b]0;owned\x07" * 1000, ["\x1b[2J" * 1000] * 256
                 request.poll_timeout.seconds = seconds
-                answer = await alpha.AwaitTask(request, timeout=20)
+                answer = await alpha.AwaitTask(request, timeout=300)
                 assert answer.task.task_id == made.tasks["alpha"].task_id
             row = made.coordinator.roster.silos()[0]
             assert (len(row.version), len(row.memory_study), len(row.methods)) == (64, 128, 256)
             assert all(text.isprintable() for text in (row.version, *row.methods))
             for _ in range(30):
-                await alpha.AwaitTask(request, timeout=20)
+                await alpha.AwaitTask(request, timeout=300)
             assert len(made.coordinator.ledger.query("SELECT 1 FROM event")) == before
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -400,20 +417,21 @@ def test_a_connection_has_a_bounded_number_of_calls_in_flight(tmp_path: Path) ->
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             alpha, most = made.silos["alpha"], 0
-            made.coordinator.desk.abstain("alpha", made.tasks["alpha"].task_id, "none", {})  # now it has to wait
+            # After this it has to wait.
+            made.coordinator.task_service.abstain("alpha", made.tasks["alpha"].task_id, "none", {})
             request = hello()
             request.poll_timeout.seconds, request.poll_timeout.nanos = 0, 200_000_000
-            calls = asyncio.gather(*(alpha.AwaitTask(request, timeout=20) for _ in range(20 * MAX_CALLS)),
+            calls = asyncio.gather(*(alpha.AwaitTask(request, timeout=300) for _ in range(20 * MAX_CALLS)),
                                    return_exceptions=True)
             while not calls.done():
-                most = max(most, made.coordinator.bulletin.connected.get("alpha", 0))
+                most = max(most, made.coordinator.runtime.connected.get("alpha", 0))
                 await asyncio.sleep(0.01)
             refused = [answer for answer in await calls if isinstance(answer, BaseException)]
             assert {answer.code() for answer in refused if isinstance(answer, grpc.aio.AioRpcError)} <= {
                 grpc.StatusCode.UNAVAILABLE}
             assert len(refused) < 20 * MAX_CALLS
             assert 1 < most <= MAX_CALLS
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -423,10 +441,10 @@ def test_a_message_above_the_limit_is_refused_by_the_transport(tmp_path: Path) -
             stranger = made.connect(made.credentials["alpha"], message_limit_bytes=32 * 2**20)
             for size in (MESSAGE_LIMIT_BYTES + 1, 3 * MESSAGE_LIMIT_BYTES):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stranger.ReportProgress(pb.ReportProgressRequest(text="x" * size), timeout=20)
+                    await stranger.ReportProgress(pb.ReportProgressRequest(text="x" * size), timeout=300)
                 assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert made.coordinator.bulletin.silos == {}
-            await round_goes_on(made, tmp_path)
+            assert made.coordinator.runtime.silos == {}
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -436,12 +454,12 @@ def test_progress_is_bounded_and_printable(tmp_path: Path) -> None:
             for fraction in (math.nan, math.inf, -math.inf, -3.0, 7.0):
                 answer = await made.silos["alpha"].ReportProgress(pb.ReportProgressRequest(
                     task_id=made.tasks["alpha"].task_id, fraction=fraction, text="\x1b[2J\n" * 10_000, stage=99),
-                    timeout=20)
+                    timeout=300)
                 assert not answer.abort
-                said = made.coordinator.bulletin.silos["alpha"]
+                said = made.coordinator.runtime.silos["alpha"]
                 assert 0.0 <= said.fraction <= 1.0
                 assert (len(said.text) <= 200, said.text.isprintable(), said.stage) == (True, True, "working")
-            await round_goes_on(made, tmp_path)
+            await round_goes_on(made)
     asyncio.run(scenario())
 
 
@@ -449,18 +467,18 @@ def test_revoking_a_silo_ends_its_waiting_call_and_every_later_one(tmp_path: Pat
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
-            await alpha.BeginUpdate(begin(task, content), timeout=20)
-            upload = alpha.SubmitUpdate(timeout=20)
-            await upload.write(stream(id_of(task, content), pieces(content, tmp_path))[0])
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            upload = alpha.SubmitUpdate(timeout=300)
+            await upload.write(stream(id_of(task, content), pieces(content))[0])
             await asyncio.sleep(0.1)
             made.coordinator.roster.revoke("alpha")
             errors = [await refusal(call) for call in (
-                upload, alpha.AwaitTask(hello(), timeout=20), alpha.BeginUpdate(begin(task, content), timeout=20),
-                alpha.ReportProgress(pb.ReportProgressRequest(task_id=task.task_id), timeout=20),
+                upload, alpha.AwaitTask(hello(), timeout=300), alpha.BeginUpdate(begin(task, content), timeout=300),
+                alpha.ReportProgress(pb.ReportProgressRequest(task_id=task.task_id), timeout=300),
                 download(alpha, task.task_id, task.payloads[0].digest))]
             assert {error.code for error in errors} == {"CERTIFICATE_REVOKED"}
-            made.coordinator.bulletin.notify()
-            assert made.coordinator.bulletin.connected.get("alpha", 0) == 0
+            made.coordinator.runtime.notify()
+            assert made.coordinator.runtime.connected.get("alpha", 0) == 0
     asyncio.run(scenario())
 
 

@@ -15,25 +15,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadConfiguration
-from common.exchange import CoordinatorData, Environment, Meaning, SiloTask, TensorGroup, UpdateHeader
-from common.methods import METHODS
-from common.methods.fed_shvr import FedSHVRSettings
-from common.models import initial_model
-from coordinator.strategies import load_strategy
-from coordinator.strategies.fed_shvr import (
-    STATISTICS,
-    TRAIN,
-    FedSHVRSiloState,
-    FedSHVRState,
-    FedSHVRStrategy,
-    FedSHVRTally,
-)
-from silo.trainers.fed_shvr import FedSHVRMemory, control_to_keep, received_correction
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadConfiguration
+from semisilo.common.learning import tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.methods import METHODS
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, SiloTask, TensorGroup, UpdateHeader
+from semisilo.common.methods.fed_shvr import FedSHVRSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.fed_shvr import FedSHVRSiloState, FedSHVRState, FedSHVRStrategy, FedSHVRTally
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.phases import TRAIN
+from semisilo.silo.trainers.fed_shvr import FedSHVRMemory, control_to_keep, received_correction
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -514,7 +510,7 @@ def test_state_kept_and_tally_survive_the_disk_bit_for_bit(at: Any, tmp_path: Pa
     tally = whole.strategy.begin(whole.state, TRAIN, (UpdateHeader("0", 50, {"steps": 1.0}),), round=5)
     checkpoint.save(tmp_path / "tally", tally)
     found = checkpoint.load(tmp_path / "tally", FedSHVRTally)
-    assert found.factors == tally.factors
+    assert found.weights == tally.weights
     assert _same(found.c_sum, tally.c_sum)
 
 

@@ -11,19 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.consistency import tsa_loss, tsa_threshold
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadConfiguration, BadData
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods.fedavg import FedAvgSettings
-from common.models import initial_model
-from common.training import SGDSettings, cosine_lr, train_labelled
-from coordinator.static_statistics import STATISTICS
-from coordinator.strategies.fedavg import TRAIN, FedAvgState, FedAvgStrategy, FedAvgTally
-from coordinator.strategies.semifl import apply_global_momentum
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.consistency import tsa_loss, tsa_threshold
+from semisilo.common.learning.training import SGDSettings, cosine_lr, train_labelled
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
+from semisilo.coordinator.strategies.parts.averaging import AverageTally, apply_global_momentum
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -96,12 +98,12 @@ def test_oracles_b1_and_b2_weighted_averages(rule: str, weights: list[float], av
     state = replace(_started(strategy, _plain_net), w={"w": torch.zeros(2)})
     headers = (UpdateHeader("a", 100), UpdateHeader("b", 300))
     tally = strategy.begin(state, TRAIN, headers, round=1)
-    assert isinstance(tally, FedAvgTally)
+    assert isinstance(tally, AverageTally)
     assert list(tally.weights.values()) == pytest.approx(weights, abs=1e-5)
     for header, model in zip(headers, ([1.0, 2.0], [3.0, 6.0]), strict=True):
         group = TensorGroup({"w": torch.tensor(model)}, Meaning.DIFFERENCE, tensors.digest(state.w))
         tally, _ = strategy.fold(state, tally, header, {"model": group}, None)
-    assert isinstance(tally, FedAvgTally)
+    assert isinstance(tally, AverageTally)
     assert tally.delta is not None
     assert tally.delta["w"].tolist() == pytest.approx(average, abs=1e-5)
 

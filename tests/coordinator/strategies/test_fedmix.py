@@ -9,21 +9,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.config import from_dict
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadConfiguration, BadData
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods import METHODS
-from common.methods.fedmix import FEDMIX, FedMixSettings
-from common.mixing import fedmix_mix
-from common.models import initial_model
-from common.training import SGDSettings, train_labelled
-from coordinator.static_statistics import STATISTICS
-from coordinator.strategies import STRATEGIES, load_strategy
-from coordinator.strategies.fedmix import TRAIN, FedMixState, FedMixStrategy
+from semisilo.common.config import from_dict
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.mixing import fedmix_mix
+from semisilo.common.learning.training import SGDSettings, train_labelled
+from semisilo.common.methods import METHODS
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.fedmix import FEDMIX, FedMixSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.fedmix import FedMixState, FedMixStrategy
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.labelled_training import CoordinatorTraining
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -96,9 +99,9 @@ def test_oracle_x8_three_rounds_of_scalars_with_a_silo_dropped() -> None:
     class Scripted(FedMixStrategy):
         step = 0.0
 
-        def _train_sigma(self, model: nn.Module, state: FedMixState, *, round: int) -> tuple[None, float]:
+        def _trained(self, model: nn.Module, state: FedMixState, *, round: int) -> CoordinatorTraining:
             tensors.load_into(model, {"w": tensors.parameters_of(model)["w"] + self.step})
-            return None, 0.0
+            return CoordinatorTraining(momentum={}, loss=0.0)
 
     strategy = Scripted(FedMixSettings(**SHARES), _environment(build_model=_Scalar))  # type: ignore[arg-type]
     state = strategy.start({"w": torch.zeros(1)})
@@ -332,4 +335,3 @@ def test_the_papers_values_are_the_defaults() -> None:
 def test_the_method_is_in_the_tables() -> None:
     assert METHODS["fedmix"] is FEDMIX
     assert load_strategy("fedmix") is FedMixStrategy
-    assert STRATEGIES["fedmix"].endswith(":FedMixStrategy")

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from common import tensors
-from common.data.form import AugmentationSettings, ImageForm
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods.fedavg import FedAvgSettings
-from common.methods.fednova import FedNovaSettings
-from common.models import initial_model
-from coordinator.strategies.fedavg import TRAIN, FedAvgStrategy
-from coordinator.strategies.fednova import FedNovaStrategy, effective_steps
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.methods.fednova import FedNovaSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.coordinator.strategies.fedavg import FedAvgStrategy
+from semisilo.coordinator.strategies.fednova import FedNovaStrategy, effective_steps
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 
 def _net() -> nn.Module:

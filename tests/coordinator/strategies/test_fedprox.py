@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import tensors
-from common.data.form import AugmentationSettings, ImageForm
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods.fedavg import FedAvgSettings
-from common.methods.fedprox import FedProxSettings
-from common.models import initial_model
-from coordinator.strategies.fedavg import TRAIN, FedAvgStrategy
-from coordinator.strategies.fedprox import FedProxStrategy
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.methods.fedprox import FedProxSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.coordinator.strategies.fedavg import FedAvgStrategy
+from semisilo.coordinator.strategies.fedprox import FedProxStrategy
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 
 def _net() -> nn.Module:

@@ -12,20 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.config import from_dict
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadConfiguration, BadData
-from common.exchange import FROM_TASK, CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods import METHODS
-from common.methods.fedrgd import FEDRGD, FedRGDSettings
-from common.models import initial_model
-from common.training import SGDSettings, train_labelled
-from coordinator.static_statistics import STATISTICS
-from coordinator.strategies import load_strategy
-from coordinator.strategies.fedrgd import TRAIN, FedRGDSilo, FedRGDState, FedRGDStrategy, fedrgd_lr
+from semisilo.common.config import from_dict
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.training import SGDSettings, train_labelled
+from semisilo.common.methods import METHODS
+from semisilo.common.methods.contract import FROM_TASK, CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.fedrgd import FEDRGD, FedRGDSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.fedrgd import FedRGDSilo, FedRGDState, FedRGDStrategy, fedrgd_lr
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.labelled_training import CoordinatorTraining
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -68,9 +71,9 @@ class _Still(FedRGDStrategy):
 
     step = 0.0
 
-    def _train(self, model: nn.Module, opt_buf: Any, *, round: int) -> tuple[None, float]:
+    def _trained(self, model: nn.Module, opt_buf: Any, *, round: int) -> CoordinatorTraining:
         tensors.load_into(model, {name: tensor + self.step for name, tensor in tensors.parameters_of(model).items()})
-        return None, 0.0
+        return CoordinatorTraining(momentum={}, loss=0.0)
 
 
 def _still(environment: Environment | None = None, **settings: Any) -> _Still:
@@ -123,9 +126,9 @@ def test_in_the_next_round_a_silo_is_sent_its_groups_mean_and_others_the_mean_of
                                                                                strict=True)}, {})
     sent = {silo: strategy.task(state, TRAIN, silo, kept.get(silo), round=2).groups["model"] for silo in "abcde"}
     for silo in "abcd":
-        place = kept[silo]
-        assert place is not None
-        assert all(torch.equal(tensor, state.group_means[f"{place.group}/{name}"])
+        remembered = kept[silo]
+        assert remembered is not None
+        assert all(torch.equal(tensor, state.group_means[f"{remembered.group}/{name}"])
                    for name, tensor in sent[silo].tensors.items())
     assert _same(dict(sent["e"].tensors), state.w)
     assert len({group.digest for group in sent.values()}) == 3, "two groups and the mean of all"

@@ -11,22 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.config import from_dict
-from common.consistency import tsa_loss, tsa_threshold
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadConfiguration, BadData
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods import METHODS, Scenario
-from common.methods.fedsgd import FEDSGD, FedSGDSettings
-from common.models import initial_model
-from common.seeds import torch_generator
-from common.training import cosine_lr
-from coordinator.strategies import load_strategy
-from coordinator.strategies.fedsgd import TRAIN, FedSGDState, FedSGDStrategy
+from semisilo.common.config import from_dict
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.consistency import tsa_loss, tsa_threshold
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.training import cosine_lr
+from semisilo.common.methods import METHODS, Scenario
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.fedsgd import FEDSGD, FedSGDSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.fedsgd import FedSGDState, FedSGDStrategy
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 PLAIN: dict[str, Any] = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip_norm": 0.0,

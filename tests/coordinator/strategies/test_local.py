@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from common import checkpoint, tensors
-from common.data.form import AugmentationSettings, ImageForm
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods.local import LocalSettings
-from common.models import initial_model
-from common.training import cosine_lr
-from coordinator.strategies.local import TRAIN, LocalState, LocalStrategy
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.learning import tensors
+from semisilo.common.learning.training import cosine_lr
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.local import LocalSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies.local import LocalState, LocalStrategy
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 
 def _net() -> nn.Module:

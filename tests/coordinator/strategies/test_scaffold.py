@@ -14,15 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from common import checkpoint, tensors
-from common.data.form import AugmentationSettings, ImageForm
-from common.exchange import CoordinatorData, Environment, Meaning, SiloTask, TensorGroup, UpdateHeader
-from common.methods.fed_shvr import FedSHVRSettings
-from common.methods.scaffold import SCAFFOLD, ScaffoldSettings
-from coordinator.strategies import load_strategy
-from coordinator.strategies.fedavg import TRAIN
-from coordinator.strategies.scaffold import ScaffoldState, ScaffoldStrategy
-from silo.trainers.scaffold import ScaffoldMemory, control_to_keep, used_controls
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, SiloTask, TensorGroup, UpdateHeader
+from semisilo.common.methods.fed_shvr import FedSHVRSettings
+from semisilo.common.methods.scaffold import SCAFFOLD, ScaffoldSettings
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.fedavg import FedAvgStrategy
+from semisilo.coordinator.strategies.parts.phases import TRAIN
+from semisilo.coordinator.strategies.scaffold import ScaffoldState, ScaffoldStrategy
+from semisilo.silo.trainers.scaffold import ScaffoldMemory, control_to_keep, used_controls
 from tests.coordinator.strategies.test_fed_shvr import Quadratics
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
@@ -89,7 +91,7 @@ class World:
 @pytest.fixture(autouse=True)
 def _scalar_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scalar is no network, so closing a round must not load it into one; there is nothing to measure."""
-    monkeypatch.setattr(ScaffoldStrategy, "_closed", lambda self, state, *, round: state)
+    monkeypatch.setattr(FedAvgStrategy, "closed", lambda self, state, *, round: state)
 
 
 def test_with_equal_weights_equal_steps_and_everyone_present_it_is_fed_shvr() -> None:

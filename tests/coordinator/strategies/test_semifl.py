@@ -10,24 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadConfiguration, BadData, UnknownName
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods import SemiFLSettings
-from common.models import initial_model
-from common.training import SGDSettings, cosine_lr, train_labelled
-from coordinator.strategies import STRATEGIES, load_strategy
-from coordinator.strategies.semifl import (
-    STATISTICS,
-    TRAIN,
-    SemiFLState,
-    SemiFLStrategy,
-    SemiFLTally,
-    apply_global_momentum,
-)
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadConfiguration, BadData, UnknownName
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.training import SGDSettings, cosine_lr, train_labelled
+from semisilo.common.methods import METHODS, SemiFLSettings
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.phases import TRAIN
+from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 AUGMENTATION = AugmentationSettings(policy="none")
@@ -76,20 +73,6 @@ def _same(a: dict[str, Tensor] | None, b: dict[str, Tensor] | None) -> bool:
     if a is None or b is None:
         return a is b
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_oracle_s5_global_momentum_over_a_round_without_updates() -> None:
-    w: dict[str, Tensor] = {"w": torch.tensor([1.0, -2.0], dtype=torch.float64)}
-    buffer: dict[str, Tensor] | None = None
-    seen_w, seen_buffer = [], []
-    for average in ([0.8, -1.0], None, [0.5, -1.5]):
-        delta = None if average is None else {"w": torch.tensor(average, dtype=torch.float64) - w["w"]}
-        w, buffer = apply_global_momentum(w, buffer, delta, momentum=0.5)
-        assert buffer is not None
-        seen_w.append(w["w"].tolist())
-        seen_buffer.append(buffer["w"].tolist())
-    assert torch.allclose(torch.tensor(seen_w), torch.tensor([[0.8, -1.0], [0.8, -1.0], [0.4, -1.0]]), atol=1e-5)
-    assert torch.allclose(torch.tensor(seen_buffer), torch.tensor([[0.2, -1.0], [0.2, -1.0], [0.4, 0.0]]), atol=1e-5)
 
 
 def test_oracle_s8_the_mean_is_over_the_updates_that_were_returned() -> None:
@@ -281,7 +264,7 @@ def test_state_and_tally_survive_the_disk_bit_for_bit(tmp_path: Path) -> None:
             assert _same(mine, theirs) if tensors_inside else mine == theirs, field.name
     tally = strategy.begin(start, TRAIN, (UpdateHeader("a", 1),), round=1)
     checkpoint.save(tmp_path / "tally", tally)
-    assert checkpoint.load(tmp_path / "tally", SemiFLTally) == tally
+    assert checkpoint.load(tmp_path / "tally", AverageTally) == tally
 
 
 def test_a_parallel_round_is_halfway_between_the_coordinators_training_and_the_silos_mean() -> None:
@@ -349,6 +332,6 @@ def test_labels_at_the_silos_is_refused_by_name() -> None:
 
 def test_strategies_are_found_by_name() -> None:
     assert load_strategy("semifl") is SemiFLStrategy
-    assert all(load_strategy(name).__name__ for name in STRATEGIES)
+    assert all(load_strategy(name).__name__ for name in METHODS)
     with pytest.raises(UnknownName, match="'semiflop'"):
         load_strategy("semiflop")

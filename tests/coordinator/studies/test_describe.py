@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from common import __version__
-from common.wire import round_service_pb2 as pb
-from coordinator.costs import Cost, add_costs
-from coordinator.study_description import describe_study
-from silo.check_study import needs_of
+from semisilo.common import __version__
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.coordinator.ledger.costs import Cost, add_costs
+from semisilo.coordinator.studies.describe import describe_study
+from semisilo.silo.check.needs import needs_of
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.hub_over_tls import hub
 
@@ -26,7 +26,7 @@ def test_a_silo_hears_what_the_study_asks_without_joining_or_being_seen(tmp_path
     async def work() -> None:
         async with hub(tmp_path) as made:
             before = {row.name: row.seen_unix for row in made.coordinator.roster.silos()}
-            answer = await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(version="9" * 10_000), timeout=10)
+            answer = await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(version="9" * 10_000), timeout=300)
             assert (answer.study, answer.state, answer.round, answer.round_count) == ("s", "running", 1, 3)
             assert (answer.version, answer.method, answer.dense_bytes) == (__version__, "semifl", 16)
             assert abs(answer.coordinator_time.seconds - time.time()) < 60
@@ -44,7 +44,7 @@ def test_a_stranger_and_a_silo_that_has_left_are_told_nothing(tmp_path: Path) ->
         async with hub(tmp_path) as made:
             made.coordinator.roster.leave("alpha")
             with pytest.raises(grpc.aio.AioRpcError, match="has left this federation") as raised:
-                await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(), timeout=10)
+                await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(), timeout=300)
             assert ("semisilo-error-code", "SILO_LEFT") in [
                 (key, value) for key, value in raised.value.trailing_metadata() or ()]
     run(work())
@@ -62,7 +62,7 @@ def test_own_rounds_are_ones_own_and_of_others_only_the_median_is_told(tmp_path:
                 ])  # type: ignore[arg-type]
             while made.coordinator.ledger.round("s", 1).closed_unix is None:
                 await asyncio.sleep(0.01)
-            answer = await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(), timeout=10)
+            answer = await made.silos["alpha"].DescribeStudy(pb.DescribeStudyRequest(), timeout=300)
             (own,) = answer.own_rounds
             assert (own.round, own.payload_down_bytes, own.wire_down_bytes, own.wire_up_bytes) == (1, 40, 50, 130)
             assert own.payload_up_bytes == 100

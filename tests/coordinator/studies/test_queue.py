@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadConfiguration, UnknownName, UsageError
-from coordinator.federation import Federation, create_federation
-from coordinator.ledger import Ledger
-from coordinator.queue import create_study, queue_new_studies, queue_study
-from coordinator.states import RoundState, StudyState
+from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
+from semisilo.coordinator.federation.folder import Federation, create_federation
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+from semisilo.coordinator.studies.queue import create_study, queue_new_studies, queue_study
 
 GOOD = '[study]\nrounds = 3\n[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n[method]\nname = "semifl"\n'
 BAD = GOOD.replace("rounds", "ronds")

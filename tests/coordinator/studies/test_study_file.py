@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.config import to_dict
-from common.errors import BadConfiguration, UnknownName, UsageError
-from coordinator.federation import study_template
-from coordinator.study import ParticipationSettings, StudyConfig, config_from_dict, load_study
+from semisilo.common.config import to_dict
+from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
+from semisilo.coordinator.federation.folder import study_template
+from semisilo.coordinator.studies.study_file import ParticipationSettings, StudyConfig, config_from_dict, load_study
 
 DATA = '[data]\nlabelled = "data"\nimage = { size = 8, channels = 1 }\n'
 METHOD = '[method]\nname = "semifl"\n'

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from common.cli_errors import run_cli
-from common.config import from_dict
-from common.errors import BadConfiguration, Unreachable, UsageError
-from coordinator.cli import app
-from coordinator.federation import Federation, open_federation
-from coordinator.states import StudyState
-from coordinator.tracking import follow
-from coordinator.tracking.command import track_study
-from coordinator.tracking.companion import keep_tracking
-from coordinator.tracking.follow import Follower
-from coordinator.tracking.settings import TrackingSettings, check_installed, mlflow_target
-from coordinator.tracking.tensorboard_files import event_file, steps_in
+from semisilo.common.config import from_dict
+from semisilo.common.errors import BadConfiguration, Unreachable, UsageError
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.federation.folder import Federation, open_federation
+from semisilo.coordinator.federation.tracking_table import TrackingSettings, check_installed, mlflow_target
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.tracking import follow
+from semisilo.coordinator.tracking.companion import keep_tracking
+from semisilo.coordinator.tracking.follow import Follower
+from semisilo.coordinator.tracking.hand_over import track_study
+from semisilo.coordinator.tracking.tensorboard_files import event_file, steps_in
 from tests.coordinator.ledger_fixture import Filled, fill_study
 from tests.coordinator.tracking.test_tensorboard import commit
 
@@ -94,7 +94,7 @@ def test_what_fails_is_said_once_and_tried_again_later(filled: Filled, monkeypat
 # The process ----------------------------------------------------------------------------------------------------------
 
 
-async def until(condition: object, seconds: float = 60) -> None:
+async def until(condition: object, seconds: float = 300) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.05)
@@ -135,7 +135,7 @@ def test_a_tracker_that_hangs_does_not_keep_serve_from_ending(filled: Filled) ->
         child, = set(children()) - before
         os.kill(child, signal.SIGSTOP)
         tracking.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             await asyncio.gather(tracking, return_exceptions=True)
     asyncio.run(scenario())
     assert set(children()) == before
@@ -187,12 +187,12 @@ def test_a_folder_is_one_of_the_federation_and_an_address_stays(tmp_path: Path) 
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.tracking.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("semisilo.coordinator.federation.tracking_table.find_spec", lambda name: None)
     with pytest.raises(BadConfiguration) as caught:
         check_installed(TrackingSettings(mlflow="runs"))
     assert "semisilo[mlflow]" in caught.value.remedy
     check_installed(TrackingSettings())
-    monkeypatch.setattr("coordinator.tracking.settings.find_spec",
+    monkeypatch.setattr("semisilo.coordinator.federation.tracking_table.find_spec",
                         lambda name: None if name == "sqlalchemy" else object())
     check_installed(TrackingSettings(tensorboard=True, mlflow="https://mlflow.example"))
     with pytest.raises(BadConfiguration, match="whole of MLflow"):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.errors import Unreachable
-from coordinator.states import StudyState
-from coordinator.tracking.follow import artefacts_of
-from coordinator.tracking.mlflow_runs import MlflowRuns
+from semisilo.common.errors import Unreachable
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.tracking.follow import artefacts_of
+from semisilo.coordinator.tracking.mlflow_runs import MlflowRuns
 from tests.coordinator.ledger_fixture import LABELLED_ONLY, SILOS, Filled, accuracy_after, fill_study
 from tests.coordinator.tracking.test_tensorboard import commit
 
-pytest.importorskip("mlflow")
+pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="the extra mlflow is not installed")
+"""Imported by the tests: it takes seconds, which every process of pytest would spend only to find them."""
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import BadData, UnknownName, UsageError
-from coordinator.study import config_from_dict
-from coordinator.summary import StudySummary
-from semisilo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
-from semisilo.processes import console_script
+from semisilo.common.errors import BadData, UnknownName, UsageError
+from semisilo.coordinator.monitoring.summary import StudySummary
+from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.demo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
+from semisilo.demo.processes import console_script
 
 _RESULT = DemoResult(labelled_only_accuracy=0.75, accuracy=0.875, rounds=2, silos=3, payload_bytes=10, wire_bytes=12,
                      dense_bytes=20, seconds=1.5, method="semifl", seed=1, report=Path("report/index.html"))
@@ -45,7 +45,7 @@ def test_the_study_file_holds_the_settings_and_is_accepted() -> None:
 
 
 def test_labels_stay_at_the_coordinator_and_no_image_is_in_two_places(tmp_path: Path) -> None:
-    from common.data.archive import digits
+    from semisilo.common.data.formats.archive import digits
 
     silos = [tmp_path / f"silo-{number}" / "images.npz" for number in range(3)]
     data = make_data(DemoSettings(labels_per_class=2), coordinator=tmp_path / "hub" / "digits.npz", silos=silos)
@@ -126,6 +126,7 @@ class _Listener(DemoWatcher):
         self.seen.add(str(study.row.state))
 
 
+@pytest.mark.slow
 def test_a_whole_federation_runs_and_leaves_nothing_behind(tmp_path: Path) -> None:
     listener = _Listener()
     folder = tmp_path / "demo"
@@ -155,7 +156,7 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen([*console_script("semisilo"), "demo", "--silos", "1", "--rounds", "500"],
                             stdout=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
@@ -169,7 +170,7 @@ def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path:
         assert len(_processes_of(tmp_path)) >= 2, "a coordinator and a silo"
         demo.send_signal(number)
         demo.stdout.read()
-        assert demo.wait(30) == 128 + number
+        assert demo.wait(300) == 128 + number
     finally:
         demo.kill()
     assert _processes_of(tmp_path) == []

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common import batch_norm, tensors
-from common.batch_norm import StaticBatchNorm
-from common.config import to_dict
-from common.data import augment
-from common.data.form import ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadData
-from common.exchange import SiloData
-from common.models import initial_model
-from common.soft_labels import soft_labels
+from semisilo.common.config import to_dict
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.soft_labels import soft_labels
+from semisilo.common.methods.contract import SiloData
+from semisilo.common.models.factory import initial_model
 from semisilo.diagnostics import (
     Problem,
     labels_of,

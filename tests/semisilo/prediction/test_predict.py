@@ -17,18 +17,18 @@ import torch
 from PIL import Image
 
 import semisilo
-from common.calibration import probabilities
-from common.cli_errors import run_cli
-from common.data import archive
-from common.errors import BadData, UsageError
-from common.exported_model import logits_of, read_model
-from semisilo.cli import app
-from semisilo.predictor import Predictions, open_predictor, predict
+from semisilo.cli.main import app
+from semisilo.common.data.formats import archive
+from semisilo.common.errors import BadData, UsageError
+from semisilo.common.models.exported import logits_of, read_model
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.export.calibration import probabilities
+from semisilo.prediction.predictor import Predictions, open_predictor, predict
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.output import export_run
 from tests.semisilo.studies import study
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,9 +58,9 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, digits = tmp_path_factory.mktemp("scans"), archive.digits("test", source="digits")
     assert digits.images is not None
     assert digits.labels_N is not None
-    for place, (pixels, label) in enumerate(zip(digits.images, digits.labels_N, strict=True)):
+    for index, (pixels, label) in enumerate(zip(digits.images, digits.labels_N, strict=True)):
         (folder / str(label)).mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(folder / str(label) / f"{place:03d}.png")
+        Image.fromarray(pixels).save(folder / str(label) / f"{index:03d}.png")
     return folder
 
 
@@ -82,16 +82,16 @@ def test_every_probability_is_that_of_the_network_bit_for_bit_at_the_coordinator
     assert np.array_equal(found.probabilities, probabilities(logits_NK, temperature=facts.temperature))
     assert np.array_equal(found.predicted, logits_NK.argmax(axis=1))
     in_folders = predict(model, scans, device="cpu")
-    place_of = {int(Path(name).stem): place for place, name in enumerate(in_folders.files)}
-    order = [place_of[place] for place in range(len(found))]
+    position_of = {int(Path(name).stem): index for index, name in enumerate(in_folders.files)}
+    order = [position_of[index] for index in range(len(found))]
     assert np.allclose(in_folders.probabilities[order], found.probabilities, atol=1e-5)
 
 
 def test_the_graph_predicts_what_the_network_predicts_and_loads_no_torch(model: Path, scans: Path) -> None:
-    code = ("import sys; from semisilo.predictor import predict;"
+    code = ("import sys; from semisilo.prediction.predictor import predict;"
             f" found = predict({str(model / 'model.onnx')!r}, {str(scans)!r});"
             " print(found.right, len(found), 'torch' in sys.modules)")
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     ours = predict(model, scans, device="cpu")
     assert done.stdout.split() == [str(ours.right), str(len(ours)), "False"]
@@ -230,8 +230,8 @@ def test_the_command_prints_facts_as_one_document_and_writes_the_file(simulated:
     (tmp_path / "scans" / "9" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "scans" / "9" / "good.png").write_bytes(next((scans / "9").iterdir()).read_bytes())
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "semisilo.cli", "predict", str(model / "model.onnx"), str(tmp_path / "scans"),
-         "--out", str(tmp_path / "p.csv"), "--json"], capture_output=True, text=True, cwd=ROOT, timeout=100)
+        [sys.executable, "-P", "-m", "semisilo.cli.main", "predict", str(model / "model.onnx"), str(tmp_path / "scans"),
+         "--out", str(tmp_path / "p.csv"), "--json"], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["images"], facts["labelled"], len(facts["skipped"])) == (1, 1, 1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data.split_settings import SplitSettings
-from coordinator.simulated import SimulationSettings
+from semisilo.common.data.split_settings import SplitSettings
+from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.simulation.availability import drops_out, probabilities, reachable
 from semisilo.simulation.clock import PhaseClock
 
-SILOS = [f"silo-{place:03d}" for place in range(20)]
+SILOS = [f"silo-{index:03d}" for index in range(20)]
 
 
 def settings(**keys: object) -> SimulationSettings:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from common import checkpoint, tensors
-from common.data import splits
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.readers import read_images
-from common.evaluation import evaluate
-from common.exchange import (
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.readers import read_images
+from semisilo.common.learning import tensors
+from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import (
     FROM_TASK,
     CoordinatorData,
     Environment,
@@ -29,12 +29,13 @@ from common.exchange import (
     Update,
     UpdateHeader,
 )
-from common.methods import METHODS, check_metrics
-from common.methods.fedmatch import FedMatchSettings
-from common.models import initial_model, model_builder
-from coordinator.evaluation import build_with
-from coordinator.strategies.fedmatch import FedMatchState, FedMatchStrategy
-from silo.trainers.fedmatch import FedMatchTrainer
+from semisilo.common.methods.fedmatch import FedMatchSettings
+from semisilo.common.models.factory import initial_model, model_builder
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.compute.evaluation import build_with
+from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchState, FedMatchStrategy
+from semisilo.silo.trainers.fedmatch import FedMatchTrainer
+from semisilo.simulation.splits import splits
 
 SEED, ROUNDS = 1, 4
 AUGMENTATION = AugmentationSettings(policy="small", without=("Invert", "Solarize"))
@@ -167,8 +168,9 @@ def _settings(scenario: str, preset: str, **changes: Any) -> FedMatchSettings:
     return FedMatchSettings(scenario=scenario, preset=preset, **{**own, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("preset", ["paper_v1", "paper_v3"])
-@pytest.mark.parametrize("scenario", [COORDINATOR, SILO])
+@pytest.mark.parametrize(("scenario", "preset"), [
+    (COORDINATOR, "paper_v1"), pytest.param(COORDINATOR, "paper_v3", marks=pytest.mark.slow),
+    pytest.param(SILO, "paper_v1", marks=pytest.mark.slow), pytest.param(SILO, "paper_v3", marks=pytest.mark.slow)])
 def test_it_learns(scenario: str, preset: str) -> None:
     """Measured after 4 rounds: 0.92 in all but v3 with labels at the silos, 0.97. Chance is 0.1."""
     federation = Federation(_world(scenario, most=250), _settings(scenario, preset))
@@ -181,6 +183,7 @@ def test_it_learns(scenario: str, preset: str) -> None:
     assert all(numbers["c2s_percent"] <= (200.0 if scenario == SILO else 100.0) for numbers in federation.numbers)
 
 
+@pytest.mark.slow
 def test_strong_sparsity_sends_a_tenth_of_the_values_and_still_learns() -> None:
     """Proximal steps and coarse thresholds: psi has few values left, most differences stay at home. Measured: 1.4 % of
     the values against 100 %, accuracy 0.86 against 0.92."""
@@ -201,6 +204,7 @@ SMALL: dict[str, Any] = {"local_epochs": 1, "keep_helpers": True, "helper_interv
                          "abstain_if_no_confident": False}
 
 
+@pytest.mark.slow  # quickly: test_contract.py, through engine, codec and disk
 @pytest.mark.parametrize("preset", ["paper_v1", "paper_v3"])
 @pytest.mark.parametrize("scenario", [COORDINATOR, SILO])
 def test_a_restart_between_any_two_steps_changes_no_bit_nor_does_the_order_of_arrival(

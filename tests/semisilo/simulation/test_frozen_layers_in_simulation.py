@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.errors import BadData
-from common.exchange import ModelSettings
-from common.models import build_model
-from coordinator.study import load_study
+from semisilo.common.errors import BadData
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import build_model
+from semisilo.coordinator.studies.study_file import load_study
 from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.parts import write_parts
 from semisilo.simulation.settings import load_simulated_study
-from semisilo.simulation.toml_text import toml_text
 from tests.semisilo.studies import study
 
 FROZEN = ["features.0", "features.1", "features.4", "features.5"]
@@ -52,7 +52,7 @@ def study_file(folder: Path, method: str = "semifl", scenario: str = "labels-at-
     write_weights(folder / "weights" / "w.safetensors")
     chosen = study(method, scenario, silos=2, model={"weights": "weights/w.safetensors", "freeze": FROZEN}, **tables)
     path = folder / "study.toml"
-    path.write_text(toml_text(chosen), encoding="utf-8")
+    path.write_text(tomli_w.dumps(chosen), encoding="utf-8")
     return path
 
 
@@ -100,7 +100,7 @@ def test_the_labelled_only_line_starts_from_the_same_weights(tmp_path: Path) -> 
                         ("random", {"freeze": "backbone"})):
         path = study_file(tmp_path / name, study={"rounds": 1, "labelled_only_baseline": True, "baseline_epochs": 2})
         tables = study(silos=2, rounds=1, study={"labelled_only_baseline": True, "baseline_epochs": 2}, model=model)
-        path.write_text(toml_text(tables), encoding="utf-8")
+        path.write_text(tomli_w.dumps(tables), encoding="utf-8")
         run(path, out=tmp_path / name / "run", device="cpu")
         ledger = sqlite3.connect(tmp_path / name / "run" / "ledger.sqlite")
         lines[name] = json.loads(ledger.execute("SELECT baseline_json FROM study").fetchone()[0])["metrics"]["loss"]

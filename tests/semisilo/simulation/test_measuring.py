@@ -15,16 +15,15 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from common.data import archive
-from common.errors import BadConfiguration, BadData, StorageDamaged, UsageError
-from common.evaluation import evaluate
-from common.models import model_builder
-from common.state_files import StateFiles
-from common.store import hash_file
-from coordinator.ledger import Ledger
-from coordinator.strategies.fed_shvr import FedSHVRState
-from coordinator.study import FrozenStudy
-from semisilo.cli import app
+from semisilo.cli.main import app
+from semisilo.common.data.formats import archive
+from semisilo.common.errors import BadConfiguration, BadData, StorageDamaged, UsageError
+from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.models.factory import model_builder
+from semisilo.common.storage.state_files import StateFiles
+from semisilo.common.storage.store import hash_file
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.strategies.fed_shvr import FedSHVRState
 from semisilo.diagnostics import Problem, labels_of, objective_of, stationarity_gap
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.dealing import deal_study
@@ -33,8 +32,8 @@ from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.output import report
 from semisilo.simulation.settings import load_simulated_study
 from semisilo.simulation.surface import SURFACE_FILE, coordinates, drawn_surface, measure_surface
+from tests.semisilo.simulation.test_simulate import killed
 from tests.semisilo.studies import study
-from tests.semisilo.test_simulate import killed
 
 BOTH = {"stationarity_gap": True, "forgetting": True}
 GAP = ("stationarity_gap", "stationarity_gradient", "stationarity_labels", "objective")
@@ -61,14 +60,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
 def problem(measured: SimulationResult) -> Problem:
     """The objective of round 3, put together from the study file by hand; alpha_0 = exp(-5 (1 - 3/4)^2)."""
     dealt = deal_study(load_simulated_study(shvr(**BOTH)))
-    silos = {name: dealt.silo_images(place).data(round=3, scenario="labels-at-silo")
-             for place, name in enumerate(dealt.silos)}
+    silos = {name: dealt.silo_images(index).data(round=3, scenario="labels-at-silo")
+             for index, name in enumerate(dealt.silos)}
     form = dealt.config.data.image
     ledger = Ledger(measured.folder / "ledger.sqlite")
-    from common.config import from_dict
-
-    frozen = from_dict(FrozenStudy, ledger.study("study").frozen)
+    frozen = ledger.study("study").frozen
     ledger.close()
+    assert frozen is not None
     assert form.size == frozen.image.size
     model = replace(dealt.config.model, classes=frozen.classes)
     return Problem(build_model=model_builder(model, frozen.image, ()), silos=silos, image=frozen.image,
@@ -108,6 +106,7 @@ def test_measuring_changes_no_bit_and_may_be_turned_on_and_off(tmp_path: Path, m
     assert run(shvr(**BOTH), out=tmp_path / "out", device="cpu") == plain, "it is the same simulation"
 
 
+@pytest.mark.slow  # quickly: a kill in test_simulate.py
 def test_a_simulation_that_was_killed_while_it_measured_has_all_gaps(tmp_path: Path, measured: SimulationResult
                                                                      ) -> None:
     path, out = killed(shvr(**BOTH), tmp_path,
@@ -133,7 +132,7 @@ def test_with_one_silo_the_accuracy_after_training_is_that_before_the_next_round
 
 def test_before_and_after_are_means_over_the_silos_own_labelled_images(measured: SimulationResult, problem: Problem
                                                                        ) -> None:
-    from common import batch_norm, tensors
+    from semisilo.common.learning import batch_norm, tensors
 
     state, found = state_after(measured, 2), measured.rounds[3].metrics
     model = problem.build_model()
@@ -186,8 +185,10 @@ def test_the_report_is_written_again_with_every_diagnostic(measured: SimulationR
     assert json.loads((measured.folder / "metrics.json").read_text())["digest"] == measured.digest
 
 
+@pytest.mark.slow
 def test_the_report_of_a_simulation_that_was_killed_shows_the_rounds_that_are_done(tmp_path: Path) -> None:
-    _, out = killed(study("semifl", rounds=3), tmp_path, crash="coordinator.work:Operations.aggregate:2:before")
+    _, out = killed(study("semifl", rounds=3), tmp_path,
+                    crash="semisilo.coordinator.compute.operations:Operations.aggregate:2:before")
     result, page = report(out)
     assert [each.state for each in result.rounds] == ["completed", "completed", "aggregating"]
     assert page.exists()
@@ -235,6 +236,7 @@ def test_the_middle_of_the_surface_is_the_objective_of_the_final_model(
     assert len({value for row in surface["surface"]["total"] for value in row}) == 9
 
 
+@pytest.mark.slow
 def test_the_surface_stays_in_later_reports_of_the_same_model(
         measured: SimulationResult, surface: dict[str, Any]) -> None:
     _, page = report(measured.folder)

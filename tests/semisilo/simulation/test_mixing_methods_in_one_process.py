@@ -10,17 +10,27 @@ import pytest
 import torch
 from torch import nn
 
-from common import checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.config import from_dict, to_dict
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.readers import read_images
-from common.exchange import FROM_TASK, CoordinatorData, Environment, Phase, SiloData, SiloTask, Update, UpdateHeader
-from common.methods import METHODS, check_metrics
-from common.models import initial_model
-from coordinator.evaluation import measure_model
-from coordinator.strategies import load_strategy
-from silo.trainers import load_trainer
+from semisilo.common.config import from_dict, to_dict
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.readers import read_images
+from semisilo.common.learning import tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import (
+    FROM_TASK,
+    CoordinatorData,
+    Environment,
+    Phase,
+    SiloData,
+    SiloTask,
+    Update,
+    UpdateHeader,
+)
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.compute.evaluation import measure_model
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.silo.trainers import load_trainer
 
 SEED = 1
 FORM = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,))
@@ -56,9 +66,9 @@ class Study:
         train, test = (read_images(f"digits#{part}", size=8, channels=1).images for part in ("train", "test"))
         at_silo = self.settings.scenario == "labels-at-silo"
         labelled = train.subset(range(labels))
-        self.silos = {silo: SiloData(labelled=labelled.subset(range(place, labels, 4)) if at_silo else None,
-                                     unlabelled=train.subset(range(labels + place, labels + 4 * unlabelled, 4)))
-                      for place, silo in enumerate(SILOS)}
+        self.silos = {silo: SiloData(labelled=labelled.subset(range(index, labels, 4)) if at_silo else None,
+                                     unlabelled=train.subset(range(labels + index, labels + 4 * unlabelled, 4)))
+                      for index, silo in enumerate(SILOS)}
         self.environment = Environment(
             seed=SEED, rounds=rounds, num_silos=4, build_model=_net, image=FORM,
             data=CoordinatorData(labelled=None if at_silo else labelled, test=test),

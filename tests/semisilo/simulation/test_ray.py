@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import UsageError
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import UsageError
+from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.process.messages import Failure
+from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.site.home import JoinChoice
 from semisilo.simulation import run
-from semisilo.simulation.ray_engine import Outcome, RayWorkplace, Shipment, _rebuilt, _unpacked, train_shipment
-from semisilo.simulation.silos import Job
+from semisilo.simulation.ray_engine import RayWorkplace, Shipment, ShipmentOutcome, _rebuilt, _unpacked, train_shipment
 from semisilo.simulation.workplace import InlineWorkplace
 from tests.semisilo.studies import study
 
@@ -44,27 +48,27 @@ def test_training_from_bytes_in_an_empty_folder_gives_the_bits_of_one_process(
             super().__init__(images, **options)  # type: ignore[arg-type]
             self._all = images
 
-        async def train(self, job: Job, *, on_progress: object = None) -> dict[str, object]:
-            from common.store import PayloadStore
-            from common.tensor_cache import TensorCache
+        async def train(self, request: Train, *, on_progress: object = None) -> Trained:
+            from semisilo.common.payload.cache import TensorCache
+            from semisilo.common.storage.store import PayloadStore
 
-            cache = TensorCache(PayloadStore(job.home.cache))
-            held = {digest: found.read_bytes() for each in job.task.payloads
+            cache = TensorCache(PayloadStore(request.cache_folder))
+            held = {digest: found.read_bytes() for each in request.task.payloads
                     for digest in (each.tensors, each.reference) if digest and (found := cache.find(digest))}
 
             def content(path: Path | None) -> bytes | None:
                 return None if path is None else path.read_bytes()
 
             shipment = Shipment(
-                job=job, factories=(), device="cpu", tensors=held, memory=content(job.memory),
-                payloads={digest: path.read_bytes() for digest, path in job.payloads.items()},
-                residuals=content(job.residuals), pending_residuals=content(job.pending_residuals))
+                request=request, device="cpu", tensors=held, memory=content(request.memory),
+                payloads={digest: path.read_bytes() for digest, path in request.payloads.items()},
+                residuals=content(request.residuals), pending_residuals=content(request.pending_residuals))
             folder = tmp_path / "elsewhere" / str(len(trained))
             folder.mkdir(parents=True)
-            outcome = train_shipment(shipment, self._all[job.place], folder)  # type: ignore[arg-type]
-            trained.append(job.task.task_id)
-            assert outcome.error is None
-            return _unpacked(outcome, job.home)
+            images = self._all[int(request.choice.source)]
+            outcome = train_shipment(shipment, images, folder)  # type: ignore[arg-type]
+            trained.append(request.task.task_id)
+            return _unpacked(outcome, request)
 
     monkeypatch.setattr("semisilo.simulation.workplace.InlineWorkplace", Elsewhere)
     there = simulate.run(KEEPS_MUCH, out=tmp_path / "there", device="cpu")
@@ -74,26 +78,37 @@ def test_training_from_bytes_in_an_empty_folder_gives_the_bits_of_one_process(
 
 
 def test_what_a_real_silo_would_refuse_comes_back_as_that_error_and_a_mistake_as_one() -> None:
-    refusal = _rebuilt("BAD_DATA", "Nothing here.", "Look elsewhere.", "")
+    refusal = _rebuilt(Failure(code="BAD_DATA", text="Nothing here.", remedy="Look elsewhere."))
     assert (type(refusal).__name__, refusal.remedy, refusal.__cause__) == ("BadData", "Look elsewhere.", None)
-    mistake = _rebuilt("COMPUTE_FAILED", "Training failed", "", "Traceback ...")
+    mistake = _rebuilt(Failure(code="COMPUTE_FAILED", text="Training failed", details="Traceback ..."))
     assert isinstance(mistake.__cause__, RuntimeError)
 
 
 def test_an_outcome_without_an_update_leaves_no_files(tmp_path: Path) -> None:
-    from silo.home import SiloHome
+    def file(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        return tmp_path / name
 
-    home = SiloHome(tmp_path)
-    home.memory.mkdir()
-    result = _unpacked(Outcome(result={"payload": None, "memory": None, "residuals": None}, tensors={}), home)
-    assert result == {"payload": None, "memory": None, "residuals": None}
-    assert not list(home.memory.iterdir())
+    trained = Trained(payload=None, abstention="no_data", metrics={}, memory=None, residuals=None, seconds=0.0)
+    request = Train(task=a_task(), payloads={}, cache_folder=file("cache"), choice=JoinChoice(source="0"), memory=None,
+                    residuals=None, pending_residuals=None, outgoing_folder=file("outgoing"),
+                    memory_folder=file("memory"))
+    assert _unpacked(ShipmentOutcome(trained=trained), request) == trained
+    assert not [path for folder in ("memory", "outgoing", "cache") for path in (tmp_path / folder).rglob("*")
+                if path.is_file()]
+
+
+def a_task() -> TaskSpec:
+    return TaskSpec(
+        task_id="s/1/0-train/a", study="s", round=1, rounds=1, phase="train", silo="a", method="fedavg", settings={},
+        model=ModelSettings(), image=ImageForm(size=1, channels=1, mean=(0.0,), std=(1.0,)),
+        augmentation=AugmentationSettings(), numerics=Numerics(), payloads=(), last_folded_round=0, seed=1)
 
 
 def test_without_ray_the_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="not installed") as error:
-        RayWorkplace([], factories=(), device="cpu", threads=1)
+        RayWorkplace([], device="cpu", threads=1)
     assert "semisilo[ray]" in error.value.remedy
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from common import batch_norm, checkpoint, tensors
-from common.data import splits
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.data.readers import measure_form, read_images
-from common.evaluation import evaluate
-from common.exchange import (
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.data.readers import measure_form, read_images
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.methods import METHODS, SemiFLSettings, check_metrics
+from semisilo.common.methods.contract import (
     CoordinatorData,
     Environment,
     ModelSettings,
@@ -28,11 +28,12 @@ from common.exchange import (
     Update,
     UpdateHeader,
 )
-from common.methods import METHODS, SemiFLSettings, check_metrics
-from common.models import ModelBuilder, initial_model, model_builder
-from coordinator.baseline import train_labelled_only
-from coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
-from silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
+from semisilo.common.models.factory import ModelBuilder, initial_model, model_builder
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.compute.baseline import train_labelled_only
+from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
+from semisilo.silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
+from semisilo.simulation.splits import splits
 
 SEED = 1
 AUGMENTATION = AugmentationSettings(policy="small", without=("Invert", "Solarize"))
@@ -138,6 +139,7 @@ def _bits(state: SemiFLState) -> str:
                            **{f"o/{name}": tensor for name, tensor in (state.opt_buf or {}).items()}})
 
 
+@pytest.mark.slow
 def test_unlabelled_images_at_three_silos_beat_labels_alone() -> None:
     """Five rounds from 20 labels. Measured for seeds 1, 2, 3: labels alone 0.78, 0.76, 0.85; round 0 0.76, 0.70,
     0.81; round 5 0.89, 0.89, 0.90. So leads of 5 and 2 points do not hang on luck."""
@@ -162,6 +164,7 @@ SMALL = SemiFLSettings(coordinator_epochs=15, local_epochs=1, unlabelled_batch=6
                        sbn_source="coordinator+silos")
 
 
+@pytest.mark.slow  # quickly: test_contract.py, through engine, codec and disk
 def test_a_restart_between_any_two_steps_changes_no_bit(tmp_path: Path) -> None:
     """State and memories go through the disk before every use, the strategy and the trainers are new each time."""
 
@@ -185,6 +188,7 @@ def test_a_restart_between_any_two_steps_changes_no_bit(tmp_path: Path) -> None:
     assert len(results[0][1]) == 3
 
 
+@pytest.mark.slow  # quickly: test_contract.py, through engine, codec and disk
 def test_the_order_in_which_silos_work_changes_no_bit() -> None:
     world = _world(rounds=2)
     forwards, backwards = (Federation(world, SMALL) for _ in range(2))

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from common.methods import METHODS
-from coordinator.ledger import Ledger
+from semisilo.common.methods import METHODS
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.silo.site.disclosures import Line, read_lines
+from semisilo.silo.site.home import SiloHome
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.parts import write_parts
@@ -40,6 +43,16 @@ def payloads_of(ledger: Ledger) -> list[tuple[Any, ...]]:
         " GROUP BY round, phase, silo, direction, item ORDER BY round, phase, silo, direction, item")]
 
 
+def disclosed_by(home: Path) -> list[tuple[Any, ...]]:
+    """What a silo has written down of its answers, but for what differs here: time, names of studies (and thereby size
+    and digest of an abstention), and metrics that need the labels which only a simulation keeps."""
+    lines = [line for line in read_lines(SiloHome(home).disclosures) if isinstance(line, Line)]
+    return [(line.kind, line.round, line.phase, line.method, line.groups, line.num_examples, line.text,
+             {name: value for name, value in line.metrics.items() if name not in PSEUDO_LABEL_METRICS[-2:]},
+             *((line.bytes, line.digest) if line.kind == "update" else ()))
+            for line in lines if line.kind in ("update", "abstention")]
+
+
 def assert_equal_to_files(tables: dict[str, Any], tmp_path: Path) -> SimulationResult:
     simulated = run(tables, out=tmp_path / "simulated", device="cpu")
     ledger = run_parts(parts_of(tables, tmp_path / "parts"), tmp_path / "files")
@@ -47,6 +60,11 @@ def assert_equal_to_files(tables: dict[str, Any], tmp_path: Path) -> SimulationR
     try:
         assert simulated.digest == ledger.committed_digest("first")
         assert payloads_of(here) == payloads_of(ledger)
+        for silo in {each.silo for each in simulated.silos}:
+            disclosed = disclosed_by(tmp_path / "simulated" / "silos" / silo)
+            assert disclosed == disclosed_by(tmp_path / "files" / silo)
+            assert len(disclosed) == sum(each.silo == silo and each.state in ("updated", "abstained")
+                                         for each in simulated.silos)
         assert [row.metrics for row in here.rounds("study")] == [row.metrics for row in ledger.rounds("first")]
         return simulated
     finally:
@@ -54,7 +72,12 @@ def assert_equal_to_files(tables: dict[str, Any], tmp_path: Path) -> SimulationR
         ledger.close()
 
 
-@pytest.mark.parametrize(("method", "scenario"), CASES)
+QUICK = {("semifl", "labels-at-coordinator"), ("fedmatch", "labels-at-silo"), ("fed_shvr", "labels-at-silo")}
+"""What each method hands over is the same in every case (test_contract.py); these keep the most at both ends."""
+
+
+@pytest.mark.parametrize(("method", "scenario"), [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES])
 def test_every_method_gives_the_bits_and_bytes_of_silos_that_share_nothing_but_files(
         tmp_path: Path, method: str, scenario: str) -> None:
     result = assert_equal_to_files(study(method, scenario), tmp_path)
@@ -80,6 +103,7 @@ def test_a_sampled_round_leaves_the_memory_of_the_others_alone_on_both_ways(tmp_
     assert all(sum(each.answers.values()) == 2 for each in result.rounds[1:])
 
 
+@pytest.mark.slow
 def test_a_federation_of_real_processes_ends_with_the_bits_of_the_simulation(tmp_path: Path) -> None:
     tables = study("semifl", silos=2)
     simulated = run(tables, out=tmp_path / "simulated", device="cpu")
@@ -97,3 +121,7 @@ def test_a_federation_of_real_processes_ends_with_the_bits_of_the_simulation(tmp
             processes.enroll(silo)
             processes.join(silo)
         assert processes.finish() == simulated.digest
+        for silo in processes.silos:
+            disclosed = disclosed_by(tmp_path / "simulated" / "silos" / silo)
+            assert disclosed
+            assert disclosed == disclosed_by(processes.folder / silo)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
-from common.config import to_dict
-from common.data.archive import digits
-from common.data.form import ImageForm
-from common.data.partly_labelled import read_partly_labelled
-from common.data.readers import read_images
-from common.errors import SemisiloError, UsageError
-from coordinator.study import load_study
+from semisilo.common.config import load_toml, to_dict
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.formats.archive import digits
+from semisilo.common.data.partly_labelled import read_partly_labelled
+from semisilo.common.data.readers import read_images
+from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.coordinator.studies.study_file import load_study
+from semisilo.silo.compute.images import read_silo_images
+from semisilo.silo.site.home import JoinChoice
 from semisilo.simulation.dealing import Dealt, deal_study, silo_names
 from semisilo.simulation.output import split_study
 from semisilo.simulation.parts import write_parts
 from semisilo.simulation.settings import load_simulated_study
-from semisilo.simulation.toml_text import toml_text
-from silo.home import JoinChoice
-from silo.images import read_silo_images
 from tests.semisilo.studies import study
 
 STREAMING = {"name": "streaming_noniid", "steps": 2, "rounds_per_step": 3, "fraction": 0.3}
@@ -54,10 +53,10 @@ def all_bytes(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_same_file_and_seed_give_the_same_bytes_and_another_seed_others(tmp_path: Path, name: str) -> None:
     tables = STUDIES[name]
-    for place in ("first", "again"):
-        write_parts(dealt_of(tables), tmp_path / place)
+    for folder in ("first", "again"):
+        write_parts(dealt_of(tables), tmp_path / folder)
     write_parts(dealt_of({**tables, "study": {**tables["study"], "seed": 6}}), tmp_path / "other")
-    first, again, other = (all_bytes(tmp_path / place) for place in ("first", "again", "other"))
+    first, again, other = (all_bytes(tmp_path / folder) for folder in ("first", "again", "other"))
     assert first == again
     assert first.keys() == other.keys()
     assert first["silos/silo-000.npz"] != other["silos/silo-000.npz"]
@@ -68,8 +67,8 @@ def test_a_silo_reads_from_its_file_what_it_gets_in_a_simulation(tmp_path: Path,
     dealt = dealt_of(STUDIES[name])
     write_parts(dealt, tmp_path)
     form = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.4,))
-    for place, silo in enumerate(dealt.silos):
-        simulated = dealt.silo_images(place)
+    for index, silo in enumerate(dealt.silos):
+        simulated = dealt.silo_images(index)
         read = read_silo_images(JoinChoice(source=str(tmp_path / "silos" / f"{silo}.npz")), form,
                                 classes=dealt.classes, scenario=dealt.study.scenario).images
         for number in (1, 3, 4, 100):
@@ -89,12 +88,12 @@ def test_a_silo_reads_from_its_file_what_it_gets_in_a_simulation(tmp_path: Path,
 def test_no_file_of_a_silo_holds_a_class_of_an_unlabelled_image(tmp_path: Path, name: str) -> None:
     dealt = dealt_of(STUDIES[name])
     write_parts(dealt, tmp_path)
-    for place, silo in enumerate(dealt.silos):
+    for index, silo in enumerate(dealt.silos):
         with np.load(tmp_path / "silos" / f"{silo}.npz") as archive:
             assert set(archive.files) <= {"labelled_images", "labelled_labels", "classes", "unlabelled_images",
                                           "unlabelled_steps", "rounds_per_step"}
             if "labelled_labels" in archive.files:
-                assert len(archive["labelled_labels"]) == len(dealt.labelled_of(place))
+                assert len(archive["labelled_labels"]) == len(dealt.labelled_of(index))
             else:
                 assert "classes" not in archive.files
 
@@ -138,7 +137,7 @@ def test_each_file_has_the_pictures_labels_and_steps_that_the_manifest_names(tmp
         chosen = pictures[indices]
         return chosen[:, None] if channels == 1 else chosen.transpose(0, 3, 1, 2)
     form = ImageForm(size=8, channels=channels, mean=(0.3,) * channels, std=(0.4,) * channels)
-    for place, entry in enumerate(manifest["silos"].values()):
+    for index, entry in enumerate(manifest["silos"].values()):
         read = read_partly_labelled(str(out / entry["file"]), form, classes=dealt.classes, use_labels=True)
         assert read.unlabelled is not None
         assert read.unlabelled.labels_N is None
@@ -152,7 +151,7 @@ def test_each_file_has_the_pictures_labels_and_steps_that_the_manifest_names(tmp
         assert np.array_equal(read.labelled.images_NCHW.numpy(), pixels_of(held))
         assert read.labelled.labels_N.tolist() == labels[held].tolist()
         assert read.steps_N is not None
-        assert np.array_equal(read.steps_N, dealt.split.steps_of(place))
+        assert np.array_equal(read.steps_N, dealt.split.steps_of(index))
         assert read.rounds_per_step == manifest["rounds_per_step"] == 3
     sets = {name: entry for name, entry in manifest["coordinator"].items() if name != "test"}
     assert set(sets) == {"labelled", "validation"} if scenario == "labels-at-coordinator" else {"validation"}
@@ -192,6 +191,7 @@ def test_the_study_file_of_the_parts_is_one_for_real_silos_with_the_same_setting
     write_parts(dealt, tmp_path)
     config = load_study(tmp_path / "coordinator" / "study.toml")
     assert to_dict(config) == to_dict(dealt.config)
+    assert load_toml(tmp_path / "coordinator" / "study.toml") == dealt.tables
     assert config.study.start_with == 3
     assert config.data.labelled == "data/labelled.npz"
     assert (tmp_path / "coordinator" / config.data.labelled).is_file()
@@ -201,7 +201,7 @@ def test_the_study_file_of_the_parts_is_one_for_real_silos_with_the_same_setting
 
 def test_the_command_says_what_is_where_and_never_mixes_parts(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
-    path.write_text(toml_text(study()))
+    path.write_text(tomli_w.dumps(study()))
     lines = split_study(path, out=tmp_path / "parts")
     assert lines[0].startswith("coordinator: 20 labelled, 20 validation, 355 test")
     assert lines[1].startswith("3 silos: 44 unlabelled, 0 labelled each")
@@ -226,7 +226,7 @@ def npz(folder: Path, **parts: int) -> Path:
 def from_file(folder: Path, **simulation: Any) -> Dealt:
     path = folder / "study.toml"
     split = {"fraction": 1.0, "num_validation": 0, **simulation.pop("split", {})}
-    path.write_text(toml_text(study(split=split, simulation=simulation)))
+    path.write_text(tomli_w.dumps(study(split=split, simulation=simulation)))
     return deal_study(load_simulated_study(path))
 
 
@@ -274,20 +274,3 @@ def test_names_of_silos_keep_the_order_of_the_split_however_many_there_are() -> 
         assert len(set(names)) == number
         assert sorted(names, key=str.encode) == list(names)
     assert silo_names(2) == ("silo-000", "silo-001")
-
-
-# TOML -----------------------------------------------------------------------------------------------------------------
-
-
-def test_tables_come_back_from_their_text_as_they_were() -> None:
-    tables = {
-        "study": {"seed": -3, "lr": 1e-05, "big": 1e16, "on": True, "off": False},
-        "data": {"image": {"size": 8, "mean": [0.5, 1.0], "no names": {"a.b": "c"}}, "classes": ["a", 'say "b"', "ü"]},
-        "odd name": {"text": "two\nlines, a \\ and \x7f, \t too", "empty": "", "none": []},
-    }
-    assert tomllib.loads(toml_text(tables)) == tables
-
-
-def test_what_toml_has_no_form_for_is_not_written() -> None:
-    with pytest.raises(TypeError, match="None"):
-        toml_text({"study": {"seed": None}})

@@ -1,6 +1,6 @@
 """The bounds of baselines.md section 5: fully supervised, as the papers' study files write it, is central training.
 
-The partially supervised one is the labelled-only line itself (tests/coordinator/test_baseline.py).
+The partially supervised one is the labelled-only line itself (tests/coordinator/compute/test_baseline.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common import tensors
-from common.exchange import CoordinatorData, Environment
-from common.models import initial_model, model_builder
-from common.training import SGDSettings, cosine_lr, train_labelled
-from coordinator.baseline import train_labelled_only
+from semisilo.common.learning import tensors
+from semisilo.common.learning.training import SGDSettings, cosine_lr, train_labelled
+from semisilo.common.methods.contract import CoordinatorData, Environment
+from semisilo.common.models.factory import initial_model, model_builder
+from semisilo.coordinator.compute.baseline import train_labelled_only
 from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.settings import load_simulated_study

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import BadData
-from silo.home import JoinChoice
-from silo.own_images import OwnImages, state_of
+from semisilo.common.errors import BadData
+from semisilo.silo.agent.broken_images import OwnImages, state_of
+from semisilo.silo.site.home import JoinChoice
 
 
 @pytest.fixture

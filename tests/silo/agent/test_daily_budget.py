@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import DailyBudget
-from silo.budget import DayBudget, DayCount, read_day
-from silo.hours import Hours
-from silo.traffic import Carried
+from semisilo.common.errors import DailyBudget
+from semisilo.silo.agent.daily_budget import DayBudget, DayCount, read_day
+from semisilo.silo.link.traffic import Carried
+from semisilo.silo.site.working_hours import Hours
 
 UTC_HOURS = Hours(zone="UTC")
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()

@@ -16,25 +16,27 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from common.cli_errors import run_cli
-from common.convert import image_to_proto, model_to_proto
-from common.data.form import ImageForm
-from common.exchange import ModelSettings
-from common.uplink import Uplink
-from common.wire import round_service_pb2 as pb
-from silo.check import CheckReport, Finding, check
-from silo.check_agent import look_at_tasks
-from silo.check_site import look_at_disk, look_at_gpu, look_at_images, look_at_memory
-from silo.check_study import OwnRound, StudyNeeds, look_at_hours, look_at_study, needs_of
-from silo.cli import app
-from silo.forecast import forecast, line_of
-from silo.home import SiloHome, StatusFile
-from silo.hours import Hours
-from silo.identity_store import load_identity
-from silo.policy import DataPolicy, Limits, Permit, Policy
-from silo.rounds import TaskTook, note_task, read_tasks
+from semisilo.common.data.form import ImageForm
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.methods.uplink import Uplink
+from semisilo.common.rpc.convert import image_to_proto, model_to_proto
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.task_times import TaskTook, note_task, read_tasks
+from semisilo.silo.check.agent import look_at_tasks
+from semisilo.silo.check.finding import Finding
+from semisilo.silo.check.forecast import forecast, line_of
+from semisilo.silo.check.needs import OwnRound, StudyNeeds, needs_of
+from semisilo.silo.check.report import CheckReport, check
+from semisilo.silo.check.site import look_at_disk, look_at_gpu, look_at_images, look_at_memory
+from semisilo.silo.check.study import look_at_hours, look_at_study
+from semisilo.silo.cli.main import app
+from semisilo.silo.site.home import SiloHome, StatusFile
+from semisilo.silo.site.identity_store import load_identity
+from semisilo.silo.site.policy import DataPolicy, Limits, Permit, Policy
+from semisilo.silo.site.working_hours import Hours
 from tests import identity_kit
-from tests.silo.test_cli import enrolled, hub
+from tests.silo.cli.test_main import enrolled, hub
 
 NOW = 1_790_000_000.0
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
@@ -252,10 +254,10 @@ def test_images_whose_header_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scans_with_one_broken(tmp_path / "scans")
-    monkeypatch.setattr("silo.check_site._HEADERS", 10)
+    monkeypatch.setattr("semisilo.silo.check.site._HEADERS", 10)
     policy = Policy(data=DataPolicy(source=str(tmp_path / "scans")))
     assert look_at_images(SiloHome(tmp_path), policy)[0].facts["headers_read"] == 10
-    monkeypatch.setattr("silo.check_site._HEADER_SECONDS", -1.0)
+    monkeypatch.setattr("semisilo.silo.check.site._HEADER_SECONDS", -1.0)
     assert look_at_images(SiloHome(tmp_path), policy)[0].facts["headers_read"] == 0
 
 
@@ -413,7 +415,7 @@ def test_disk_memory_and_gpu_say_what_they_found(tmp_path: Path, monkeypatch: py
 
 
 def test_images_that_are_not_there_or_not_named_are_found(tmp_path: Path) -> None:
-    from silo.policy import DataPolicy
+    from semisilo.silo.site.policy import DataPolicy
 
     home = SiloHome(tmp_path)
     none, counted = look_at_images(home, Policy())
@@ -425,10 +427,10 @@ def test_images_that_are_not_there_or_not_named_are_found(tmp_path: Path) -> Non
 
 
 def test_check_loads_no_torch_and_no_grpc_before_it_connects(tmp_path: Path) -> None:
-    code = ("import sys; from common.cli_errors import run_cli; from silo.cli import app; "
+    code = ("import sys; from semisilo.common.text.cli_errors import run_cli; from semisilo.silo.cli.main import app; "
             f"run_cli(app, ['check', '--home', {str(tmp_path / 'none')!r}]); print('LOADED', *sorted(sys.modules))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
-                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])})
     loaded = set(done.stdout.partition("LOADED")[2].split())
-    assert "silo.check_site" in loaded
+    assert "semisilo.silo.check.site" in loaded
     assert not loaded & {"torch", "grpc", "rich.console", "matplotlib"}

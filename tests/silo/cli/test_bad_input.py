@@ -22,21 +22,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.compute import InlineCompute
-from common.data import room
-from common.errors import BadData
-from silo import work as work_module
-from silo.agent import Agent
-from silo.display import PlainDisplay
-from silo.home import JoinChoice, SiloHome
-from silo.link import Link, LinkSettings
-from silo.policy import Policy
-from silo.retry import Backoff
-from silo.traffic import Traffic
-from silo.work import Operations
+from semisilo.common.data import room
+from semisilo.common.errors import BadData
+from semisilo.common.process.compute import InlineCompute
+from semisilo.silo.agent.agent import Agent
+from semisilo.silo.agent.terminal import PlainDisplay
+from semisilo.silo.compute import operations as work_module
+from semisilo.silo.compute.operations import Operations
+from semisilo.silo.link.link import Link, LinkSettings
+from semisilo.silo.link.retrying_calls import Backoff
+from semisilo.silo.link.traffic import Traffic
+from semisilo.silo.site.home import JoinChoice, SiloHome
+from semisilo.silo.site.policy import Policy
+from tests.silo.cli.test_main import OVER, enrolled
+from tests.silo.compute.test_operations import Site
 from tests.silo.fake_coordinator import FakeCoordinator, serving
-from tests.silo.test_cli import OVER, enrolled
-from tests.silo.test_work import Site
 
 PATIENT = "MUSTERMANN Erika 1970-01-01"
 
@@ -110,27 +110,29 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
 def silo_in_parallel(calls: dict[str, list[str]]) -> dict[str, tuple[int, str]]:
     """Exit status and standard error of many `silo` commands that run at the same time."""
     environment = dict(os.environ, GRPC_ENABLE_FORK_SUPPORT="0")
-    running = {name: subprocess.Popen([sys.executable, "-P", "-m", "silo.cli", *words], stdin=subprocess.DEVNULL,
-                                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    running = {name: subprocess.Popen([sys.executable, "-P", "-m", "semisilo.silo.cli.main", *words],
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                      text=True, env=environment)
                for name, words in calls.items()}
     ended = {}
     for name, process in running.items():
         try:
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=300)
         finally:
             process.kill()
         ended[name] = (process.returncode, said)
     return ended
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_used_end_join_with_one_line_and_its_remedy(tmp_path: Path) -> None:
     asyncio.run(enrolled(tmp_path / "hub", tmp_path / "home"))
     calls = {}
     for number, (name, (make, _, _)) in enumerate(SOURCES.items()):
-        home, place = tmp_path / f"home-{number}", tmp_path / f"images-{number}"
+        home, images = tmp_path / f"home-{number}", tmp_path / f"images-{number}"
         shutil.copytree(tmp_path / "home", home)
-        place.mkdir()
-        calls[name] = ["join", "--home", str(home), "--data", str(make(place))]
+        images.mkdir()
+        calls[name] = ["join", "--home", str(home), "--data", str(make(images))]
     for name, (status, said) in silo_in_parallel(calls).items():
         _, problem, remedy = SOURCES[name]
         *_, last = said.splitlines()
@@ -176,12 +178,12 @@ def test_a_damaged_file_stops_a_task_by_name_or_is_left_out(case: str, tmp_path:
     site = Site(tmp_path, str(tmp_path / "scans"))
     operations = Operations(lambda fraction, text: None)
     with pytest.raises(BadData, match=reason) as caught:
-        operations.train(**site.arguments())
+        operations.train(site.request())
     assert PATIENT in caught.value.text
     assert "on_error" in caught.value.remedy
-    first, second = (operations.train(**site.arguments(on_error="skip")) for _ in range(2))
-    assert first["num_examples"] == second["num_examples"] == 10
-    assert (first["skipped"], second["skipped"]) == (1, 0), "said once, not in every round"
+    first, second = (operations.train(site.request(on_error="skip")) for _ in range(2))
+    assert first.num_examples == second.num_examples == 10
+    assert (first.skipped, second.skipped) == (1, 0), "said once, not in every round"
     assert f"left out: {PATIENT}" in caplog.text
     assert caplog.text.count("left out") == 1
 
@@ -202,8 +204,8 @@ def test_unusual_images_are_no_trouble(tmp_path: Path) -> None:
     for make in UNUSUAL.values():
         make(folder)
     site = Site(tmp_path, str(folder))
-    result = Operations(lambda fraction, text: None).train(**site.arguments())
-    assert result["num_examples"] == 10 + 1 + 1 + 1 + 1 + 10  # a film counts once, a text not at all
+    result = Operations(lambda fraction, text: None).train(site.request())
+    assert result.num_examples == 10 + 1 + 1 + 1 + 1 + 10  # a film counts once, a text not at all
 
 
 def test_more_images_than_memory_holds_are_refused_before_memory_is_taken(
@@ -211,10 +213,10 @@ def test_more_images_than_memory_holds_are_refused_before_memory_is_taken(
     site = Site(tmp_path, str(ten_pictures(tmp_path / "scans")))
     monkeypatch.setattr(room, "free_bytes", lambda: 10 * 8 * 8 - 1)
     with pytest.raises(BadData, match=r"10 images as squares .* need 640 B of memory; 639 B are free") as caught:
-        Operations(lambda fraction, text: None).train(**site.arguments())
+        Operations(lambda fraction, text: None).train(site.request())
     assert "Use fewer images" in caught.value.remedy
     monkeypatch.setattr(room, "free_bytes", lambda: 10 * 8 * 8)
-    Operations(lambda fraction, text: None).train(**site.arguments())
+    Operations(lambda fraction, text: None).train(site.request())
 
 
 def test_free_memory_is_the_machines_or_the_containers_whichever_is_less(tmp_path: Path) -> None:
@@ -245,9 +247,9 @@ def what_is_sent(folder: Path, source: Path, output: io.StringIO, *, on_error: A
         site = Site(folder / "given", str(source))
         site.spec = replace(site.spec, **changes)
         coordinator = FakeCoordinator(after=OVER)
-        arguments = site.arguments()
-        references = tuple(coordinator.add_file(Path(path).read_bytes(), groups=(name,))
-                           for name, path in zip(site.given, arguments["payloads"].values(), strict=True))
+        request = site.request()
+        references = tuple(coordinator.add_file(path.read_bytes(), groups=(name,))
+                           for name, path in zip(site.given, request.payloads.values(), strict=True))
         coordinator.tasks = [replace(site.spec, payloads=references)]
         home = SiloHome(folder / "home")
         home.folder.mkdir()
@@ -260,7 +262,7 @@ def what_is_sent(folder: Path, source: Path, output: io.StringIO, *, on_error: A
                           display=PlainDisplay(output), traffic=Traffic("a", remote_port=port),
                           renew=lambda: asyncio.sleep(0), exit_when_finished=True, poll_seconds=1.0)
             try:
-                await asyncio.wait_for(agent.run(), 30)
+                await asyncio.wait_for(agent.run(), 300)
             finally:
                 await compute.close()
                 await link.close()
@@ -319,17 +321,17 @@ def test_folders_of_patients_that_are_taken_for_classes_are_refused_without_thei
 
 
 @pytest.mark.parametrize("path", [True, False], ids=["path", "name"])
-@pytest.mark.parametrize("place", ["reading", "training"])
+@pytest.mark.parametrize("during", ["reading", "training"])
 def test_an_error_that_nobody_foresaw_keeps_the_names_of_files_to_itself(
-        place: str, path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        during: str, path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = ten_pictures(tmp_path / "ward 7 of MUSTERMANN"), io.StringIO()
 
     def fails(*_: Any, **__: Any) -> Any:
         raise ValueError(f"'{source}/{PATIENT}.png' is odd" if path else f"could not convert '{PATIENT}' to int: odd")
 
-    monkeypatch.setattr(work_module, "read_silo_images" if place == "reading" else "load_trainer", fails)
+    monkeypatch.setattr(work_module, "read_silo_images" if during == "reading" else "load_trainer", fails)
     coordinator = what_is_sent(tmp_path, source, output)
     assert coordinator.outcomes() == ["refusal"]
     assert_says_nothing_of_the_patient(everything(coordinator), source)
     assert "odd" in output.getvalue()
-    assert ("(ValueError)" in coordinator.begins[0].refusal.text) == (place == "training")
+    assert ("(ValueError)" in coordinator.begins[0].refusal.text) == (during == "training")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from common.cli_errors import run_cli
-from common.data.form import ImageForm
-from common.errors import BadData
-from silo.cli import app
-from silo.home import JoinChoice
-from silo.images import read_silo_images
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadData
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.silo.cli.main import app
+from semisilo.silo.compute.images import read_silo_images
+from semisilo.silo.site.home import JoinChoice
 
 
 @pytest.fixture

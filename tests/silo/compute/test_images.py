@@ -10,13 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from common.data.form import ImageForm, Reading
-from common.data.image_set import ImageSet
-from common.errors import BadData
-from common.exchange import SiloData
-from common.methods import Scenario
-from silo.home import JoinChoice
-from silo.images import SiloImages, SiloSurvey, read_silo_images, survey_silo_images
+from semisilo.common.data.form import ImageForm, Reading
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.methods import Scenario
+from semisilo.common.methods.contract import SiloData
+from semisilo.silo.compute.images import SiloImages, read_silo_images, survey_silo_images
+from semisilo.silo.compute.messages import Surveyed
+from semisilo.silo.site.home import JoinChoice
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
 CLASSES = ("cat", "dog")
@@ -141,12 +142,12 @@ def test_with_labels_at_the_coordinator_what_was_named_apart_is_unlabelled_as_we
     picture(site / "known" / "zebra" / "x.png", 60)  # no class of the study: it does not matter
     found = read(choice(site, source="scans", labelled="known"), "labels-at-coordinator")
     assert (found.labelled, values(found.unlabelled)) == (None, [40, 30, 60, 20, 10])
-    assert survey_silo_images(choice(site, source="scans", labelled="known")) == SiloSurvey(
+    assert survey_silo_images(choice(site, source="scans", labelled="known")) == Surveyed(
         labelled=3, unlabelled=2, test=0, steps=0)
 
 
 def test_counts_are_those_of_what_is_read(site: Path) -> None:
-    assert survey_silo_images(choice(site, source="scans", test="test")) == SiloSurvey(
+    assert survey_silo_images(choice(site, source="scans", test="test")) == Surveyed(
         labelled=1, unlabelled=1, test=1, steps=0)
 
 
@@ -155,7 +156,7 @@ def test_steps_stay_when_labels_do_not_count(site: Path) -> None:
     np.savez(site / "part.npz", labelled_images=stack[:1], labelled_labels=np.array([1]), unlabelled_images=stack[1:],
              unlabelled_steps=np.array([0, 1]), rounds_per_step=2)
     chosen = choice(site, source="part.npz")
-    assert survey_silo_images(chosen) == SiloSurvey(labelled=1, unlabelled=2, test=0, steps=2)
+    assert survey_silo_images(chosen) == Surveyed(labelled=1, unlabelled=2, test=0, steps=2)
     at_silo = [read(chosen, "labels-at-silo", round=number) for number in (1, 2, 3)]
     assert [(values(data.labelled), values(data.unlabelled)) for data in at_silo] == [
         ([1], [2]), ([1], [2]), ([1], [3])]
@@ -169,7 +170,7 @@ def test_steps_stay_when_labels_do_not_count(site: Path) -> None:
 def test_an_empty_part_leaves_the_silo_without_images_and_takes_part_all_the_same(site: Path) -> None:
     np.savez(site / "part.npz", unlabelled_images=np.zeros((0, 8, 8), np.uint8))
     chosen = choice(site, source="part.npz")
-    assert survey_silo_images(chosen) == SiloSurvey(labelled=0, unlabelled=0, test=0, steps=0)
+    assert survey_silo_images(chosen) == Surveyed(labelled=0, unlabelled=0, test=0, steps=0)
     assert read(chosen, "labels-at-silo") == read(chosen, "labels-at-coordinator") == SiloData()
     assert values(read(choice(site, source="part.npz", labelled="known"), "labels-at-coordinator").unlabelled) == [
         40, 30]

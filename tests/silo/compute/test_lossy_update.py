@@ -13,15 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import tensors
-from common.codec import Aim, ValueForm
-from common.errors import ComputeFailed
-from common.exchange import Meaning, PayloadRef, TensorGroup
-from common.payload_reader import PayloadReader
-from common.store import PayloadStore
-from common.torch_payload import decode_groups, encode_groups
-from common.uplink import Uplink, parse_uplink
-from silo.compression import Sender, largest, merged, plan_of, share_count, write_update
+from semisilo.common.errors import ComputeFailed
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import Meaning, PayloadRef, TensorGroup
+from semisilo.common.methods.uplink import Uplink, parse_uplink
+from semisilo.common.payload.codec import Aim, ValueForm
+from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.compute.lossy_update import Sender, largest, merged, plan_of, share_count, write_update
 
 BASE = "ab" * 32
 FORMS = ["bf16", "int8", "int4", "top-k 10%", "top-k 10% bf16", "top-k 10% int8", "top-k 10% int4"]
@@ -183,6 +183,8 @@ def test_after_a_later_phase_the_residuals_of_the_earlier_one_are_those_of_this_
     assert after_second == {"train\nmodel\nw": three, "tune\nhead\nw": four}
     again = merged(committed=committed, pending=after_second, left={}, phase="tune")
     assert again == {"train\nmodel\nw": three, "tune\nhead\nw": two}, "an attempt that is done again counts for nothing"
+    first_ever = merged(committed={}, pending=after_second, left={}, phase="tune")
+    assert first_ever == {"train\nmodel\nw": three}, "also where nothing was committed before it"
     statistics = merged(committed=committed, pending=after_first, left={}, phase="statistics")
     assert statistics == after_first
     assert list(after_second) == sorted(after_second)

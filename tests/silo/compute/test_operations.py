@@ -14,22 +14,24 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from common import batch_norm, tensors
-from common.compute import ProcessCompute
-from common.config import from_dict, to_dict
-from common.data import partly_labelled, readers
-from common.data.form import AugmentationSettings, ImageForm
-from common.errors import BadData, BadPayload, ComputeFailed, NotPermitted
-from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup, Update
-from common.models import initial_model, model_builder
-from common.seeds import torch_generator
-from common.state_files import StateFiles
-from common.store import PayloadStore
-from common.torch_payload import decode_groups, encode_groups
-from silo.home import JoinChoice
-from silo.trainers.fedavg import FedAvgTrainer
-from silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
-from silo.work import Operations
+from semisilo.common.config import from_dict
+from semisilo.common.data import partly_labelled, readers
+from semisilo.common.data.form import AugmentationSettings, ImageForm, OnError
+from semisilo.common.errors import BadData, BadPayload, ComputeFailed, NotPermitted
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, TaskSpec, TensorGroup, Update
+from semisilo.common.models.factory import initial_model, model_builder
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.process.compute import ProcessCompute
+from semisilo.common.process.messages import as_json
+from semisilo.common.storage.state_files import StateFiles
+from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
+from semisilo.silo.compute.operations import Operations
+from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.trainers.fedavg import FedAvgTrainer
+from semisilo.silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
 
 NUM_IMAGES = 60
 CLASSES = tuple(str(digit) for digit in range(10))
@@ -69,16 +71,15 @@ class Site:
         return batch_norm.to_tensors(batch_norm.measure(network, images_NCHW, form=FORM,
                                                         generator=torch_generator(1, "test")))
 
-    def arguments(self, **changes: Any) -> dict[str, Any]:
-        """The arguments of `train`, as they arrive in the other process; `changes` by name of an argument."""
+    def request(self, *, on_error: OnError = "stop", **changes: Any) -> Train:
+        """The request as it arrives in the other process; `changes` by name of a field."""
         payloads = [encode_groups(self.cache, {name: group}) for name, group in self.given.items()]
-        task = to_dict(replace(self.spec, payloads=tuple(payloads)))
-        arguments = {"task": task, "payloads": {ref.digest: str(self.cache.path(ref.digest)) for ref in payloads},
-                     "cache_folder": str(self.cache.folder), "source": self.source, "on_error": "stop",
-                     "factories": [], "memory": None,
-                     "outgoing_folder": str(self.outgoing.folder), "memory_folder": str(self.memory)}
-        loaded: dict[str, Any] = json.loads(json.dumps({**arguments, **changes}))
-        return loaded
+        request = Train(
+            task=replace(self.spec, payloads=tuple(payloads)),
+            payloads={ref.digest: self.cache.path(ref.digest) for ref in payloads}, cache_folder=self.cache.folder,
+            choice=JoinChoice(source=self.source, on_error=on_error), memory=None, residuals=None,
+            pending_residuals=None, outgoing_folder=self.outgoing.folder, memory_folder=self.memory)
+        return from_dict(Train, as_json(replace(request, **changes)))
 
 
 @pytest.fixture
@@ -90,16 +91,23 @@ def operations() -> Operations:
     return Operations(lambda fraction, text: None)
 
 
+def survey(source: str, *, labelled: str = "", test: str = "") -> Surveyed:
+    return operations().survey(Survey(choice=JoinChoice(source=source, labelled=labelled, test=test)))
+
+
 def test_the_update_is_a_difference_to_what_was_received_and_lies_in_the_outgoing_store(site: Site) -> None:
-    result = operations().train(**site.arguments())
-    json.dumps(result, allow_nan=False)
-    assert result["abstention"] == ""
-    assert result["num_examples"] == NUM_IMAGES
-    assert result["metrics"]["label_ratio"] == 1.0, "no probability of ten classes has its maximum below 0.1"
-    assert result["skipped"] == 0
-    assert result["seconds"] > 0
-    assert result["numerics"]["threads"] == 1
-    ref = from_dict(PayloadRef, result["payload"])
+    result = operations().train(site.request())
+    json.dumps(as_json(result), allow_nan=False)
+    assert from_dict(Trained, as_json(result)) == result
+    assert result.abstention == ""
+    assert result.num_examples == NUM_IMAGES
+    assert result.metrics["label_ratio"] == 1.0, "no probability of ten classes has its maximum below 0.1"
+    assert result.skipped == 0
+    assert result.seconds > 0
+    assert result.numerics is not None
+    assert result.numerics.threads == 1
+    ref = result.payload
+    assert ref is not None
     assert ref.groups == ("model",)
     groups = decode_groups(site.outgoing.verify(ref.digest), require_finite=True)
     assert (groups["model"].meaning, groups["model"].base) == (Meaning.DIFFERENCE, tensors.digest(site.model))
@@ -108,8 +116,8 @@ def test_the_update_is_a_difference_to_what_was_received_and_lies_in_the_outgoin
 
 
 def test_the_memory_is_a_file_called_by_its_digest_and_holds_the_momentum(site: Site) -> None:
-    result = operations().train(**site.arguments())
-    path = Path(result["memory"])
+    result = operations().train(site.request())
+    path = Path(str(result.memory))
     assert path.parent == site.memory
     memory = StateFiles(path.parent).load(path.stem, SemiFLMemory)
     assert memory.round == 1
@@ -117,30 +125,30 @@ def test_the_memory_is_a_file_called_by_its_digest_and_holds_the_momentum(site: 
 
 
 def test_the_same_task_again_gives_the_same_bytes_and_other_memory_gives_others(site: Site) -> None:
-    first = operations().train(**site.arguments())
-    again = operations().train(**site.arguments())
-    assert (again["payload"], again["memory"]) == (first["payload"], first["memory"])
-    with_memory = operations().train(**site.arguments(memory=first["memory"]))
-    assert with_memory["payload"] != first["payload"]
+    first = operations().train(site.request())
+    again = operations().train(site.request())
+    assert (again.payload, again.memory) == (first.payload, first.memory)
+    with_memory = operations().train(site.request(memory=first.memory))
+    assert with_memory.payload != first.payload
 
 
 def test_memory_that_is_damaged_counts_as_none_and_is_said_so(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    first = operations().train(**site.arguments())
-    path = Path(first["memory"])
+    first = operations().train(site.request())
+    path = Path(str(first.memory))
     path.write_bytes(path.read_bytes()[:-4] + b"\1\2\3\4")
     with caplog.at_level(logging.WARNING):
-        without = operations().train(**site.arguments(memory=first["memory"]))
-    assert without["payload"] == first["payload"]
+        without = operations().train(site.request(memory=first.memory))
+    assert without.payload == first.payload
     assert "goes on without memory" in caplog.text
 
 
 def test_an_abstention_has_a_reason_and_no_payload(site: Site) -> None:
     site.spec = replace(site.spec, settings={**SETTINGS, "confidence_threshold": 1.0})
-    result = operations().train(**site.arguments())
-    assert result["abstention"] == "no_confident_example"
-    assert result["payload"] is None
-    assert result["memory"] is None
-    assert result["metrics"] == {"label_ratio": 0.0}
+    result = operations().train(site.request())
+    assert result.abstention == "no_confident_example"
+    assert result.payload is None
+    assert result.memory is None
+    assert result.metrics == {"label_ratio": 0.0}
     assert site.outgoing.digests() == set()
 
 
@@ -155,12 +163,12 @@ def test_images_are_read_once_for_the_same_form(site: Site, monkeypatch: pytest.
     monkeypatch.setattr(partly_labelled, "read_images", counting)
     same = operations()
     for _ in range(2):
-        same.train(**site.arguments())
+        same.train(site.request())
     site.spec = replace(site.spec, image=replace(FORM, mean=(0.5,)))
-    same.train(**site.arguments())
+    same.train(site.request())
     assert sizes == [8], "mean and deviation are applied to batches, not to what is in memory"
     site.spec = replace(site.spec, image=replace(FORM, size=9))
-    same.train(**site.arguments())
+    same.train(site.request())
     assert sizes == [8, 9]
 
 
@@ -173,7 +181,7 @@ def test_labels_at_a_silo_are_never_seen_by_the_trainer(site: Site, monkeypatch:
         return Update(abstention="no_data"), None
 
     monkeypatch.setattr(SemiFLTrainer, "train", look)
-    operations().train(**site.arguments())
+    operations().train(site.request())
     assert seen[0].labelled is None
     assert seen[0].unlabelled.labels_N is None
     assert len(seen[0].unlabelled) == 1797
@@ -212,14 +220,14 @@ def test_with_labels_at_silos_the_trainer_sees_both_kinds_and_in_each_round_its_
     same = operations()
     for number in (1, 2, 3, 6, 7):
         site.spec = replace(site.spec, round=number, rounds=9)
-        same.train(**site.arguments())
+        same.train(site.request())
     assert [len(data.unlabelled) for data in seen] == [2, 2, 3, 4, 4]
     assert {len(data.labelled) for data in seen} == {5}
     assert seen[0].labelled.labels_N.tolist() == load_digits().target[:5].tolist()
     assert all(data.unlabelled.labels_N is None for data in seen)
     assert read == ["labelled", "unlabelled"], "once for all rounds"
     site.spec = replace(site.spec, settings={**AT_SILO, "scenario": "labels-at-coordinator", "objective": "fixmatch"})
-    same.train(**site.arguments())
+    same.train(site.request())
     assert (seen[-1].labelled, len(seen[-1].unlabelled)) == (None, 5 + 4), "another scenario is read anew"
     assert seen[-1].unlabelled.labels_N is None
     assert len(read) == 4
@@ -228,18 +236,18 @@ def test_with_labels_at_silos_the_trainer_sees_both_kinds_and_in_each_round_its_
 def test_a_silo_with_labels_trains_on_them(site: Site, tmp_path: Path) -> None:
     site.source = part(tmp_path, labelled=30, unlabelled=0)
     site.spec = replace(site.spec, method="fedavg", settings=AT_SILO)
-    result = operations().train(**site.arguments())
-    assert (result["abstention"], result["num_examples"]) == ("", 30)
-    assert result["metrics"]["labelled_loss"] > 0
+    result = operations().train(site.request())
+    assert (result.abstention, result.num_examples) == ("", 30)
+    assert result.metrics["labelled_loss"] > 0
 
 
 @pytest.mark.parametrize("method", ["semifl", "fedavg"])
 def test_a_silo_without_any_image_abstains(site: Site, tmp_path: Path, method: str) -> None:
     site.source = part(tmp_path, labelled=0, unlabelled=0)
-    assert operations().survey(site.source) == {"labelled": 0, "unlabelled": 0, "test": 0, "steps": 0}
+    assert survey(site.source) == Surveyed(labelled=0, unlabelled=0, test=0, steps=0)
     site.spec = replace(site.spec, method=method, settings=AT_SILO if method == "fedavg" else SETTINGS)
-    result = operations().train(**site.arguments())
-    assert (result["abstention"], result["payload"]) == ("no_data", None)
+    result = operations().train(site.request())
+    assert (result.abstention, result.payload) == ("no_data", None)
 
 
 def test_a_class_that_the_study_does_not_have_is_refused_where_labels_count(site: Site, tmp_path: Path) -> None:
@@ -262,18 +270,18 @@ def test_groups_that_the_method_does_not_declare_and_numbers_that_are_not_finite
         site: Site, given: dict[str, TensorGroup], text: str) -> None:
     site.given |= given
     with pytest.raises(BadPayload, match=text):
-        operations().train(**site.arguments())
+        operations().train(site.request())
 
 
 def test_a_group_that_comes_twice_or_was_not_fetched_is_refused(site: Site) -> None:
-    arguments = site.arguments()
+    request = site.request()
     again = encode_groups(site.cache, {"model": TensorGroup(tensors.scale(site.model, 2.0))})
-    arguments["task"]["payloads"].append(to_dict(again))
+    request = replace(request, task=replace(request.task, payloads=(*request.task.payloads, again)))
     with pytest.raises(BadPayload, match="not fetched"):
-        operations().train(**arguments)
-    arguments["payloads"][again.digest] = str(site.cache.path(again.digest))
+        operations().train(request)
+    request.payloads[again.digest] = site.cache.path(again.digest)
     with pytest.raises(BadPayload, match="twice"):
-        operations().train(**arguments)
+        operations().train(request)
 
 
 def test_a_model_factory_is_imported_only_if_this_silo_permits_it(
@@ -286,8 +294,8 @@ def test_a_model_factory_is_imported_only_if_this_silo_permits_it(
     weights = initial_model(model_builder(model, FORM, ("sent_networks:linear",)), 1)
     site.spec, site.given = replace(site.spec, model=model), {"model": TensorGroup(weights)}
     with pytest.raises(NotPermitted):
-        operations().train(**site.arguments())
-    assert operations().train(**site.arguments(factories=["sent_networks:linear"]))["payload"] is not None
+        operations().train(site.request())
+    assert operations().train(site.request(factories=("sent_networks:linear",))).payload is not None
 
 
 def test_a_metric_that_is_not_finite_means_that_training_diverged(
@@ -296,7 +304,7 @@ def test_a_metric_that_is_not_finite_means_that_training_diverged(
                     metrics={"loss": float("nan")})
     monkeypatch.setattr(SemiFLTrainer, "train", lambda *arguments: (update, None))
     with pytest.raises(ComputeFailed, match="diverged: loss is nan"):
-        operations().train(**site.arguments())
+        operations().train(site.request())
     assert site.outgoing.digests() == set()
 
 
@@ -309,34 +317,34 @@ def test_what_the_method_does_not_declare_is_never_written_out(
         site: Site, monkeypatch: pytest.MonkeyPatch, update: Update) -> None:
     monkeypatch.setattr(SemiFLTrainer, "train", lambda *arguments: (update, None))
     with pytest.raises(AssertionError, match="trainer semifl"):
-        operations().train(**site.arguments())
+        operations().train(site.request())
     assert site.outgoing.digests() == set()
 
 
 def test_a_survey_counts_with_and_without_class(site: Site, tmp_path: Path) -> None:
-    assert operations().survey(site.source) == {"labelled": 0, "unlabelled": NUM_IMAGES, "test": 0, "steps": 0}
-    assert operations().survey("digits") == {"labelled": 1797, "unlabelled": 0, "test": 0, "steps": 0}
-    assert operations().survey(site.source, "digits#train", "digits#test") == {
-        "labelled": 1442, "unlabelled": NUM_IMAGES, "test": 355, "steps": 0}
+    assert survey(site.source) == Surveyed(labelled=0, unlabelled=NUM_IMAGES, test=0, steps=0)
+    assert survey("digits") == Surveyed(labelled=1797, unlabelled=0, test=0, steps=0)
+    assert survey(site.source, labelled="digits#train", test="digits#test") == Surveyed(
+        labelled=1442, unlabelled=NUM_IMAGES, test=355, steps=0)
     with pytest.raises(BadData):
-        operations().survey(str(tmp_path / "nothing"))
+        survey(str(tmp_path / "nothing"))
 
 
 def test_a_process_gives_the_same_bits_as_this_one(site: Site, tmp_path: Path) -> None:
-    here = operations().train(**site.arguments())
+    here = operations().train(site.request())
     heard: list[float] = []
 
-    async def scenario() -> dict[str, Any]:
-        compute = ProcessCompute("silo.work:Operations")
+    async def scenario() -> Trained:
+        compute = ProcessCompute("semisilo.silo.compute.operations:Operations")
         try:
-            arguments = site.arguments(outgoing_folder=str(tmp_path / "other"), memory_folder=str(tmp_path / "kept"))
-            return await compute.call("train", arguments, on_progress=lambda fraction, text: heard.append(fraction))
+            request = site.request(outgoing_folder=tmp_path / "other", memory_folder=tmp_path / "kept")
+            return await compute.call(request, on_progress=lambda fraction, text: heard.append(fraction))
         finally:
             await compute.close()
 
     there = asyncio.run(scenario())
-    assert there["payload"] == here["payload"]
-    assert Path(there["memory"]).name == Path(here["memory"]).name
-    assert there["metrics"] == here["metrics"]
-    assert there["numerics"] == here["numerics"]
+    assert there.payload == here.payload
+    assert Path(str(there.memory)).name == Path(str(here.memory)).name
+    assert there.metrics == here.metrics
+    assert there.numerics == here.numerics
     assert heard[-1] == 1.0

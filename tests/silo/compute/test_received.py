@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.codec import Aim, Plan
-from common.data.form import AugmentationSettings, ImageForm
-from common.errors import BadPayload, SemisiloError, TensorsMissing, WrongBase
-from common.exchange import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup
-from common.methods import MethodSpec, find_method
-from common.payload_reader import read_manifest
-from common.store import PayloadStore
-from common.tensor_cache import TensorCache
-from common.tensors import digest
-from common.torch_payload import encode_groups
-from coordinator.downlink import Downlink
-from silo.received import hold, receive
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import BadPayload, SemisiloError, TensorsMissing, WrongBase
+from semisilo.common.learning.tensors import digest
+from semisilo.common.methods import MethodSpec, find_method
+from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorGroup
+from semisilo.common.payload.cache import TensorCache
+from semisilo.common.payload.codec import Aim, Plan
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.payload.torch_tensors import encode_groups
+from semisilo.common.storage.store import PayloadStore
+from semisilo.coordinator.compute.downlink import Downlink
+from semisilo.silo.compute.received import hold, receive
 
 SPEC = find_method("semifl")
 OVERWRITING = replace(SPEC, down={"psi": Meaning.OVERWRITE, "model": Meaning.VALUES})
@@ -41,14 +41,14 @@ class Line:
         phase.finish()
         return written
 
-    def fetch(self, *payloads: PayloadRef) -> dict[str, str]:
+    def fetch(self, *payloads: PayloadRef) -> dict[str, Path]:
         """What the silo's agent downloads: of what it holds, nothing."""
         paths = {}
         for payload in payloads:
             if payload.digest and not self.held.find(payload.tensors):
                 file = self.silo.temporary()
                 file.write_bytes(self.hub.path(payload.digest).read_bytes())
-                paths[payload.digest] = str(self.silo.path(self.silo.add_file(file)))
+                paths[payload.digest] = self.silo.path(self.silo.add_file(file))
         return paths
 
     def receive(self, *payloads: PayloadRef, spec: MethodSpec = SPEC) -> dict[str, TensorGroup]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import (
+from semisilo.common.errors import (
     BadConfiguration,
     CertificateExpired,
     ClockSkew,
@@ -21,9 +21,15 @@ from common.errors import (
     UsageError,
     WrongAuthority,
 )
-from common.identity import certificate_pem, issue_coordinator_certificate, key_from_pem, key_to_pem, make_key
-from silo.diagnosis import diagnose, diagnose_connection
-from silo.identity_store import FederationFile, install_identity
+from semisilo.common.identity.certificates import (
+    certificate_pem,
+    issue_coordinator_certificate,
+    key_from_pem,
+    key_to_pem,
+    make_key,
+)
+from semisilo.silo.link.diagnosis import BUDGET_SECONDS, diagnose, diagnose_connection
+from semisilo.silo.site.identity_store import FederationFile, install_identity
 from tests.identity_kit import Federation, make_federation
 
 DAY = 86400.0
@@ -108,7 +114,7 @@ def _tls(folder: Path, issuer: Federation, *, begins: float, seconds: float = 90
 def _diagnose(home: Path, address: str, **options):
     begin = time.monotonic()
     error = diagnose(home, address, time.time(), **options)
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin < 10 * BUDGET_SECONDS
     assert error.line().count("\n") == 0
     return error
 
@@ -162,7 +168,7 @@ def test_a_resolver_that_hangs_does_not_hang_the_diagnosis(home, monkeypatch):
     release = threading.Event()
 
     def hangs(*_args, **_options):
-        release.wait(20)
+        release.wait(300)
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)

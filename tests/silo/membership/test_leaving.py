@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from common.cli_errors import run_cli
-from common.errors import CertificateRevoked, SiloLeft, Unreachable, UsageError
-from silo.cli import app
-from silo.enrollment import enroll, leave_federation, open_channel, renew_if_due
-from silo.home import AlreadyRunning, SiloHome
-from silo.identity_store import Identity, has_identity, load_identity
-from silo.leaving import leave
+from semisilo.common.errors import CertificateRevoked, SiloLeft, Unreachable, UsageError
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.silo.cli.main import app
+from semisilo.silo.membership.enrollment import enroll, leave_federation, open_channel, renew_if_due
+from semisilo.silo.membership.leaving import leave
+from semisilo.silo.site.home import AlreadyRunning, SiloHome
+from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 from tests import identity_kit
 
 
@@ -73,7 +73,7 @@ def test_a_repeat_hears_when_it_left_and_the_certificate_is_good_for_nothing_els
         first = await leave_federation(identity, home, use_http_proxy=False)
         assert await leave_federation(identity, home, use_http_proxy=False) == first
         async with open_channel(identity, use_http_proxy=False) as channel:
-            from common.wire import enrollment_service_pb2_grpc as pb_grpc
+            from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
 
             stub: Any = pb_grpc.EnrollmentServiceStub(channel)  # type: ignore[no-untyped-call]
             with pytest.raises(SiloLeft, match="has left this federation"):

@@ -10,22 +10,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import StaticBatchNorm
-from common.consistency import tsa_threshold
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.exchange import SiloData, SiloTask
-from common.losses import cross_entropy
-from common.methods.fedavg import FedAvgSettings
-from common.models import initial_model
-from common.seeds import torch_generator
-from common.sgd import SGDSettings, make_optimiser
-from silo.objectives import make_objective, train_locally, usable_data
-from silo.objectives.training import LocalTraining
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.consistency import tsa_threshold
+from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sgd import SGDSettings, make_optimiser
+from semisilo.common.methods.contract import SiloData, SiloTask
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.silo.objectives import make_objective, train_locally, usable_data
+from semisilo.silo.objectives.training import LocalTraining
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
+AUGMENTED = "semifl_official"
+"""A policy whose original, weak and strong views differ, also of images of 4 x 4 pixels."""
 
 
 @pytest.fixture(autouse=True)
@@ -87,25 +89,40 @@ def _order(kind: str, count: int, batch: int, *, epochs: int = 2, steps: int = 3
                                                                   batch)[:steps]]
 
 
+def _drawn(kind: str, images: ImageSet, order: list[Tensor], policy: Any,
+           views: tuple[str, ...]) -> list[tuple[Tensor, ...]]:
+    """For each step one network input per view: a round of this size is augmented at once, one view after the other."""
+    generator = torch_generator(1, f"{kind}_views", round=2, silo="a")
+    augmentation, images_BCHW = AugmentationSettings(policy=policy), images.images_NCHW[torch.cat(order)]
+    make = {"original": lambda: images_BCHW, "weak": lambda: augment.weak(images_BCHW, augmentation, generator),
+            "strong": lambda: augment.strong(images_BCHW, augmentation, generator)}
+    parts = [torch.split(augment.to_input(make[view](), FORM), [len(index) for index in order]) for view in views]
+    return list(zip(*parts, strict=True))
+
+
 def _reference(labelled_loss: Callable[[Tensor, Tensor], Tensor] | None,
-               unlabelled_loss: Callable[[nn.Module, Tensor, Tensor, int], Tensor] | None,
-               after: Callable[[nn.Module], None] = lambda model: None) -> nn.Module:
-    """Round 2 written out: 2 epochs of 3 steps; 4 labelled and 9 unlabelled images in a step (26 in 3), as they are;
-    plain SGD.
+               unlabelled_loss: Callable[..., Tensor] | None,
+               after: Callable[[nn.Module], None] = lambda model: None, *, policy: Any = "none",
+               views: tuple[str, ...] = ("original",), labelled_view: str = "weak") -> nn.Module:
+    """Round 2 written out: 2 epochs of 3 steps; 4 labelled and 9 unlabelled images in a step (26 in 3); plain SGD.
 
     Args:
         labelled_loss: of logits and labels, with its weight.
-        unlabelled_loss: of the model, the inputs, their indices and the step's number, with its weight.
+        unlabelled_loss: of the model, the indices of its images, the step's number, and the input of each view, with
+            its weight.
+        views: of the unlabelled images, in the order in which they are drawn.
     """
-    x, u = (augment.to_input(images.images_NCHW, FORM) for images in (LABELLED, UNLABELLED))
+    labelled, unlabelled = _order("labelled", 12, 4), _order("unlabelled", 26, 9)
+    x = _drawn("labelled", LABELLED, labelled, policy, (labelled_view,))
+    u = _drawn("unlabelled", UNLABELLED, unlabelled, policy, views)
     assert LABELLED.labels_N is not None
     model = _model().train()
-    for number, (b, c) in enumerate(zip(_order("labelled", 12, 4), _order("unlabelled", 26, 9), strict=True)):
+    for number, (b, c) in enumerate(zip(labelled, unlabelled, strict=True)):
         loss = torch.zeros(())
         if labelled_loss is not None:
-            loss = loss + labelled_loss(model(x[b]), LABELLED.labels_N[b])
+            loss = loss + labelled_loss(model(x[number][0]), LABELLED.labels_N[b])
         if unlabelled_loss is not None:
-            loss = loss + unlabelled_loss(model, u[c], c, number)
+            loss = loss + unlabelled_loss(model, c, number, *u[number])
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for w, g in zip(model.parameters(), gradients, strict=True):
@@ -132,28 +149,34 @@ def test_sl_is_cross_entropy_on_labels_alone() -> None:
     assert found.metrics["loss"] == pytest.approx(1.5 * found.metrics["labelled_loss"])
 
 
-@pytest.mark.parametrize("mask_mean", ["batch", "kept"])
-def test_fixmatch_trains_the_strong_view_on_the_confident_class_of_the_weak_one(mask_mean: str) -> None:
-    """Without augmentation both views are the image; labels come from the model under training, with the batch's own
-    batch-norm statistics."""
+@pytest.mark.parametrize(("mask_mean", "policy", "weak_view"), [
+    ("batch", "none", "weak"), ("kept", "none", "weak"), ("batch", AUGMENTED, "weak"), ("kept", AUGMENTED, "none")])
+def test_fixmatch_trains_the_strong_view_on_the_confident_class_of_the_weak_one(mask_mean: str, policy: str,
+                                                                                weak_view: str) -> None:
+    """Labels come from the model under training, with the batch's own batch-norm statistics. Without augmentation both
+    views are the image; without weak views labelled images are not augmented either."""
     threshold, kept = 0.4, []
+    weakly = "original" if weak_view == "none" else "weak"
 
-    def unlabelled(model: nn.Module, u: Tensor, index: Tensor, number: int) -> Tensor:
-        q = torch.softmax(model(u).detach(), dim=1)
+    def unlabelled(model: nn.Module, index: Tensor, number: int, weak: Tensor, strong: Tensor) -> Tensor:
+        q = torch.softmax(model(weak).detach(), dim=1)
         keep = q.amax(dim=1) >= threshold
         kept.append(keep)
-        values = -torch.log_softmax(model(u), dim=1)[torch.arange(len(u)), q.argmax(dim=1)]
-        return 2.0 * values[keep].sum() / (len(u) if mask_mean == "batch" else max(int(keep.sum()), 1))
+        values = -torch.log_softmax(model(strong), dim=1)[torch.arange(len(strong)), q.argmax(dim=1)]
+        return 2.0 * values[keep].sum() / (len(strong) if mask_mean == "batch" else max(int(keep.sum()), 1))
 
-    model, found, _ = _train(_task(objective="fixmatch", confidence_threshold=threshold, lambda_u=2.0,
-                                   mask_mean=mask_mean))
-    _assert_same(model, _reference(_ce(1.5), unlabelled))
+    model, found, _ = _train(_task(objective="fixmatch", confidence_threshold=threshold, lambda_u=2.0, policy=policy,
+                                   mask_mean=mask_mean, weak_view=weak_view))
+    _assert_same(model, _reference(_ce(1.5), unlabelled, policy=policy, views=(weakly, "strong"),
+                                   labelled_view=weakly))
     assert 0 < sum(int(keep.sum()) for keep in kept) < 52, "the threshold must part them"
     assert found.metrics["label_ratio"] == pytest.approx(sum(int(keep.sum()) for keep in kept[3:]) / 26)
 
 
-def test_uda_anneals_labels_and_sharpens_targets() -> None:
-    eta = tsa_threshold("linear", t=2, total=4, num_classes=3)
+@pytest.mark.parametrize(("policy", "schedule"), [("none", "linear"), (AUGMENTED, "exp")])
+def test_uda_anneals_labels_and_gives_the_strong_view_the_sharpened_target_of_the_original(policy: str,
+                                                                                           schedule: Any) -> None:
+    eta = tsa_threshold(schedule, t=2, total=4, num_classes=3)
     entered = []
 
     def labelled(logits: Tensor, labels: Tensor) -> Tensor:
@@ -162,14 +185,15 @@ def test_uda_anneals_labels_and_sharpens_targets() -> None:
         entered.append(enters)
         return 1.5 * values[enters].sum() / max(int(enters.sum()), 1)
 
-    def unlabelled(model: nn.Module, u: Tensor, index: Tensor, number: int) -> Tensor:
-        z = model(u).detach()
+    def unlabelled(model: nn.Module, index: Tensor, number: int, original: Tensor, strong: Tensor) -> Tensor:
+        z = model(original).detach()
         keep = torch.softmax(z, dim=1).amax(dim=1) >= 0.4
-        values = -(torch.softmax(z / 0.7, dim=1) * torch.log_softmax(model(u), dim=1)).sum(dim=1)
-        return values[keep].sum() / len(u)
+        values = -(torch.softmax(z / 0.7, dim=1) * torch.log_softmax(model(strong), dim=1)).sum(dim=1)
+        return values[keep].sum() / len(strong)
 
-    model, _, _ = _train(_task(objective="uda", confidence_threshold=0.4, temperature=0.7, tsa="linear"))
-    _assert_same(model, _reference(labelled, unlabelled))
+    model, _, _ = _train(_task(objective="uda", confidence_threshold=0.4, temperature=0.7, tsa=schedule,
+                               policy=policy))
+    _assert_same(model, _reference(labelled, unlabelled, policy=policy, views=("original", "strong")))
     assert not all(enters.all() for enters in entered), "annealing must leave some out"
 
 
@@ -177,7 +201,7 @@ def test_pseudo_labels_of_the_round_come_from_the_received_model_in_evaluation_m
     start = _model().eval()
     labels = start(augment.to_input(UNLABELLED.images_NCHW, FORM)).detach().argmax(dim=1)
 
-    def unlabelled(model: nn.Module, u: Tensor, index: Tensor, number: int) -> Tensor:
+    def unlabelled(model: nn.Module, index: Tensor, number: int, u: Tensor) -> Tensor:
         epoch = 2 + 1 + number // 3  # round 2 of 2 epochs each, counted from 1
         return 0.8 * epoch / 10 * cross_entropy(model(u), labels[index])
 
@@ -191,7 +215,7 @@ def test_pseudo_labels_of_the_round_come_from_the_received_model_in_evaluation_m
 
 
 def test_pseudo_labels_of_the_batch_come_from_the_model_under_training() -> None:
-    def unlabelled(model: nn.Module, u: Tensor, index: Tensor, number: int) -> Tensor:
+    def unlabelled(model: nn.Module, index: Tensor, number: int, u: Tensor) -> Tensor:
         logits = model(u)
         return cross_entropy(logits, logits.detach().argmax(dim=1))
 
@@ -200,22 +224,24 @@ def test_pseudo_labels_of_the_batch_come_from_the_model_under_training() -> None
     assert found.metrics["label_ratio"] == 1.0
 
 
-def test_the_mean_teacher_follows_the_student_after_every_step() -> None:
+@pytest.mark.parametrize("policy", ["none", AUGMENTED])
+def test_the_mean_teacher_follows_the_student_after_every_step(policy: str) -> None:
     teacher = _model().train()
 
-    def unlabelled(model: nn.Module, u: Tensor, index: Tensor, number: int) -> Tensor:
+    def unlabelled(model: nn.Module, index: Tensor, number: int, own: Tensor, teachers: Tensor) -> Tensor:
         with torch.no_grad():
-            target = torch.softmax(teacher(u), dim=1)
-        return 3.0 * (torch.softmax(model(u), dim=1) - target).square().mean()
+            target = torch.softmax(teacher(teachers), dim=1)
+        return 3.0 * (torch.softmax(model(own), dim=1) - target).square().mean()
 
     def after(model: nn.Module) -> None:
         with torch.no_grad():
             for t, s in zip(teacher.parameters(), model.parameters(), strict=True):
                 t.copy_(0.9 * t + 0.1 * s)
 
-    task = _task(objective="mean_teacher", alpha0=3.0, alpha0_ramp="none", ema_decay=0.9, teacher="local")
+    task = _task(objective="mean_teacher", alpha0=3.0, alpha0_ramp="none", ema_decay=0.9, teacher="local",
+                 policy=policy)
     model, _, objective = _train(task)
-    _assert_same(model, _reference(_ce(1.0), unlabelled, after))
+    _assert_same(model, _reference(_ce(1.0), unlabelled, after, policy=policy, views=("weak", "weak")))
     for (name, w), kept in zip(teacher.named_parameters(), objective.kept().values(), strict=True):
         assert torch.allclose(w, kept, atol=1e-6), name
 

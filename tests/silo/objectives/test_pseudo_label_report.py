@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silo.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 
 
 def test_counts_add_up_over_batches_and_the_highest_class_may_come_first() -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
-from silo.objectives.steps import StepPlan, image_batches, plan_steps
+from semisilo.silo.objectives.steps import StepPlan, image_batches, plan_steps
 
 
 def _fedmatch(n: int, m: int, *, epochs: int = 1, labelled: int = 10, unlabelled: int = 100) -> StepPlan:

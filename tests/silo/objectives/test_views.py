@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from common.data import augment
-from common.data.form import AugmentationSettings
-from silo.objectives.views import View, viewed
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings
+from semisilo.silo.objectives.views import View, viewed
 
 SMALL = AugmentationSettings(policy="small", horizontal_flip=True)
 
@@ -46,7 +46,7 @@ def test_the_same_view_twice_is_two_draws() -> None:
 
 def test_many_steps_are_cut_into_blocks_that_fit_memory() -> None:
     """1024 images are augmented at once: 256 steps of 4. The 257th step starts a block with draws of its own."""
-    batches = [[place % 30] * 4 for place in range(300)]
+    batches = [[index % 30] * 4 for index in range(300)]
     found = _viewed("weak", batches=batches)
     generator = torch.Generator().manual_seed(1)
     images = _images()[torch.tensor(batches).flatten()]

@@ -7,18 +7,20 @@ import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from common.compute import OnProgress
-from common.errors import SemisiloError, Unreachable
-from common.wire import round_service_pb2 as pb
-from silo.agent import Agent
-from silo.disclosures import Line, read_lines
-from silo.hours import Hours
-from silo.memory import SiloMemory
-from silo.policy import Limits, Policy
+from semisilo.common.errors import SemisiloError, Unreachable
+from semisilo.common.process.compute import OnProgress
+from semisilo.common.process.messages import Request
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.agent import Agent
+from semisilo.silo.compute.messages import Train
+from semisilo.silo.site.disclosures import Line, read_lines
+from semisilo.silo.site.memory import SiloMemory
+from semisilo.silo.site.policy import Limits, Policy
+from semisilo.silo.site.working_hours import Hours
+from tests.silo.agent.test_agent import OVER, agent_at, run, until
 from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
-from tests.silo.test_agent import OVER, agent_at, run, until
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 EVENING = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
@@ -39,6 +41,9 @@ class Clock:
         return time.monotonic() + self._shift
 
 
+T = TypeVar("T")
+
+
 class Patient(FakeCompute):
     """Trains for as long as the test wants."""
 
@@ -46,12 +51,11 @@ class Patient(FakeCompute):
         super().__init__()
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def call(self, operation: str, arguments: dict[str, Any], *,
-                   on_progress: OnProgress | None = None) -> dict[str, Any]:
-        if operation == "train":
+    async def call(self, request: Request[T], *, on_progress: OnProgress | None = None) -> T:
+        if isinstance(request, Train):
             self.begun.set()
             await self.go_on.wait()
-        return await super().call(operation, arguments, on_progress=on_progress)
+        return await super().call(request, on_progress=on_progress)
 
 
 def unix_of(request: pb.AwaitTaskRequest) -> float:

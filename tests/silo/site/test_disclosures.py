@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from common.cli_errors import run_cli
-from silo.cli import app
-from silo.disclosures import Broken, Disclosure, DisclosureLog, Line, announcement, last_line, message, read_lines
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.silo.cli.main import app
+from semisilo.silo.site.disclosures import (
+    Broken,
+    Disclosure,
+    DisclosureLog,
+    Line,
+    announcement,
+    last_line,
+    message,
+    read_lines,
+)
 
 OLD = ('{"time":"2026-01-31T12:00:00+00:00","kind":"update","study":"first","round":2,"phase":"train",'
        '"method":"semifl","update_id":"u1","groups":["model"],"bytes":1000,"digest":"ab","num_examples":7,"metrics":{"loss":0.5},"text":""}')

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from common.errors import StorageDamaged
-from common.exchange import PayloadRef
-from common.state_files import STATE_ENDING
-from silo.memory import SiloMemory
+from semisilo.common.errors import StorageDamaged
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.storage.state_files import STATE_ENDING
+from semisilo.silo.site.memory import SiloMemory, update_id_of
 
 
 def write_memory(memory: SiloMemory, content: str) -> Path:
@@ -337,6 +337,13 @@ def test_an_index_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -
     with pytest.raises(StorageDamaged, match="newer version"):
         SiloMemory(tmp_path)
     assert (tmp_path / "memory.json").read_text() == '{"format": 2}'
+
+
+def test_an_update_id_names_one_answer_to_one_task() -> None:
+    names = {update_id_of(task, content) for task in ("s/1/train/a", "s/2/train/a") for content in ("ab", "cd")}
+    assert len(names) == 4
+    assert update_id_of("s/1/train/a", "ab") in names
+    assert all(len(name) == 32 and set(name) <= set("0123456789abcdef") for name in names)
 
 
 def test_an_answer_whose_files_are_not_there_is_never_recorded(tmp_path: Path) -> None:

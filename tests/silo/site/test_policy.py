@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from common.config import to_dict
-from common.data.form import AugmentationSettings, ImageForm
-from common.errors import BadConfiguration, MethodNotPermitted, NotPermitted, UnknownName
-from common.exchange import ModelSettings, Numerics, PayloadRef, TaskSpec
-from common.methods import METHODS, SemiFLSettings
-from common.uplink import LOSSY_FORMS, parse_uplink
-from silo.policy import Limits, Permit, Policy, check_task, check_update, load_policy, policy_text
+from semisilo.common.config import to_dict
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted, UnknownName
+from semisilo.common.methods import METHODS, SemiFLSettings
+from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.methods.uplink import LOSSY_FORMS, parse_uplink
+from semisilo.silo.site.policy import Limits, Permit, Policy, check_task, check_update, load_policy, policy_text
 from tests.plugin_kit import install, on_the_module_path
 
 TASK = TaskSpec(
@@ -137,6 +137,8 @@ def test_only_declared_and_permitted_groups_and_metrics_leave() -> None:
         check_update(policy, spec, groups=("model", "images"), metrics={}, size_bytes=10)
     with pytest.raises(NotPermitted, match="patients"):
         check_update(policy, spec, groups=(), metrics={"patients": 3.0}, size_bytes=0)
+    with pytest.raises(NotPermitted, match="agreement_loss"):  # permitted, but another method's
+        check_update(policy, spec, groups=(), metrics={"agreement_loss": 3.0}, size_bytes=0)
     with pytest.raises(NotPermitted, match="batch_norm"):
         check_update(Policy(permit=Permit(groups=("model",))), spec, groups=("batch_norm",), metrics={}, size_bytes=1)
     with pytest.raises(NotPermitted) as caught:

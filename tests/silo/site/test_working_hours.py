@@ -8,9 +8,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from common.config import from_dict
-from common.errors import BadConfiguration
-from silo.hours import Hours, closes_at, day_of, next_day_at, opens_at, time_text
+from semisilo.common.config import from_dict
+from semisilo.common.errors import BadConfiguration
+from semisilo.silo.site.working_hours import Hours, closes_at, day_of, next_day_at, opens_at, time_text
 
 BERLIN = "Europe/Berlin"
 

@@ -12,20 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload, ComputeFailed, LayoutMismatch
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup
-from common.methods import METHODS, check_metrics
-from common.methods.fed_shvr import FedSHVRSettings
-from common.models import initial_model
-from common.seeds import torch_generator
-from common.sgd import SGDSettings, make_optimiser, step
-from silo.trainers import load_trainer
-from silo.trainers.fed_shvr import FedSHVRMemory, FedSHVRTrainer
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload, ComputeFailed, LayoutMismatch
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sgd import SGDSettings, make_optimiser, step
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup
+from semisilo.common.methods.fed_shvr import FedSHVRSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fed_shvr import FedSHVRMemory, FedSHVRTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 SETTINGS = {"lr": 0.05, "labelled_batch": 5, "unlabelled_batch": 8, "correction_epoch": 1, "alpha0_ramp": "linear",

@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload, ComputeFailed
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.methods import METHODS, check_metrics
-from common.methods.fed_shvr import FedSHVRSettings
-from common.methods.fedavg import FedAvgSettings
-from common.models import initial_model
-from silo.trainers import load_trainer
-from silo.trainers.fedavg import FedAvgMemory, FedAvgTrainer
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload, ComputeFailed
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.fed_shvr import FedSHVRSettings
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fedavg import FedAvgMemory, FedAvgTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

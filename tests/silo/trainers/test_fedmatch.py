@@ -12,22 +12,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.agreement import agreement_votes
-from common.batch_norm import StaticBatchNorm
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload, ComputeFailed
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.methods import METHODS, check_metrics
-from common.methods.fedmatch import FedMatchSettings
-from common.seeds import torch_generator
-from common.sparse_transfer import sparse_delta
-from silo.trainers import load_trainer
-from silo.trainers.fedmatch import EpochPlan, FedMatchMemory, FedMatchTrainer, epoch_plan
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload, ComputeFailed
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.agreement import agreement_votes
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sparse_transfer import sparse_delta
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.fedmatch import FedMatchSettings
+from semisilo.common.storage import checkpoint
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fedmatch import EpochPlan, FedMatchMemory, FedMatchTrainer, epoch_plan
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
+AUGMENTED = "semifl_official"
+"""A policy whose original, weak and strong views differ, also of images of 4 x 4 pixels."""
 SILO, COORDINATOR = "labels-at-silo", "labels-at-coordinator"
 PLAIN: dict[str, Any] = {"lambda_l1": 0.0, "l1_thres": 0.0, "delta_thres": 0.0, "augment_train": False}
 
@@ -64,7 +67,7 @@ def _task(scenario: str = SILO, *, helpers: Any = (), round: int = 1, policy: An
           build: Callable[[], nn.Module] = _net, groups: Any = None, **settings: Any) -> SiloTask:
     if groups is None:
         groups = {"sigma": TensorGroup(SIGMA), "psi": TensorGroup(PSI)}
-    groups = {**groups, **{f"helper_psi/{place}": TensorGroup(psi) for place, psi in enumerate(helpers)}}
+    groups = {**groups, **{f"helper_psi/{index}": TensorGroup(psi) for index, psi in enumerate(helpers)}}
     values = {**PLAIN, "confidence_threshold": 0.5, "round_lr": 0.01, "scenario": scenario, **settings}
     return SiloTask(study="s", round=round, rounds=5, phase=phase, silo="a", seed=1, groups=groups, image=FORM,
                     settings=FedMatchSettings(**values), build_model=build,
@@ -94,20 +97,34 @@ def _close(a: Any, b: Any, atol: float = 1e-5) -> bool:
 
 # One round ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("icc", "momentum", "steps_by"), [("sum", 0.9, "unlabelled"), ("mean", 0.0, "labelled")])
-def test_training_is_the_specified_sequence_of_steps(icc: str, momentum: float, steps_by: str) -> None:
-    """A plain reference, with tensors only, on images without augmentation: in every step sigma on lambda_s CE with psi
-    frozen, then psi on L_u with sigma frozen; helpers are the received sigma plus their psi; each part has its own
-    momentum, from zero; the L2 and L1 terms act whoever is kept.
+@pytest.mark.parametrize(("icc", "momentum", "steps_by", "policy", "augment_train"), [
+    ("sum", 0.9, "unlabelled", "none", False), ("mean", 0.0, "labelled", "none", False),
+    ("sum", 0.9, "unlabelled", AUGMENTED, True), ("mean", 0.0, "labelled", AUGMENTED, False)])
+def test_training_is_the_specified_sequence_of_steps(icc: str, momentum: float, steps_by: str, policy: str,
+                                                     augment_train: bool) -> None:
+    """A plain reference, with tensors only: in every step sigma on lambda_s CE with psi frozen, then psi on L_u with
+    sigma frozen; CE is of the strong view, votes and KL are of the image, augmented weakly where the settings say so;
+    helpers are the received sigma plus their psi; each part has its own momentum, from zero; the L2 and L1 terms act
+    whoever is kept.
 
     v1: ceil(23 / 8) = 3 steps, labelled batches of 5, 5, 3 of 13. v3: round(13 / 5) = 3 steps, batches of ceil(23 / 3).
     """
     weights: dict[str, Any] = {"lambda_s": 10.0, "lambda_a": 0.7, "lambda_i": 0.4, "lambda_l2": 0.3, "lambda_l1": 0.01}
     task = _task(helpers=HELPERS, icc=icc, momentum=momentum, steps_by=steps_by, labelled_batch=5, unlabelled_batch=8,
-                 local_epochs=2, confidence_threshold=0.7, **weights)
+                 local_epochs=2, confidence_threshold=0.7, policy=policy, augment_train=augment_train, **weights)
     found = _answer(task)
 
-    x_l, x_u = (augment.to_input(images.images_NCHW, FORM).flatten(1) for images in (LABELLED, UNLABELLED))
+    augmentation = AugmentationSettings(policy=policy)
+    labelled_views, views = (torch_generator(1, purpose, round=1, silo="a")
+                             for purpose in ("labelled_views", "local_views"))
+
+    def plain(images: ImageSet, index: Tensor, generator: torch.Generator) -> Tensor:
+        chosen = images.images_NCHW[index]
+        return seen(augment.weak(chosen, augmentation, generator) if augment_train else chosen)
+
+    def seen(images_BCHW: Tensor) -> Tensor:
+        return augment.to_input(images_BCHW, FORM).flatten(1)
+
     y_l = LABELLED.labels_N
     assert y_l is not None
     sigma, psi = ({name: tensor.clone() for name, tensor in part.items()} for part in (SIGMA, PSI))
@@ -130,17 +147,19 @@ def test_training_is_the_specified_sequence_of_steps(icc: str, momentum: float, 
         for l_index, u_index in zip(labelled, unlabelled, strict=True):
             learning = {name: tensor.clone().requires_grad_() for name, tensor in sigma.items()}
             theta = {name: learning[name] + psi[name] for name in psi}
-            move("sigma", sigma, 10.0 * nn.functional.cross_entropy(f(x_l[l_index], theta), y_l[l_index]), learning)
+            x_l = plain(LABELLED, l_index, labelled_views)
+            move("sigma", sigma, 10.0 * nn.functional.cross_entropy(f(x_l, theta), y_l[l_index]), learning)
             learning = {name: tensor.clone().requires_grad_() for name, tensor in psi.items()}
             theta = {name: sigma[name] + learning[name] for name in psi}
-            u = x_u[u_index]
+            u = plain(UNLABELLED, u_index, views)
+            strong = seen(augment.strong(UNLABELLED.images_NCHW[u_index], augmentation, views))
             p = torch.softmax(f(u, theta), dim=1)
             p_h = [torch.softmax(f(u, {name: SIGMA[name] + helper[name] for name in helper}), dim=1)
                    for helper in HELPERS]
             votes = agreement_votes(p.detach(), p_h, 0.7, tie_break="local_first")
             keep = votes.keep_B
             kept_steps.append(int(keep.sum()))
-            ce = -torch.log(p[keep].gather(1, votes.pseudo_label_B[keep, None])).mean()
+            ce = nn.functional.cross_entropy(f(strong[keep], theta), votes.pseudo_label_B[keep])
             kl = [(q[keep] * (q[keep].log() - p[keep].log())).sum(dim=1).mean() for q in p_h]
             consistency = (kl[0] + kl[1]) / (2 if icc == "mean" else 1)
             l2 = sum((sigma[name] - learning[name]).square().sum() for name in psi)
@@ -385,7 +404,7 @@ def test_helpers_are_not_kept_unless_the_study_says_so() -> None:
 
 
 def _flat(helpers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{place}/{name}": tensor for place, psi in enumerate(helpers) for name, tensor in psi.items()}
+    return {f"{index}/{name}": tensor for index, psi in enumerate(helpers) for name, tensor in psi.items()}
 
 
 def test_kept_helpers_serve_in_the_rounds_in_between(tmp_path: Path) -> None:

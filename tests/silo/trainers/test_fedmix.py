@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload, ComputeFailed, LayoutMismatch
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.methods import METHODS, is_declared
-from common.methods.fedmix import FedMixSettings
-from common.models import initial_model
-from common.seeds import torch_generator
-from silo.trainers import TRAINERS, load_trainer
-from silo.trainers.fedmix import FedMixTrainer
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload, ComputeFailed, LayoutMismatch
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.methods import METHODS, is_declared
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.fedmix import FedMixSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fedmix import FedMixTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -261,4 +261,3 @@ def test_the_global_generator_has_no_say() -> None:
 
 def test_the_method_is_in_the_tables() -> None:
     assert load_trainer("fedmix") is FedMixTrainer
-    assert TRAINERS["fedmix"].endswith(":FedMixTrainer")

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import tensors
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.exchange import SiloData, SiloTask, TensorGroup, Update
-from common.methods import METHODS, check_metrics
-from common.methods.fednova import FedNovaSettings
-from common.models import initial_model
-from silo.trainers.fedavg import FedAvgTrainer
-from silo.trainers.fednova import FedNovaTrainer
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import tensors
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.fednova import FedNovaSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.silo.trainers.fedavg import FedAvgTrainer
+from semisilo.silo.trainers.fednova import FedNovaTrainer
 
 
 def _net() -> nn.Module:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from common import tensors
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import LayoutMismatch
-from common.exchange import SiloData, SiloTask, TensorGroup, Update
-from common.methods.fedavg import FedAvgSettings
-from common.methods.fedprox import FedProxSettings
-from common.models import initial_model
-from silo.trainers.fedavg import FedAvgTrainer
-from silo.trainers.fedprox import FedProxTrainer, proximal_term
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import LayoutMismatch
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.fedavg import FedAvgSettings
+from semisilo.common.methods.fedprox import FedProxSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.silo.trainers.fedavg import FedAvgTrainer
+from semisilo.silo.trainers.fedprox import FedProxTrainer, proximal_term
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

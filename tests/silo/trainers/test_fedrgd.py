@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup
-from common.methods import METHODS, is_declared
-from common.methods.fedrgd import FedRGDSettings
-from common.models import initial_model
-from common.seeds import torch_generator
-from silo.trainers import load_trainer
-from silo.trainers.fedrgd import FedRGDTrainer
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.methods import METHODS, is_declared
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup
+from semisilo.common.methods.fedrgd import FedRGDSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fedrgd import FedRGDTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

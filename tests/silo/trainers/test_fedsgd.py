@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common import tensors
-from common.batch_norm import StaticBatchNorm
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload, ComputeFailed
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.methods import METHODS, is_declared
-from common.methods.fedsgd import FedSGDSettings
-from common.models import initial_model
-from common.seeds import torch_generator
-from silo.trainers import load_trainer
-from silo.trainers.fedsgd import FedSGDTrainer
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload, ComputeFailed
+from semisilo.common.learning import tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.methods import METHODS, is_declared
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.fedsgd import FedSGDSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fedsgd import FedSGDTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

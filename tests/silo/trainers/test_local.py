@@ -11,17 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload
-from common.evaluation import evaluate
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup, Update
-from common.methods import METHODS, check_metrics
-from common.methods.local import LocalSettings
-from common.models import initial_model
-from silo.trainers.local import LocalMemory, LocalTrainer
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.local import LocalSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.silo.trainers.local import LocalMemory, LocalTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

@@ -10,19 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from common import checkpoint, tensors
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload, LayoutMismatch
-from common.exchange import SiloData, SiloTask, TensorGroup, Update
-from common.losses import cross_entropy
-from common.methods import METHODS, check_metrics
-from common.methods.scaffold import ScaffoldSettings
-from common.models import initial_model
-from silo.trainers import load_trainer
-from silo.trainers.fedavg import FedAvgTrainer
-from silo.trainers.scaffold import ScaffoldMemory, ScaffoldTrainer
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload, LayoutMismatch
+from semisilo.common.learning import tensors
+from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.methods import METHODS, check_metrics
+from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
+from semisilo.common.methods.scaffold import ScaffoldSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.fedavg import FedAvgTrainer
+from semisilo.silo.trainers.scaffold import ScaffoldMemory, ScaffoldTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -82,9 +83,9 @@ def test_three_full_batches_by_hand(correction_round: int, memory: ScaffoldMemor
         with torch.no_grad():
             for w, gradient in zip(model.parameters(), gradients, strict=True):
                 w -= 0.1 * (gradient + d)
-    for place, (name, w) in enumerate(model.named_parameters()):
+    for index, (name, w) in enumerate(model.named_parameters()):
         assert torch.allclose(update.groups["model"].tensors[name], w.detach() - MODEL[name], atol=1e-6)
-        mean = torch.stack([each[place] for each in raw]).mean(dim=0)
+        mean = torch.stack([each[index] for each in raw]).mean(dim=0)
         assert torch.allclose(keep.c[name].float(), mean, atol=1e-5)
     assert (keep.epoch, keep.round, update.metrics["correction_lost"], update.metrics["steps"]) == (1, 2, 0.0, 3.0)
     check_metrics(METHODS["scaffold"], update.metrics, update=True)

@@ -11,21 +11,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadPayload, ComputeFailed, UnknownName
-from common.exchange import Meaning, SiloData, SiloTask, TensorGroup
-from common.losses import pseudo_labels, semifl_loss
-from common.methods import METHODS, SemiFLSettings, check_metrics
-from common.models import initial_model
-from common.seeds import numpy_generator, torch_generator
-from silo.trainers import TRAINERS, load_trainer
-from silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload, ComputeFailed, UnknownName
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.losses import pseudo_labels
+from semisilo.common.learning.seeds import numpy_generator, torch_generator
+from semisilo.common.methods import METHODS, SemiFLSettings, check_metrics
+from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.semifl import SemiFLMemory, SemiFLTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
+AUGMENTED = "semifl_official"
+"""A policy whose original, weak and strong views differ, also of images of 4 x 4 pixels."""
 
 
 def _net() -> nn.Module:
@@ -73,32 +76,43 @@ def _median_threshold(task: SiloTask) -> float:
     return float(pseudo_labels(logits.detach(), 0.0).max_prob_B.median())
 
 
-@pytest.mark.parametrize(("mix_weight", "fix_weight"), [(1.0, 1.0), (0.5, 2.0), (0.0, 1.0)])
-def test_training_is_the_specified_sequence_of_steps(mix_weight: float, fix_weight: float) -> None:
-    """A plain reference: labels in evaluation mode, FIX shuffled, a partner from all images, two forward passes, clip,
-    weight decay, Nesterov; written with tensors only, on images without augmentation."""
+@pytest.mark.parametrize(("mix_weight", "fix_weight", "policy"), [
+    (1.0, 1.0, "none"), (0.5, 2.0, "none"), (0.0, 1.0, "none"), (0.5, 2.0, AUGMENTED), (0.0, 1.0, AUGMENTED),
+    (1.0, 0.0, AUGMENTED)])
+def test_training_is_the_specified_sequence_of_steps(mix_weight: float, fix_weight: float, policy: str) -> None:
+    """A plain reference: weak views labelled in evaluation mode, FIX shuffled, a partner from all images, two forward
+    passes, the strong view and a mixture of weak ones, clip, weight decay, Nesterov; written with tensors only."""
     threshold = _median_threshold(_task())
-    task = _task(confidence_threshold=threshold, mix_weight=mix_weight, fix_weight=fix_weight)
+    task = _task(confidence_threshold=threshold, mix_weight=mix_weight, fix_weight=fix_weight, policy=policy)
     update, memory = _train(task)
-    x = augment.to_input(_images().images_NCHW, FORM)
+    images, augmentation = _images().images_NCHW, AugmentationSettings(policy=policy)
+    views = torch_generator(1, "label_views", round=1, silo="a")
+    x = augment.to_input(augment.weak(images, augmentation, views), FORM)
     model = _net()
     tensors.load_into(model, task.groups["model"].tensors)
     batch_norm.load(model, task.groups["batch_norm"].tensors)
     labels = pseudo_labels(model.eval()(x).detach(), threshold)
     kept = torch.nonzero(labels.keep_B).flatten()
     assert 0 < len(kept) < 23
-    order, partner = (torch_generator(1, purpose, round=1, silo="a") for purpose in ("local_order", "mix_index"))
+    order, partner, views = (torch_generator(1, purpose, round=1, silo="a")
+                             for purpose in ("local_order", "mix_index", "local_views"))
     lams = numpy_generator(1, "mixup", round=1, silo="a")
     buffers = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     model.train()
     for _ in range(2):
         fix = kept[torch.randperm(len(kept), generator=order)]
         other = torch.randint(23, (len(kept),), generator=partner)
-        for f, o in zip(fix.split(10), other.split(10), strict=True):
+        strong, weak, mixed = (
+            augment.to_input(made(images[index], augmentation, views), FORM)
+            for made, index in ((augment.strong, fix), (augment.weak, fix), (augment.weak, other)))
+        for b in torch.arange(len(fix)).split(10):
             lam = float(lams.beta(0.75, 0.75))
-            y_fix, y_mix = labels.hard_label_B[f], labels.hard_label_B[o]
-            loss = semifl_loss(model(x[f]), model(lam * x[f] + (1 - lam) * x[o]), y_fix, y_mix, lam,
-                               fix_weight=fix_weight, mix_weight=mix_weight).loss
+            y_fix, y_mix = labels.hard_label_B[fix[b]], labels.hard_label_B[other[b]]
+            log_p, log_p_mix = (torch.log_softmax(model(inputs), dim=1)
+                                for inputs in (strong[b], lam * weak[b] + (1 - lam) * mixed[b]))
+            row = torch.arange(len(b))
+            loss = (-fix_weight * log_p[row, y_fix].mean() - mix_weight * (
+                lam * log_p_mix[row, y_fix].mean() + (1 - lam) * log_p_mix[row, y_mix].mean()))
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
             with torch.no_grad():
@@ -195,11 +209,12 @@ def test_metrics_are_declared_finite_and_tell_the_truth_only_where_it_is_known()
     assert known.metrics["threshold_accuracy"] == known.metrics["pseudo_label_accuracy"], "threshold 0 keeps all"
 
 
-def test_labels_per_batch_are_those_of_the_model_under_training() -> None:
+@pytest.mark.parametrize("policy", ["none", AUGMENTED])
+def test_labels_per_batch_are_those_of_the_model_under_training(policy: str) -> None:
     """Table 2's per-batch labels, recomputed step by step for one epoch of SGD without momentum in whole batches."""
     changes: dict[str, Any] = {"labelling": "batch", "mix_weight": 0.0, "local_epochs": 1, "momentum": 0.0,
                                "nesterov": False, "weight_decay": 0.0, "clip_norm": 0.0}
-    task = _task(**changes)
+    task = _task(policy=policy, **changes)
     update, _ = _train(task)
     model = _net()
     tensors.load_into(model, task.groups["model"].tensors)
@@ -333,6 +348,6 @@ def test_an_unknown_phase_is_refused() -> None:
 
 def test_trainers_are_found_by_name() -> None:
     assert load_trainer("semifl") is SemiFLTrainer
-    assert all(load_trainer(name).__name__ for name in TRAINERS)
+    assert all(load_trainer(name).__name__ for name in METHODS)
     with pytest.raises(UnknownName, match="'semiflop'"):
         load_trainer("semiflop")

@@ -38,15 +38,15 @@ function draw() {
 function drawNow() {
   const { federation } = store;
   if (route.study) store.ui.study = route.study;
-  const place = document.getElementById("shell");
+  const shell = document.getElementById("shell");
   if (!federation) {
-    render(place, h("main", { id: "main", class: "alone", key: "alone" }, store.connection === "lost"
+    render(shell, h("main", { id: "main", class: "alone", key: "alone" }, store.connection === "lost"
       ? trouble("warn", "The coordinator cannot be reached", h("p", null, "Is it running? ", h("code", null, "coordinator serve"), ". This page tries again every few seconds."))
       : h("p", { class: "loading" }, "Loading …")));
     return;
   }
   const view = current();
-  render(place, bar(federation), h("div", { class: "body", key: "body" }, side(federation),
+  render(shell, bar(federation), h("div", { class: "body", key: "body" }, side(federation),
     h("main", { id: "main", key: "main", class: `main view-${route.view}` }, banner(), h("div", { class: "view", key: viewKey() }, view.view(route)))));
   document.title = `${view.title(route)} · ${federation.federation} · semisilo`;
   announce(federation);
@@ -82,7 +82,7 @@ function side(federation) {
   const study = currentStudy(route);
   const here = BELONGS[route.view] ?? (VIEWS[route.view] ? route.view : "overview");
   const shown = federation.studies.find(({ name }) => name === study);
-  const attention = federation.silos.filter(({ state }) => state === "late" || state === "away").length;
+  const attention = federation.silos.filter(({ state }) => ["late", "away", "away by policy"].includes(state)).length;
   return h("nav", { class: "side", key: "side", "aria-label": "Views" },
     federation.studies.length > 1 ? h("label", { class: "study-choice" }, h("span", null, "Study"), h("select", { prop: { value: study ?? "" }, on: { change: (event) => chooseStudy(event.target.value) } }, federation.studies.map(({ name, state }) => h("option", { key: name, value: name }, `${name} (${wordOf(state)})`))))
       : shown ? h("p", { class: "study-choice" }, h("span", null, "Study"), h("strong", null, shown.name)) : null,
@@ -146,7 +146,7 @@ function announce(federation) {
   const facts = {
     connection: store.connection === "lost" ? "lost" : "there",
     studies: Object.fromEntries(federation.studies.map(({ name, state, round: number }) => [name, { state, number }])),
-    silos: Object.fromEntries(federation.silos.map(({ name, state }) => [name, ["late", "away", "revoked", "left"].includes(state) ? state : "here"])),
+    silos: Object.fromEntries(federation.silos.map(({ name, state }) => [name, ["late", "away", "away by policy", "revoked", "left"].includes(state) ? state : "here"])),
   };
   const before = said;
   said = facts;

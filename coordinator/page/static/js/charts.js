@@ -143,8 +143,8 @@ class LineChart extends HTMLElement {
   #tip(data, series, x, width) {
     const lines = series.flatMap(({ name, tone, points }) => at(points, this.#near).map((value) =>
       h("span", { class: `tip-line ${tone}` }, series.length > 1 ? `${name} ` : null, h("b", null, data.y.text(value, true)))));
-    const place = Math.min(Math.max(x(this.#near), 62), width - 62);
-    return h("div", { class: "tip", "aria-hidden": "true", style: { left: `${place}px` } },
+    const left = Math.min(Math.max(x(this.#near), 62), width - 62);
+    return h("div", { class: "tip", "aria-hidden": "true", style: { left: `${left}px` } },
       h("span", { class: "tip-x" }, data.x.tip ? data.x.tip(this.#near) : `${data.x.name} ${data.x.text(this.#near, true)}`), lines);
   }
 }
@@ -191,7 +191,7 @@ export function heatStrip(rounds, classes, { label, row = 14, compact = false })
         columns.map((column, index) => h("g", { key: index },
           h("title", null, column.title),
           column.marked ? h("rect", { class: "heat-mark", x: index * 10, y: 0, width: 10, height: head - 2 }) : null,
-          column.shares.map((value, place) => h("rect", { class: "heat-cell", x: index * 10, y: head + place * row, width: 10, height: row - 1,
+          column.shares.map((value, classIndex) => h("rect", { class: "heat-cell", x: index * 10, y: head + classIndex * row, width: 10, height: row - 1,
             "fill-opacity": (0.06 + 0.94 * (value / top)).toFixed(3) }))))),
       h("div", { class: "heat-axis", "aria-hidden": "true" }, h("span", null, rounds[0].number), h("span", null, "round"), h("span", null, rounds.at(-1).number))));
 }
@@ -204,7 +204,7 @@ function binned(rounds) {
     columns.push({
       marked: part.some(({ marked }) => marked),
       title: per === 1 ? `round ${part[0].number}` : `rounds ${part[0].number} to ${part.at(-1).number}`,
-      shares: part[0].shares.map((_, place) => part.reduce((sum, { shares }) => sum + (shares[place] ?? 0), 0) / part.length),
+      shares: part[0].shares.map((_, classIndex) => part.reduce((sum, { shares }) => sum + (shares[classIndex] ?? 0), 0) / part.length),
     });
   }
   return columns;

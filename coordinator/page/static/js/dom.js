@@ -54,13 +54,13 @@ function patchChildren(parent, before, after, svg) {
   });
   for (const node of keyed.values()) node.element.remove();
   for (const list of free.values()) for (const node of list) node.element.remove();
-  let place = parent.firstChild;
+  let next = parent.firstChild;
   after.forEach((node, index) => {
     const old = matched[index];
     if (old) update(old, node, svg);
     else create(node, svg);
-    if (node.element === place) place = place.nextSibling;
-    else parent.insertBefore(node.element, place);
+    if (node.element === next) next = next.nextSibling;
+    else parent.insertBefore(node.element, next);
   });
 }
 

@@ -1,4 +1,4 @@
-// Amounts as people read them. Bytes, seconds and shares are written exactly as by common/describe.py.
+// Amounts as people read them. Bytes, seconds, shares and percentages are written exactly as by common/text/describe.py.
 
 export const DASH = "–";
 
@@ -39,24 +39,51 @@ export function duration(value) {
   return value < 59.95 ? `${Math.floor(Math.max(0, value))} s` : seconds(value);
 }
 
+/** Sign, digits and exponent of the shortest decimal text of a number, times a hundred: 0.8325 is 8.325 * 10^1. */
+function percentOf(value) {
+  const [digits, exponent] = Math.abs(value).toExponential().split("e");
+  return { sign: value < 0 ? -1n : 1n, digits: digits.replace(".", ""), exponent: Number(exponent) + 2 };
+}
+
+/** A percentage in units of its last decimal, as a whole number; halves go away from zero, or down with `down`. */
+function rounded({ sign, digits, exponent }, decimals, down = false) {
+  const power = exponent - (digits.length - 1) + decimals;
+  if (power >= 0) return sign * BigInt(digits) * 10n ** BigInt(power);
+  const unit = 10n ** BigInt(-power);
+  return sign * (down ? BigInt(digits) / unit : (2n * BigInt(digits) + unit) / (2n * unit));
+}
+
+/** Units of the last decimal as text: 833 with one decimal is 83.3. */
+function decimal(units, decimals) {
+  const text = String(units < 0n ? -units : units).padStart(decimals + 1, "0");
+  const written = decimals ? `${text.slice(0, -decimals)}.${text.slice(-decimals)}` : text;
+  return units < 0n ? `-${written}` : written;
+}
+
 /** A share of 1 in per cent with three digits or so: 0.31 %, 12.4 %, 100 %; a dash when it is unknown. */
 export function share(value) {
   if (!isNumber(value)) return DASH;
-  const percent = 100 * value;
-  if (percent === 0 || percent >= 99.95) return `${fixed(percent, 0)} %`;
-  return percent >= 1 ? `${fixed(percent, 1)} %` : `${Number(percent.toPrecision(2))} %`;
+  const percent = percentOf(value);
+  const decimals = value === 0 || value >= 0.9995 ? 0 : value >= 0.01 ? 1 : 1 - percent.exponent;
+  const text = decimal(rounded(percent, decimals), decimals);
+  return `${value >= 0.01 || !text.includes(".") ? text : text.replace(/\.?0+$/, "")} %`;
 }
 
 /** Accuracy and recall: one decimal always, so that columns line up. */
-export function accuracy(value) {
-  return isNumber(value) ? `${(100 * value).toFixed(1)} %` : DASH;
+export function percentage(value, decimals = 1) {
+  return isNumber(value) ? `${decimal(rounded(percentOf(value), decimals), decimals)} %` : DASH;
 }
 
-/** A difference of accuracies in points: +11.5 or −2.0. */
-export function points(value) {
-  if (!isNumber(value)) return DASH;
-  const text = Math.abs(100 * value).toFixed(1);
-  return `${value < 0 && text !== "0.0" ? "−" : "+"}${text}`;
+/** How many points two shares differ, as their percentages are shown: +11.5 or −2.0. */
+export function points(after, before, decimals = 1) {
+  if (!isNumber(after) || !isNumber(before)) return DASH;
+  const units = rounded(percentOf(after), decimals) - rounded(percentOf(before), decimals);
+  return `${units < 0n ? "−" : "+"}${decimal(units < 0n ? -units : units, decimals)}`;
+}
+
+/** How far something is, 0 to 1, in whole per cent; rounded down, for 100 % is done. */
+export function progress(fraction) {
+  return `${decimal(rounded(percentOf(isNumber(fraction) ? Math.min(1, Math.max(0, fraction)) : 0), 0, true), 0)} %`;
 }
 
 /** 1 474: with thin spaces, because a comma means something else in half of Europe. */

@@ -5,7 +5,7 @@ import { icon } from "./icons.js";
 import * as format from "./format.js";
 import { changed, now, store } from "./store.js";
 
-/** State -> [word, tone]. A tone is a colour and a shape, so that nobody depends on the colour. */
+/** State of a study, round, task or silo -> [word, tone]; those of silos are listed in monitoring/silo_state.py. A tone is a colour and a shape, so that nobody depends on the colour. */
 const STATES = {
   queued: ["queued", "idle"], preparing: ["preparing", "work"], waiting: ["waiting for silos", "warn"],
   running: ["running", "work"], paused: ["paused", "warn"], completed: ["completed", "good"], failed: ["failed", "bad"],
@@ -13,9 +13,10 @@ const STATES = {
   collecting: ["collecting", "work"], aggregating: ["aggregating", "work"], evaluating: ["evaluating", "work"],
   cancelled: ["cancelled", "idle"],
   open: ["open", "work"], updated: ["updated", "good"], abstained: ["abstained", "idle"], refused: ["refused", "bad"],
-  expired: ["late", "warn"],
+  expired: ["expired", "warn"],
   connected: ["connected", "good"], working: ["working", "work"], late: ["late", "warn"], away: ["away", "warn"],
-  revoked: ["revoked", "bad"], left: ["left", "idle"], enrolled: ["never joined", "idle"], joined: ["joined", "idle"],
+  "away by policy": ["away by policy", "warn"],
+  revoked: ["revoked", "bad"], left: ["left", "idle"], enrolled: ["enrolled", "idle"], joined: ["joined", "idle"],
 };
 const SHAPES = { good: "M4 8.4 7 11.4 12 5", warn: "M8 4v5M8 11.6v.2", bad: "M5 5l6 6M11 5l-6 6", work: "M6.2 4.6v6.8L11.4 8z", idle: "M4.8 8h6.4" };
 
@@ -112,9 +113,9 @@ export function table(label, columns, rows, { key = (row, index) => index, sort 
     h("table", { class: cards ? "as-cards" : null },
       h("caption", { class: "unseen", id }, label),
       h("thead", null, h("tr", null, columns.map((column) => headCell(column, sort)))),
-      h("tbody", null, rows.map((row, index) => h("tr", { key: key(row, index), class: row.rowClass ?? null }, columns.map((column, place) => {
+      h("tbody", null, rows.map((row, index) => h("tr", { key: key(row, index), class: row.rowClass ?? null }, columns.map((column, position) => {
         const content = column.cell(row);
-        return place === 0 ? h("th", { scope: "row", class: column.class }, content)
+        return position === 0 ? h("th", { scope: "row", class: column.class }, content)
           : h("td", { class: column.class, "data-name": cards ? column.name : null }, content);
       }))))));
 }

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from common.data.augment import FEDMATCH_OPERATIONS, SMALL_OPERATIONS, check_settings, strong, to_input, weak
-from common.data.form import AugmentationSettings, ImageForm
-from common.errors import BadConfiguration
+from semisilo.common.data.augmentation.augment import (
+    FEDMATCH_OPERATIONS,
+    SMALL_OPERATIONS,
+    check_settings,
+    strong,
+    to_input,
+    weak,
+)
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import BadConfiguration
 
 POLICIES = ("small", "semifl_official", "fedmatch_official", "fedmix")
 

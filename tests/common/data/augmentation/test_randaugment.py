@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from common.data import randaugment as ra
+from semisilo.common.data.augmentation import randaugment as ra
 
 FACTORS = (0.1, 0.5, 1.0, 1.37, 1.9, 0.0)
 

@@ -23,11 +23,11 @@ from pydicom.uid import (  # noqa: E402
     SecondaryCaptureImageStorage,
 )
 
-from common.data.dicom import open_dicom  # noqa: E402
-from common.data.form import Reading  # noqa: E402
-from common.data.pixels import NoPictureError, UnusableError  # noqa: E402
-from common.data.readers import read_images, survey  # noqa: E402
-from common.errors import BadData  # noqa: E402
+from semisilo.common.data.form import Reading  # noqa: E402
+from semisilo.common.data.formats.dicom import open_dicom  # noqa: E402
+from semisilo.common.data.formats.pixels import NoPictureError, UnusableError  # noqa: E402
+from semisilo.common.data.readers import read_images, survey  # noqa: E402
+from semisilo.common.errors import BadData  # noqa: E402
 
 REAL = Path(DATA_ROOT) / "test_files"
 NAME = "Unspeakable^Patient"
@@ -163,7 +163,7 @@ def test_colours_have_no_window(tmp_path):
 def test_ybr_becomes_rgb_by_the_standards_equation(tmp_path):
     """C.7.6.3.1.2, solved for R, G and B: R = Y + 1.402 (Cr - 128), B = Y + 1.772 (Cb - 128)."""
     ybr = np.array([[[128, 128, 128], [76, 85, 255], [150, 44, 21], [200, 100, 150]]], dtype=np.uint8)
-    y, cb, cr = (ybr[..., place].astype(float) for place in range(3))
+    y, cb, cr = (ybr[..., channel].astype(float) for channel in range(3))
     expected = np.stack([y + 1.402 * (cr - 128), y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128),
                          y + 1.772 * (cb - 128)], axis=-1)
     got = shown(made(tmp_path / "a", ybr, PhotometricInterpretation="YBR_FULL"))
@@ -171,13 +171,13 @@ def test_ybr_becomes_rgb_by_the_standards_equation(tmp_path):
 
 
 def test_palettes_are_resolved(tmp_path):
-    places = np.array([[0, 1], [2, 1]], dtype=np.uint8)
+    indices = np.array([[0, 1], [2, 1]], dtype=np.uint8)
     colours = np.array([[0, 0, 0], [65535, 32768, 0], [0, 65535, 65535]], dtype=np.uint16)
     tags: dict[str, object] = {"PhotometricInterpretation": "PALETTE COLOR"}
-    for place, name in enumerate(("Red", "Green", "Blue")):
+    for channel, name in enumerate(("Red", "Green", "Blue")):
         tags[f"{name}PaletteColorLookupTableDescriptor"] = [3, 0, 16]
-        tags[f"{name}PaletteColorLookupTableData"] = colours[:, place].astype("<u2").tobytes()
-    got = shown(made(tmp_path / "a", places, **tags))
+        tags[f"{name}PaletteColorLookupTableData"] = colours[:, channel].astype("<u2").tobytes()
+    got = shown(made(tmp_path / "a", indices, **tags))
     assert got.tolist() == [[[0, 0, 0], [255, 128, 0]], [[0, 255, 255], [255, 128, 0]]]
 
 

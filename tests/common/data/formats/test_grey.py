@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from common.data import grey
+from semisilo.common.data.formats import grey
 
 
 def written_out(x: float, c: float, w: float) -> float:

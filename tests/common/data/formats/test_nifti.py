@@ -13,11 +13,11 @@ import pytest
 
 nibabel = pytest.importorskip("nibabel")
 
-from common.data.form import Reading  # noqa: E402
-from common.data.nifti import open_nifti  # noqa: E402
-from common.data.pixels import UnusableError  # noqa: E402
-from common.data.readers import read_images, survey  # noqa: E402
-from common.errors import BadData  # noqa: E402
+from semisilo.common.data.form import Reading  # noqa: E402
+from semisilo.common.data.formats.nifti import open_nifti  # noqa: E402
+from semisilo.common.data.formats.pixels import UnusableError  # noqa: E402
+from semisilo.common.data.readers import read_images, survey  # noqa: E402
+from semisilo.common.errors import BadData  # noqa: E402
 
 REAL = Path(nibabel.__file__).parent / "tests/data"
 RAS = np.arange(5 * 6 * 7, dtype=np.uint8).reshape(5, 6, 7)
@@ -142,8 +142,9 @@ def test_a_gigabyte_behind_a_small_header_is_never_unpacked(tmp_path):
         file.write(header.binaryblock + bytes(4))
         for _ in range(1024):
             file.write(bytes(2**20))
-    code = ("import resource, sys; from pathlib import Path; from common.data.nifti import open_nifti; "
-            "from common.data.form import Reading; import nibabel; "
+    code = ("import resource, sys; from pathlib import Path; "
+            "from semisilo.common.data.formats.nifti import open_nifti; "
+            "from semisilo.common.data.form import Reading; import nibabel; "
             "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
             f"open_nifti(Path({str(packed)!r})).slices([0, 3], Reading()); "
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)")

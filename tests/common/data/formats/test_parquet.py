@@ -14,11 +14,12 @@ from PIL import Image
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
-from common.data import parquet, room  # noqa: E402
-from common.data.form import ImageForm  # noqa: E402
-from common.data.partly_labelled import read_partly_labelled, survey_partly_labelled  # noqa: E402
-from common.data.readers import read_images, survey  # noqa: E402
-from common.errors import BadData  # noqa: E402
+from semisilo.common.data import room  # noqa: E402
+from semisilo.common.data.form import ImageForm  # noqa: E402
+from semisilo.common.data.formats import parquet  # noqa: E402
+from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled  # noqa: E402
+from semisilo.common.data.readers import read_images, survey  # noqa: E402
+from semisilo.common.errors import BadData  # noqa: E402
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
 
@@ -32,7 +33,7 @@ def png(value: int) -> bytes:
 def hugging_face(path: Path, labels: list[int | None], *, names: list[str] | None = None, start: int = 0,
                  rows: int = 3) -> str:
     """As `datasets` writes it: struct {bytes, path}, names of classes in the schema's metadata."""
-    images = [{"bytes": png(start + place), "path": f"{place}.png"} for place in range(len(labels))]
+    images = [{"bytes": png(start + index), "path": f"{index}.png"} for index in range(len(labels))]
     features: dict[str, object] = {"image": {"_type": "Image"}}
     if names is not None:
         features["label"] = {"names": names, "_type": "ClassLabel"}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.form import ImageForm
-from common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
-from common.data.readers import read_images, survey
-from common.errors import BadData
+from semisilo.common.data.form import ImageForm
+from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
+from semisilo.common.data.readers import read_images, survey
+from semisilo.common.errors import BadData
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_spreadsheets_of_western_europe_are_read(scans):
 
 
 def test_files_of_several_pictures_give_all_of_them_the_rows_label(scans):
-    from common.data.form import Reading
+    from semisilo.common.data.form import Reading
 
     pages = [Image.new("L", (8, 8), value) for value in (1, 2, 3)]
     pages[0].save(scans / "m.tif", save_all=True, append_images=pages[1:])

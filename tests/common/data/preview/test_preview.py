@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.contact_sheet import contact_sheet
-from common.data.form import Reading
-from common.data.pixels import Geometry
-from common.data.preview import Tile, look_at
-from common.data.preview_text import lines
-from common.errors import BadData
+from semisilo.common.data.form import Reading
+from semisilo.common.data.formats.pixels import Geometry
+from semisilo.common.data.preview.contact_sheet import contact_sheet
+from semisilo.common.data.preview.preview import Tile, look_at
+from semisilo.common.data.preview.preview_text import lines
+from semisilo.common.errors import BadData
 
 FORM = Geometry(size=16, channels=3, resize="fit")
 
@@ -95,7 +95,7 @@ def test_tables_parquet_and_arrays_are_looked_at_alike(scans):
 
 
 def test_the_counts_agree_with_what_a_study_reads(scans):
-    from common.data.readers import read_images
+    from semisilo.common.data.readers import read_images
 
     found = look_at(str(scans), form=FORM)
     read = read_images(str(scans), size=16, channels=3, on_error="skip")
@@ -155,7 +155,8 @@ def test_progress_rises_to_one(scans):
 
 
 def test_looking_needs_no_torch(scans):
-    code = ("import sys; from common.data.preview import look_at; from common.data.pixels import Geometry; "
+    code = ("import sys; from semisilo.common.data.preview.preview import look_at; "
+            "from semisilo.common.data.formats.pixels import Geometry; "
             f"look_at({str(scans)!r}, form=Geometry(size=8, channels=1, resize='fit')); "
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.codec import (
+from semisilo.common.payload.codec import (
     ELEMENT_TYPES,
     Aim,
     Bits,
@@ -83,7 +83,7 @@ def test_raw_leaves_out_blocks_of_zeros_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("density", [0.001, 0.1, 0.5, 0.9])
 def test_raw_lists_single_values_where_that_is_asked_for_and_compresses_none(density: float) -> None:
-    """Four bytes for each value, and at most a bit of each element for the places."""
+    """Four bytes for each value, and at most a bit of each element for the positions."""
     bits = sparse_floats(ELEMENTS, density).view("<u4")
     trip = there_and_back(bits, FLOAT32, Plan(sparse=True))
     count = int(np.count_nonzero(bits))
@@ -127,7 +127,7 @@ def test_small_tensors_take_at_most_their_header_and_values(elements: int) -> No
     (1, 0.84, 0.342, 0.2355), (0.5, 0.46, 0.2, 0.152), (0.1, 0.1, 0.048, 0.039), (0.01, 0.0112, 0.006, 0.0052)])
 def test_messages_of_unstructured_updates_take_their_share_of_dense(density: float, exact: float, bf16: float,
                                                                     int8: float) -> None:
-    """Real updates are smaller: benchmarks/codec/RESULTS.md. This is full-precision noise at random places."""
+    """Real updates are smaller: benchmarks/codec/RESULTS.md. This is full-precision noise at random positions."""
     bits = sparse_floats(2**20, density).view("<u4")
     for form, share in ((ValueForm.EXACT, exact), (ValueForm.BF16, bf16), (ValueForm.INT8, int8)):
         assert there_and_back(bits, FLOAT32, Plan(aim=Aim.SMALLEST, values=form)).size_bytes <= share * bits.nbytes

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.codec import (
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec import (
     BLOCK_ELEMENTS,
     ELEMENT_TYPES,
     HEADER_BYTES,
@@ -27,7 +28,6 @@ from common.codec import (
     parse_header,
     smallest_encoded_bytes,
 )
-from common.errors import BadPayload
 from tests.common.codec_samples import FLOAT32, sparse_floats, there_and_back
 
 RAW = Plan()
@@ -200,13 +200,13 @@ def test_random_bytes_are_refused_or_decoded_and_nothing_else(index: int, value:
 
 @settings(max_examples=300, deadline=None)
 @given(density=st.sampled_from([0.003, 0.05, 0.15, 0.4, 0.8, 0.999, 1]), form=st.sampled_from(list(ValueForm)),
-       place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255), cut=st.booleans())
+       where=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255), cut=st.booleans())
 def test_a_damaged_block_is_refused_or_decoded_with_the_right_number_of_values(
-        density: float, form: ValueForm, place: float, change: int, cut: bool) -> None:
+        density: float, form: ValueForm, where: float, change: int, cut: bool) -> None:
     bits = sparse_floats(2000, density, seed=1).view("<u4")
     [(head, index, values)] = encode_blocks(bits, FLOAT32, Plan(aim=Aim.SMALLEST, values=form))
     data = bytearray(head + index + bytes(values))
-    data[int(place * len(data))] ^= change
+    data[int(where * len(data))] ^= change
     del data[len(data) - (change if cut else 0):]
     try:
         parsed = parse_header(bytes(data[:18]), elements=2000, remaining_bytes=len(data) - 18, kind=FLOAT32)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.codec import ELEMENT_TYPES, Aim, Plan, ValueEncoding, ValueForm
-from common.codec.lossy import INT4, INT8, ScaledCodes, decode_bf16, encode_bf16
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec import ELEMENT_TYPES, Aim, Plan, ValueEncoding, ValueForm
+from semisilo.common.payload.codec.lossy import INT4, INT8, ScaledCodes, decode_bf16, encode_bf16
 from tests.common.codec_samples import FLOAT32, float_bits, sparse_floats, there_and_back
 
 FORMS = [ValueForm.BF16, ValueForm.INT8, ValueForm.INT4]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.codec import BLOCK_ELEMENTS, Aim, IndexEncoding, Plan
-from common.codec.positions import COMPLEMENT, Mask, decode_positions, encode_mask, positions_of
-from common.codec.zstd import compress
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec import BLOCK_ELEMENTS, Aim, IndexEncoding, Plan
+from semisilo.common.payload.codec.positions import COMPLEMENT, Mask, decode_positions, encode_mask, positions_of
+from semisilo.common.payload.codec.zstd import compress
 from tests.common.codec_samples import FLOAT32, entropy_bytes, sparse_floats, there_and_back
 
 SMALLEST = Plan(aim=Aim.SMALLEST)
@@ -46,7 +46,7 @@ def class_stream(gaps: Iterable[int]) -> bytes:
     for number in (gap + 4 for gap in gaps):
         below = number.bit_length() - 3
         classes.append(4 * below + (number >> below) - 4)
-        bits += [number >> place & 1 for place in range(below)]
+        bits += [number >> bit & 1 for bit in range(below)]
     return with_length(compress(bytes(classes))) + np.packbits(np.array(bits, np.uint8), bitorder="little").tobytes()
 
 
@@ -98,6 +98,18 @@ def test_few_clustered_positions_are_listed_by_class_in_less_than_any_other_form
     assert len(data) < 0.99 * min(rice_bytes(gaps, shift) for shift in range(12))
 
 
+@pytest.mark.parametrize(("elements", "density", "run"), [
+    (400, 0.1, 1), (400, 0.26, 1), (400, 0.35, 1), (2**14, 0.35, 1), (2**14, 0.26, 8), (2**14, 0.4, 8),
+    (2**18, 0.26, 30), (2**18, 0.4, 30)])
+def test_the_rarer_kind_of_elements_is_listed(elements: int, density: float, run: int) -> None:
+    """Below one half those with a value, above it those without, in the very same bytes."""
+    mask = np.repeat(np.random.default_rng(3).random(-(-elements // run)) < density, run)[:elements]
+    form, complement, data = encoded(mask)
+    assert form.lists, form
+    assert not complement
+    assert encoded(~mask) == (form, True, data)
+
+
 def test_positions_at_one_distance_are_listed_by_their_gaps() -> None:
     mask = np.zeros(2**18, dtype=np.bool_)
     mask[::100] = True
@@ -132,10 +144,10 @@ def test_a_gap_across_the_whole_block_does_not_explode(far: bool) -> None:
 
 
 def test_one_position_anywhere_in_a_block_takes_few_bytes() -> None:
-    for place in (0, 1, 254, 255, 256, 12_345, BLOCK_ELEMENTS - 1):
+    for position in (0, 1, 254, 255, 256, 12_345, BLOCK_ELEMENTS - 1):
         for complement in (False, True):
             mask = np.full(BLOCK_ELEMENTS, complement)
-            mask[place] = not complement
+            mask[position] = not complement
             encoding, is_complement, data = encoded(mask)
             assert is_complement == complement
             assert len(data) <= 24
@@ -144,8 +156,8 @@ def test_one_position_anywhere_in_a_block_takes_few_bytes() -> None:
 
 def test_gaps_around_255_come_back() -> None:
     for gap in (253, 254, 255, 256, 509, 510, 511, 512):
-        places = [gap, 2 * gap + 1, 3 * gap + 2]
-        assert decoded(GAPS, compress(gap_stream([gap] * 3)), 2000, 3) == places
+        positions = [gap, 2 * gap + 1, 3 * gap + 2]
+        assert decoded(GAPS, compress(gap_stream([gap] * 3)), 2000, 3) == positions
 
 
 def test_classes_of_any_gap_come_back() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.codec import ELEMENT_TYPES, Aim, Plan, add_bits, coded_kind, subtract_bits
+from semisilo.common.payload.codec import ELEMENT_TYPES, Aim, Plan, add_bits, coded_kind, subtract_bits
 from tests.common.codec_samples import there_and_back
 
 SMALLEST = Plan(aim=Aim.SMALLEST)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.codec import ELEMENT_TYPES, ValueEncoding, ValueForm, coded_kind
-from common.codec.planes import decode_planes, encode_planes
-from common.codec.values import encode_values
-from common.codec.zstd import compress, content_size, decompress, zstd
-from common.errors import BadPayload
+from semisilo.common.errors import BadPayload
+from semisilo.common.payload.codec import ELEMENT_TYPES, ValueEncoding, ValueForm, coded_kind
+from semisilo.common.payload.codec.planes import decode_planes, encode_planes
+from semisilo.common.payload.codec.values import encode_values
+from semisilo.common.payload.codec.zstd import compress, content_size, decompress, zstd
 from tests.common.codec_samples import FLOAT32, sparse_floats
 
 UINT8 = ELEMENT_TYPES["uint8"]
@@ -134,9 +134,9 @@ def test_a_frame_that_claims_another_size_or_none_is_refused() -> None:
 
 def test_a_frame_that_lies_about_its_size_is_refused() -> None:
     honest = bytearray(zstd.compress(bytes(10_000))[4:])
-    place = bytes(honest).index(struct.pack("<H", 10_000 - 256))
+    offset = bytes(honest).index(struct.pack("<H", 10_000 - 256))
     for claimed in (9_999, 10_001, 300):
-        honest[place:place + 2] = struct.pack("<H", claimed - 256)
+        honest[offset:offset + 2] = struct.pack("<H", claimed - 256)
         with pytest.raises(BadPayload):
             decompress(bytes(honest), claimed)
 

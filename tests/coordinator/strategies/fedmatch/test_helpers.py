@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coordinator.helper_choice import (
+from semisilo.coordinator.strategies.fedmatch.helpers import (
     helpers_by_embedding,
     helpers_by_reliability,
     noise_image,

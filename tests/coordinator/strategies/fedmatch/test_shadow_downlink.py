@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from common import tensors
-from common.exchange import Meaning
-from coordinator.sparse_downlink import SparseDownlink
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import Meaning
+from semisilo.coordinator.strategies.fedmatch.shadow_downlink import SparseDownlink
+from semisilo.coordinator.strategies.parts.served import ServedState
 
 
 @dataclass(frozen=True)
-class _State:
+class _State(ServedState):
     sigma: dict[str, Tensor]
     psi: dict[str, Tensor]
     batch_norm: dict[str, Tensor] = field(default_factory=dict)
@@ -54,20 +55,10 @@ def test_a_known_silo_is_sent_what_differs_from_its_shadow_by_more_than_the_thre
 
 
 def test_groups_are_made_once_for_a_state_and_anew_for_the_next() -> None:
-    downlink, made = SparseDownlink(l1_thres=0.0, delta_thres=0.0), []
-
-    def make() -> dict[str, Tensor]:
-        made.append(1)
-        return {"w": torch.ones(3)}
-
-    first = downlink.shared(NOW, "helper/a", make)
-    assert downlink.shared(NOW, "helper/a", make) is first
-    assert downlink.groups(NOW, None)["psi"] is downlink.groups(NOW, None)["psi"]
-    assert len(made) == 1
-    assert downlink.shared(SHADOW, "helper/a", make) is not first
-    downlink.forget()
-    downlink.shared(SHADOW, "helper/a", make)
-    assert len(made) == 3
+    downlink, other = SparseDownlink(l1_thres=0.0, delta_thres=0.0), _parts([0.5], [0.25])
+    for name in ("sigma", "psi"):
+        assert downlink.groups(NOW, None)[name] is downlink.groups(NOW, None)[name]
+        assert downlink.groups(other, None)[name] is not downlink.groups(NOW, None)[name]
 
 
 def test_batch_norm_statistics_go_along_where_there_are_any() -> None:

@@ -10,22 +10,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common import batch_norm, checkpoint, tensors
-from common.batch_norm import StaticBatchNorm
-from common.data import augment
-from common.data.form import AugmentationSettings, ImageForm
-from common.data.image_set import ImageSet
-from common.errors import BadConfiguration, BadData, ComputeFailed
-from common.evaluation import evaluate
-from common.exchange import FROM_TASK, CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from common.methods.fedmatch import FedMatchSettings
-from common.models import initial_model
-from common.seeds import torch_generator
-from common.sparse_transfer import sparse_delta, threshold
-from coordinator.helper_choice import noise_image, pool_psi, pool_silos
-from coordinator.static_statistics import STATISTICS
-from coordinator.strategies import load_strategy
-from coordinator.strategies.fedmatch import TRAIN, FedMatchShadow, FedMatchState, FedMatchStrategy
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadConfiguration, BadData, ComputeFailed
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.sparse_transfer import sparse_delta, threshold
+from semisilo.common.methods.contract import FROM_TASK, CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.fedmatch import FedMatchSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.common.storage import checkpoint
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.fedmatch.helpers import noise_image, pool_psi, pool_silos
+from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchShadow, FedMatchState, FedMatchStrategy
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS
+from semisilo.coordinator.strategies.parts.phases import TRAIN
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 SILO, COORDINATOR = "labels-at-silo", "labels-at-coordinator"
@@ -94,7 +96,7 @@ class Silos:
         """The helpers that a silo would be sent in the next round."""
         number = self.round + 1 if round is None else round
         task = self.strategy.task(self.state, TRAIN, silo, self.kept.get(silo), round=number)
-        return [task.groups[f"helper_psi/{place}"] for place in range(8) if f"helper_psi/{place}" in task.groups]
+        return [task.groups[f"helper_psi/{index}"] for index in range(8) if f"helper_psi/{index}" in task.groups]
 
 
 def _silos(scenario: str = SILO, **settings: Any) -> Silos:

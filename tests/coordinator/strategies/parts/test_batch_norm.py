@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.batch_norm import StaticBatchNorm
-from common.data.form import AugmentationSettings, ImageForm
-from common.exchange import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
-from coordinator.static_statistics import StaticStatistics
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.coordinator.strategies.parts.batch_norm import StaticStatistics
 
 
 def _net() -> nn.Module:
@@ -51,10 +51,10 @@ def test_silos_count_by_their_values() -> None:
     pytest.param(_of(10, float("nan")), id="not a number"),
     pytest.param(_of(10, 3e38), id="a mean that makes the variance overflow"),
 ])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_impossible_statistics_are_left_out_and_the_others_count(wrong: dict[str, Tensor], place: int) -> None:
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_impossible_statistics_are_left_out_and_the_others_count(wrong: dict[str, Tensor], position: int) -> None:
     honest = [("a", _of(100, 1.0)), ("b", _of(300, 3.0))]
-    answers = dict([*honest[:place], ("x", wrong), *honest[place:]])
+    answers = dict([*honest[:position], ("x", wrong), *honest[position:]])
     merged = _merged(answers)
     for name, tensor in _merged(dict(honest)).items():
         assert torch.equal(merged[name], tensor)

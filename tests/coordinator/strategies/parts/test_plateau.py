@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.plateau import LR_FLOOR, Plateau, plateau_lr
+from semisilo.coordinator.strategies.parts.plateau import LR_FLOOR, Plateau, plateau_lr
 
 
 def _run(losses: list[float], *, lr: float = 1e-3, factor: float = 3.0, patience: int = 2) -> list[Plateau]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coordinator.weighted_mean import NOTHING, WeightedMean
-from coordinator.weights import share_weights
+from semisilo.coordinator.strategies.parts.weighted_mean import NOTHING, WeightedMean
+from semisilo.coordinator.strategies.parts.weights import share_weights
 
 
 def _mean(weights: list[float], values: list[list[float]]) -> WeightedMean:

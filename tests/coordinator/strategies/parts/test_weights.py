@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.weights import (
+from semisilo.coordinator.strategies.parts.weights import (
     FedFreqRule,
     counted,
     fedfreq_weights,

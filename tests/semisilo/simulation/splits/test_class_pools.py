@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.class_pools import hand_out, shuffled_classes, spread_evenly
+from semisilo.simulation.splits.class_pools import hand_out, shuffled_classes, spread_evenly
 
 
 def test_each_class_of_the_pool_is_shuffled_and_nothing_else_is_in_it():

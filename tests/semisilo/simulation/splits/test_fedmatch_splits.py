@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data.fedmatch_splits import (
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.simulation.splits.fedmatch_splits import (
     batch_iid,
     batch_noniid,
     dirichlet_fedmix,
     kind_distributions,
     streaming_noniid,
 )
-from common.data.splits import Split, class_distributions, non_iidness
-from common.errors import BadConfiguration, BadData
+from semisilo.simulation.splits.splits import Split, class_distributions, non_iidness
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
 """CIFAR-10, training and test images pooled: 6000 of each class."""

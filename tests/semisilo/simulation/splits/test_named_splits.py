@@ -7,11 +7,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from common.config import from_dict
-from common.data.named_splits import SplitSettings, deal, streaming_step
-from common.data.split_settings import SplitName
-from common.data.splits import Split, class_distributions, non_iidness
-from common.errors import BadConfiguration, BadData
+from semisilo.common.config import from_dict
+from semisilo.common.data.split_settings import SplitName
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.simulation.splits.named_splits import SplitSettings, deal, streaming_step
+from semisilo.simulation.splits.splits import Split, class_distributions, non_iidness
 
 POOLED = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
 """CIFAR-10, training and test images together."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data.shvr_splits import class_mismatch, fit_to_margins, labelled_classes, shvr_noniid
-from common.data.splits import Split, class_distributions, labelled_at_silos, non_iidness
-from common.errors import BadConfiguration, BadData
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.simulation.splits.shvr_splits import class_mismatch, fit_to_margins, labelled_classes, shvr_noniid
+from semisilo.simulation.splits.splits import Split, class_distributions, labelled_at_silos, non_iidness
 
 MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 MNIST = np.random.default_rng(0).permutation(np.repeat(np.arange(10), MNIST_COUNTS))

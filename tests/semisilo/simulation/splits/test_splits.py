@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import canonical_json
-from common.data.manifest import index_digest, split_manifest
-from common.data.named_splits import SplitSettings, deal
-from common.data.splits import (
+from semisilo.common.config import canonical_json
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.simulation.splits.manifest import index_digest, split_manifest
+from semisilo.simulation.splits.named_splits import SplitSettings, deal
+from semisilo.simulation.splits.splits import (
     Split,
     all_labels_at_silos,
     class_distributions,
@@ -28,7 +29,6 @@ from common.data.splits import (
     shards,
     stratified_part,
 )
-from common.errors import BadConfiguration, BadData
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
 SMALL = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
@@ -66,8 +66,8 @@ def test_largest_remainder_equals_exact_arithmetic(weights, total):
     shares = [Fraction(weight * total, sum(weights)) for weight in weights]
     expected = [int(share) for share in shares]
     order = sorted(range(len(weights)), key=lambda i: (-(shares[i] - int(shares[i])), i))
-    for place in order[: total - sum(expected)]:
-        expected[place] += 1
+    for silo in order[: total - sum(expected)]:
+        expected[silo] += 1
     assert largest_remainder(weights, total).tolist() == expected
     assert sum(expected) == total
 
@@ -189,7 +189,7 @@ def test_shards_are_consecutive_pieces_of_a_class_in_file_order():
     labelled = set(chosen.tolist())
     for label in range(10):
         members = [i for i in np.flatnonzero(np.equal(CIFAR, label)).tolist() if i not in labelled]
-        rank = {index: place for place, index in enumerate(members)}
+        rank = {index: position for position, index in enumerate(members)}
         # 4975 = 20 * 248 + 15: the first 15 shards get one more.
         lengths = [249] * 15 + [248] * 5
         edges = np.concatenate([[0], np.cumsum(lengths)])
@@ -365,9 +365,9 @@ def test_the_manifest_names_labelled_images_and_steps_of_a_silo():
     manifest = split_manifest(split, SMALL, classes=CLASSES, source="made", settings={}, rounds_per_step=5)
     assert manifest["rounds_per_step"] == 5
     assert list(manifest["silos"]) == ["silo-000", "silo-001", "silo-002"]
-    for place, entry in enumerate(manifest["silos"].values()):
-        assert entry["labelled"]["sha256_indices"] == index_digest(split.labelled[place])
-        assert [step["indices"] for step in entry["steps"]] == [step.tolist() for step in split.steps[place]]
+    for index, entry in enumerate(manifest["silos"].values()):
+        assert entry["labelled"]["sha256_indices"] == index_digest(split.labelled[index])
+        assert [step["indices"] for step in entry["steps"]] == [step.tolist() for step in split.steps[index]]
 
 
 @pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "a", "b", "c", "d"], ["../x", "b", "c", "d", "e"],

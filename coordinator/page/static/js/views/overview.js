@@ -114,7 +114,7 @@ function activity(study, open, live) {
   const collecting = open.state === "collecting";
   const share = collecting ? answered(open) / Math.max(1, asked(open)) : live?.fraction ?? 0;
   const words = collecting ? `${answered(open)} of ${format.plural(asked(open), "silo")} have answered` : live?.text || (live?.activity ? format.words(live.activity) : study.state === "paused" ? "paused" : wordOf(open.state));
-  return h("p", { class: "activity" }, h("span", null, words), bar([[share, "first"]]), h("span", { class: "digits" }, `${Math.floor(100 * share)} %`));
+  return h("p", { class: "activity" }, h("span", null, words), bar([[share, "first"]]), h("span", { class: "digits" }, format.progress(share)));
 }
 
 function deadline(study, open) {
@@ -128,8 +128,8 @@ const answered = ({ tasks }) => Object.entries(tasks).reduce((sum, [state, count
 
 function stepClass(step, state) {
   const order = STEPS.findIndex(([name]) => name === state);
-  const place = STEPS.findIndex(([name]) => name === step);
-  return place < order ? "done" : place === order ? "here" : "";
+  const position = STEPS.findIndex(([name]) => name === step);
+  return position < order ? "done" : position === order ? "here" : "";
 }
 
 const MOST_LANES = 12;
@@ -159,7 +159,7 @@ function lane({ name, outcome, silo }, open) {
 /** What a silo with an open task is: the state of the roster says whether anything is heard of it. */
 export function laneState(outcome, silo, open) {
   if (outcome !== "open") return outcome;
-  if (["late", "away", "revoked", "left"].includes(silo?.state)) return silo.state;
+  if (["late", "away", "away by policy", "revoked", "left"].includes(silo?.state)) return silo.state;
   return open?.waiting_for ? "working" : "open";
 }
 
@@ -175,11 +175,11 @@ function overall(doing) {
 const barTone = (outcome, state) => (outcome === "updated" ? "good" : outcome === "open" ? (toneOf(state) === "warn" ? "warn" : "first") : toneOf(outcome));
 
 function laneWords(outcome, state, doing, silo) {
-  if (outcome !== "open") return wordOf(outcome) === "updated" ? "sent its update" : wordOf(outcome);
+  if (outcome !== "open") return wordOf(outcome);
   if (state === "late" || state === "away") return [wordOf(state), silo?.seen_unix ? [", heard ", ago(silo.seen_unix)] : null];
-  if (state === "revoked" || state === "left") return wordOf(state);
+  if (["away by policy", "revoked", "left"].includes(state)) return wordOf(state);
   if (!doing) return "has not begun";
-  return `${doing.stage} ${Math.floor(100 * doing.fraction)} %`;
+  return `${doing.stage} ${format.progress(doing.fraction)}`;
 }
 
 function matrix(rows, open) {
@@ -189,7 +189,7 @@ function matrix(rows, open) {
     groups.set(state, [...(groups.get(state) ?? []), row]);
   }
   return [
-    h("ul", { class: "matrix-key" }, [...groups].map(([state, list]) => h("li", { key: state }, glyph(toneOf(state)), `${list.length} ${state === "updated" ? "sent" : wordOf(state)}`))),
+    h("ul", { class: "matrix-key" }, [...groups].map(([state, list]) => h("li", { key: state }, glyph(toneOf(state)), `${list.length} ${wordOf(state)}`))),
     h("div", { class: "matrix", role: "img", "aria-label": [...groups].map(([state, list]) => `${list.length} ${wordOf(state)}`).join(", ") },
       rows.map((row) => {
         const state = laneState(row.outcome, row.silo, open);
@@ -208,9 +208,9 @@ function numbers(study) {
   const best = measured(study).reduce((found, round) => (found === null || round.accuracy > found.accuracy ? round : found), null);
   const saved = cost.dense_total - wire;
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
-    tile("Accuracy", format.accuracy(study.accuracy), study.accuracy === null ? "not measured yet" : best && best.accuracy > study.accuracy + 5e-4 ? `best ${format.accuracy(best.accuracy)} in round ${best.number}` : "the best so far"),
+    tile("Accuracy", format.percentage(study.accuracy), study.accuracy === null ? "not measured yet" : best && best.accuracy > study.accuracy + 5e-4 ? `best ${format.percentage(best.accuracy)} in round ${best.number}` : "the best so far"),
     study.labelled_only_accuracy === null && study.scenario === "labels-at-silo" ? null
-      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.gain), study.labelled_only_accuracy === null ? "not measured" : study.gain === null && study.rounds_completed > 0 && study.accuracy !== null ? `no update of any silo was accepted; labels alone ${format.accuracy(study.labelled_only_accuracy)}` : `points; labels alone ${format.accuracy(study.labelled_only_accuracy)}`, study.gain > 0 ? "good" : ""),
+      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.accuracy, study.labelled_only_accuracy), study.labelled_only_accuracy === null ? "not measured" : study.gain === null && study.rounds_completed > 0 && study.accuracy !== null ? `no update of any silo was accepted; labels alone ${format.percentage(study.labelled_only_accuracy)}` : `points; labels alone ${format.percentage(study.labelled_only_accuracy)}`, study.gain > 0 ? "good" : ""),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
     tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
     tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));
@@ -221,19 +221,19 @@ function charts(study) {
   if (rounds.length === 0) {
     return study.rounds_completed > 0 ? h("p", { class: "nothing", key: "no-charts" }, "No accuracy: the study has no test images.") : null;
   }
-  const byRound = rounds.map(({ number, accuracy }) => [number, 100 * accuracy]);
+  const byRound = rounds.map(({ number, accuracy }) => [number, accuracy]);
   const [unit, name] = format.unitOf(Math.max(1, ...rounds.map(({ wire_cumulative: wire }) => wire)));
-  const byBytes = rounds.map((round) => [round.wire_cumulative / unit, 100 * round.accuracy]);
+  const byBytes = rounds.map((round) => [round.wire_cumulative / unit, round.accuracy]);
   const alone = study.labelled_only_accuracy;
-  const level = alone === null ? null : { y: 100 * alone, name: `labels alone ${format.accuracy(alone)}` };
-  const percent = (value, exact) => (exact ? `${value.toFixed(1)} %` : `${Number(value.toFixed(1))} %`);
-  const y = { text: percent, least: 6 };
+  const level = alone === null ? null : { y: alone, name: `labels alone ${format.percentage(alone)}` };
+  const percent = (value, exact) => (exact ? format.percentage(value) : format.percentage(value).replace(".0 ", " "));
+  const y = { text: percent, least: 0.06 };
   const key = [["federated", "first"], ...(alone === null ? [] : [["labels alone", "level"]])];
   const last = rounds.at(-1);
-  const said = `${format.accuracy(rounds[0].accuracy)} in round ${rounds[0].number}, ${format.accuracy(last.accuracy)} in round ${last.number}${alone === null ? "" : `; labels alone ${format.accuracy(alone)}`}`;
+  const said = `${format.percentage(rounds[0].accuracy)} in round ${rounds[0].number}, ${format.percentage(last.accuracy)} in round ${last.number}${alone === null ? "" : `; labels alone ${format.percentage(alone)}`}`;
   const columns = [
     { name: "Round", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number) },
-    { name: "Test accuracy", class: "digits", cell: (round) => format.accuracy(round.accuracy) },
+    { name: "Test accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) },
     { name: "On the wire so far", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
   ];
   const pick = (number) => { location.hash = to.round(study.name, number); };
@@ -265,7 +265,7 @@ export function roundColumns(study) {
   return [
     { name: "Round", sort: "number", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number === 0 ? "0, preparation" : round.number) },
     { name: "State", cell: (round) => badge(round.state) },
-    { name: "Accuracy", sort: "accuracy", class: "digits", cell: (round) => [format.accuracy(round.accuracy), change(round.accuracy, before.get(round.number))] },
+    { name: "Accuracy", sort: "accuracy", class: "digits", cell: (round) => [format.percentage(round.accuracy), change(round.accuracy, before.get(round.number))] },
     { name: "Answers", cell: (round) => answers(round) },
     { name: "Time", sort: "seconds", class: "digits", cell: (round) => (round.seconds === null ? since(round.opened_unix) : format.seconds(round.seconds)) },
     { name: "Down", sort: "wire_down", class: "digits", cell: (round) => format.bytes(round.wire_down) },
@@ -277,7 +277,7 @@ export function roundColumns(study) {
 
 function change(value, before) {
   if (typeof value !== "number" || typeof before !== "number") return null;
-  return h("span", { class: `change ${value >= before ? "up" : "down"}` }, ` ${format.points(value - before)}`);
+  return h("span", { class: `change ${value >= before ? "up" : "down"}` }, ` ${format.points(value, before)}`);
 }
 
 const ORDER = ["updated", "abstained", "refused", "expired", "cancelled", "open"];
@@ -294,7 +294,7 @@ function answers(round) {
   const counts = countsOf(round);
   const shown = ORDER.filter((state) => counts[state]);
   if (shown.length === 0) return format.DASH;
-  return h("span", { class: "answers" }, shown.map((state) => h("span", { class: "answer", key: state }, glyph(toneOf(state)), `${counts[state]} ${state === "updated" ? "sent" : wordOf(state)}`)));
+  return h("span", { class: "answers" }, shown.map((state) => h("span", { class: "answer", key: state }, glyph(toneOf(state)), `${counts[state]} ${wordOf(state)}`)));
 }
 
 function about(study) {

@@ -28,7 +28,7 @@ export function view(route) {
       actions: [step("left", "Earlier round", route.number > 0 ? to.round(route.study, route.number - 1) : null), step("right", "Later round", route.number < last ? to.round(route.study, route.number + 1) : null)] }),
     round.reason ? trouble(round.state === "failed" ? "bad" : "warn", round.state === "failed" ? "The round has failed" : "Note", h("p", null, round.reason)) : null,
     h("section", { "aria-label": "Numbers of the round", key: "numbers" }, tiles(
-      tile("Accuracy", format.accuracy(line?.accuracy ?? round.metrics.accuracy), round.state === "completed" ? "after this round" : "measured at its end"),
+      tile("Accuracy", format.percentage(line?.accuracy ?? round.metrics.accuracy), round.state === "completed" ? "after this round" : "measured at its end"),
       tile("Down", wire(traffic, "down"), `${format.plural(traffic.downloads, "download")}, payload ${format.bytes(traffic.payload.down)}`),
       tile("Up", wire(traffic, "up"), `${format.plural(traffic.uploads, "update")}, payload ${format.bytes(traffic.payload.up)}`),
       tile("Of dense", traffic.wire.down + traffic.wire.up ? format.share(traffic.share_of_dense) : format.DASH, `dense would be ${format.bytes(traffic.dense_total)}`))),
@@ -65,7 +65,7 @@ function timeline(phase) {
   const end = phase.closed_unix ?? now();
   const from = phase.opened_unix;
   const span = Math.max(0.001, ...phase.tasks.map(({ closed_unix: closed }) => (closed ?? end) - from), end - from);
-  const place = (unix) => `${(100 * Math.min(1, Math.max(0, (unix - from) / span))).toFixed(2)}%`;
+  const offset = (unix) => `${(100 * Math.min(1, Math.max(0, (unix - from) / span))).toFixed(2)}%`;
   return h("div", { class: "timeline", role: "img", "aria-label": `When each silo worked, over ${format.seconds(span)}; the table below has the times.` },
     phase.tasks.map((task) => {
       const given = task.given_unix;
@@ -73,7 +73,7 @@ function timeline(phase) {
       const trained = Math.min(task.training_seconds ?? 0, Math.max(0, closed - (given ?? closed)));
       return h("div", { class: "timeline-row", key: task.silo },
         h("span", { class: "timeline-name" }, task.silo),
-        h("span", { class: "timeline-track" }, given === null ? null : h("span", { class: `timeline-bar ${toneOf(task.state)}`, style: { left: place(given), width: `${(100 * Math.max(0.004, (closed - given) / span)).toFixed(2)}%` } },
+        h("span", { class: "timeline-track" }, given === null ? null : h("span", { class: `timeline-bar ${toneOf(task.state)}`, style: { left: offset(given), width: `${(100 * Math.max(0.004, (closed - given) / span)).toFixed(2)}%` } },
           trained ? h("span", { class: "timeline-trained", style: { width: `${(100 * trained / Math.max(0.001, closed - given)).toFixed(1)}%` } }) : null)));
     }),
     h("div", { class: "timeline-axis", "aria-hidden": "true" }, h("span", null, "0"), h("span", null, format.seconds(span))));
@@ -82,7 +82,7 @@ function timeline(phase) {
 function taskColumns() {
   return [
     { name: "Silo", cell: (task) => h("a", { href: to.silo(task.silo) }, task.silo) },
-    { name: "Answer", cell: (task) => badge(task.state, task.state === "open" && task.doing ? `${task.doing.stage} ${Math.floor(100 * task.doing.fraction)} %` : null) },
+    { name: "Answer", cell: (task) => badge(task.state, task.state === "open" && task.doing ? `${task.doing.stage} ${format.progress(task.doing.fraction)}` : null) },
     { name: "After", class: "digits", cell: (task) => (task.given_unix === null ? "not told yet" : task.closed_unix === null ? since(task.given_unix) : format.seconds(Math.max(0, task.closed_unix - task.given_unix))) },
     { name: "Training", class: "digits", cell: (task) => format.seconds(task.training_seconds) },
     { name: "Images", class: "digits", cell: (task) => format.count(task.example_count) },
@@ -107,8 +107,8 @@ function recall(values) {
   const entries = Object.entries(values).filter(([name]) => name.startsWith(RECALL)).map(([name, value]) => [name.slice(RECALL.length), value]);
   if (entries.length === 0) return null;
   const worst = entries.reduce((found, entry) => (entry[1] < found[1] ? entry : found));
-  return card("Recall of each class", { id: "recall", note: `Share of the test images of a class that the model finds. Lowest: ${worst[0]}, ${format.accuracy(worst[1])}.` },
-    h("dl", { class: "recall", style: { "--name": `${Math.min(16, Math.max(...entries.map(([name]) => name.length))) + 1}ch` } }, entries.map(([name, value]) => h("div", { key: name }, h("dt", null, name), h("dd", null, bar([[value, value === worst[1] && entries.length > 1 ? "warn" : "first"]]), h("span", { class: "digits" }, format.accuracy(value)))))));
+  return card("Recall of each class", { id: "recall", note: `Share of the test images of a class that the model finds. Lowest: ${worst[0]}, ${format.percentage(worst[1])}.` },
+    h("dl", { class: "recall", style: { "--name": `${Math.min(16, Math.max(...entries.map(([name]) => name.length))) + 1}ch` } }, entries.map(([name, value]) => h("div", { key: name }, h("dt", null, name), h("dd", null, bar([[value, value === worst[1] && entries.length > 1 ? "warn" : "first"]]), h("span", { class: "digits" }, format.percentage(value)))))));
 }
 
 const SHARES = /accuracy|ratio/;
@@ -116,6 +116,6 @@ const SHARES = /accuracy|ratio/;
 function metrics(values) {
   const entries = Object.entries(values).filter(([name]) => !name.startsWith(RECALL)).sort(([a], [b]) => (a < b ? -1 : 1));
   if (entries.length === 0) return null;
-  return card("Metrics", { id: "metrics" }, h("dl", { class: "facts" }, entries.map(([name, value]) => h("div", { key: name }, h("dt", null, format.words(name)), h("dd", null, SHARES.test(name) && value >= 0 && value <= 1 ? format.accuracy(value) : format.number(value))))));
+  return card("Metrics", { id: "metrics" }, h("dl", { class: "facts" }, entries.map(([name, value]) => h("div", { key: name }, h("dt", null, format.words(name)), h("dd", null, SHARES.test(name) && value >= 0 && value <= 1 ? format.percentage(value) : format.number(value))))));
 }
 

@@ -50,7 +50,8 @@ export function view(route) {
 function alerts(line) {
   const found = [];
   if (line.state === "late") found.push(trouble("warn", "Late", h("p", null, "It owes an answer and the deadline has passed. The round goes on without it when the quorum is reached, or extend the deadline on the study's page.")));
-  if (line.state === "away") found.push(trouble("warn", "Away", h("p", null, line.away_reason || "Nothing is heard of it. Its agent reconnects by itself; at the hospital, silo status and silo check say more.")));
+  if (line.state === "away by policy") found.push(trouble("warn", "Away by policy", h("p", null, line.away_reason)));
+  if (line.state === "away") found.push(trouble("warn", "Away", h("p", null, "Nothing is heard of it. Its agent reconnects by itself; at the hospital, silo status and silo check say more.")));
   if (line.state === "enrolled") found.push(trouble("idle", "Enrolled, but never joined", h("p", null, "At the hospital: ", h("code", null, "silo join --data /scans"))));
   if (typeof line.certificate_days_left === "number" && line.certificate_days_left < 5 && !["revoked", "left"].includes(line.state)) found.push(trouble("warn", line.certificate_days_left < 0 ? "Its certificate has expired" : `Its certificate ends in ${format.plural(Math.floor(line.certificate_days_left), "day")}`, h("p", null, "After that it needs a new invitation; it keeps its memory.")));
   return found;
@@ -61,14 +62,14 @@ function work(silo, study) {
   const marks = drifted(silo);
   const rounds = study.rounds.filter(({ number, outcomes }) => number > 0 && outcomes?.[silo.name]).reverse();
   const histogram = Object.keys(silo.class_histogram ?? {}).length > 0;
-  const names = histogram ? Object.values(silo.class_histogram)[0].map((_, place) => study.classes[place] ?? String(place)) : [];
+  const names = histogram ? Object.values(silo.class_histogram)[0].map((_, index) => study.classes[index] ?? String(index)) : [];
   const last = study.rounds_planned;
   const shown = store.ui.allAnswers ? rounds : rounds.slice(0, 12);
   return [
     points.length ? h("div", { class: "card", key: "ratio" }, figure("Label ratio by round", h("line-chart", { key: "ratio-chart", prop: { data: {
       label: `Line: share of ${silo.name}'s images that got a pseudo-label, by round; ${format.share(points[0][1])} in round ${points[0][0]}, ${format.share(points.at(-1)[1])} in round ${points.at(-1)[0]}.`,
-      series: [{ name: "label ratio", tone: "first", points: points.map(([round, value]) => [round, 100 * value]) }],
-      x: { name: "round", text: String, whole: true, low: 0, high: Math.max(last, points.at(-1)[0]), tip: (value) => `round ${value}` }, y: { text: (value, exact) => (exact ? `${value.toFixed(1)} %` : `${value} %`), low: 0, high: 100 }, height: 190,
+      series: [{ name: "label ratio", tone: "first", points: points }],
+      x: { name: "round", text: String, whole: true, low: 0, high: Math.max(last, points.at(-1)[0]), tip: (value) => `round ${value}` }, y: { text: (value, exact) => (exact ? format.share(value) : format.percentage(value, 0)), low: 0, high: 1 }, height: 190,
       pick: (number) => { location.hash = to.round(study.name, number); } } } }),
     { id: "ratio", note: "Share of its images that got a pseudo-label which the method kept.", columns: [{ name: "Round", cell: ([round]) => round }, { name: "Label ratio", class: "digits", cell: ([, value]) => format.share(value) }], rows: points })) : null,
     histogram ? card("Pseudo-labels by class", { id: "histogram", note: driftWords() }, strip(silo, study.classes, names.length > 20 ? 12 : 18),
@@ -93,13 +94,14 @@ function lastReason(silo, study) {
 function moved(silo, number, names) {
   const before = Object.keys(silo.class_histogram).map(Number).filter((round) => round < number).sort((a, b) => a - b).slice(-10);
   if (before.length === 0) return "";
-  const changes = silo.class_histogram[number].map((share, place) => [share - before.reduce((sum, round) => sum + (silo.class_histogram[round][place] ?? 0), 0) / before.length, names[place]]).sort((a, b) => b[0] - a[0]);
+  const usual = (index) => before.reduce((sum, round) => sum + (silo.class_histogram[round][index] ?? 0), 0) / before.length;
+  const changes = silo.class_histogram[number].map((share, index) => ({ share, before: usual(index), name: names[index] })).sort((a, b) => b.share - b.before - (a.share - a.before));
   const [more, less] = [changes[0], changes.at(-1)];
-  return `More ${more[1]} (${format.points(more[0])} points), less ${less[1]} (${format.points(less[0])}).`;
+  return `More ${more.name} (${format.points(more.share, more.before)} points), less ${less.name} (${format.points(less.share, less.before)}).`;
 }
 
 function numbersOf(silo, names) {
   const rounds = Object.entries(silo.class_histogram).map(([number, shares]) => ({ number: Number(number), shares })).sort((a, b) => b.number - a.number);
   return h("details", { class: "folded", key: "histogram-numbers" }, h("summary", null, "The numbers as a table"),
-    table("Pseudo-labels by class and round", [{ name: "Round", cell: ({ number }) => number }, ...names.map((name, place) => ({ name, class: "digits", cell: ({ shares }) => format.share(shares[place]) }))], rounds.slice(0, 200), { key: ({ number }) => number }));
+    table("Pseudo-labels by class and round", [{ name: "Round", cell: ({ number }) => number }, ...names.map((name, index) => ({ name, class: "digits", cell: ({ shares }) => format.share(shares[index]) }))], rounds.slice(0, 200), { key: ({ number }) => number }));
 }

@@ -17,10 +17,10 @@ export function needs(route) {
 }
 
 const GROUPS = [["all", "All"], ["here", "Here"], ["attention", "Need a look"], ["gone", "Not taking part"]];
-const groupOf = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", enrolled: "attention", revoked: "gone", left: "gone" };
-const RANK = ["late", "away", "working", "connected", "joined", "enrolled", "left", "revoked"];
+const groupOf = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", "away by policy": "attention", enrolled: "attention", revoked: "gone", left: "gone" };
+const RANK = ["late", "away", "away by policy", "working", "connected", "joined", "enrolled", "left", "revoked"];
 /** Order of rows: who needs a look first. Working and waiting are alike, or rows would change places all the time. */
-const URGENCY = { late: 0, away: 1, working: 2, connected: 2, joined: 2, enrolled: 3, left: 4, revoked: 5 };
+const URGENCY = { late: 0, away: 1, "away by policy": 1, working: 2, connected: 2, joined: 2, enrolled: 3, left: 4, revoked: 5 };
 
 export function view(route) {
   const { silos, invitations, read_only: readOnly } = store.federation;
@@ -114,7 +114,7 @@ function columns(study, readOnly) {
 export const images = (row) => (row.labelled_count || row.unlabelled_count ? format.count(row.labelled_count + row.unlabelled_count) : format.DASH);
 
 /** "training 40 %", or null while it does nothing. It stands in the badge, so that rows keep their height. */
-export const doing = (row) => (row.doing && row.state === "working" ? `${row.doing.stage} ${Math.floor(100 * row.doing.fraction)} %` : null);
+export const doing = (row) => (row.doing && row.state === "working" ? `${row.doing.stage} ${format.progress(row.doing.fraction)}` : null);
 
 function driftCell(row) {
   if (row.lastDrift.length === 0) return Object.keys(row.study?.drift ?? {}).length ? h("span", { class: "note" }, "none") : format.DASH;
@@ -149,9 +149,9 @@ export function driftWords() {
 /** The strip of one silo, with a description of its last round for those who cannot see it. */
 export function strip(silo, classes, row = 14) {
   const rounds = Object.entries(silo.class_histogram).map(([number, shares]) => ({ number: Number(number), shares, marked: Boolean(silo.drift?.[number]?.marked) })).sort((a, b) => a.number - b.number);
-  const names = rounds[0].shares.map((_, place) => classes[place] ?? String(place));
+  const names = rounds[0].shares.map((_, index) => classes[index] ?? String(index));
   const last = rounds.at(-1);
-  const top = last.shares.map((share, place) => [share, names[place]]).sort((a, b) => b[0] - a[0]).slice(0, 5).map(([share, name]) => `${name} ${format.share(share)}`).join(", ");
+  const top = last.shares.map((share, index) => [share, names[index]]).sort((a, b) => b[0] - a[0]).slice(0, 5).map(([share, name]) => `${name} ${format.share(share)}`).join(", ");
   const marks = rounds.filter(({ marked }) => marked).map(({ number }) => number);
   return heatStrip(rounds, names, { row, label: `Share of each class among the pseudo-labels of ${silo.name}, rounds ${rounds[0].number} to ${last.number}. Round ${last.number}: ${top}. ${marks.length ? `Drift in round ${marks.join(", ")}.` : "No drift."}` });
 }

@@ -1,0 +1,113 @@
+"""Pictures that Pillow reads: PNG, JPEG, TIFF and their like, from a file or from the bytes of one within another.
+
+Shapes: C channels, S side of the square.
+
+Tests: tests/common/data/formats/test_registry.py.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from semisilo.common.data.form import Reading
+from semisilo.common.data.formats.picture import Header, Picture, chosen, part_of
+from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, fitted, square
+from semisilo.common.data.formats.registry import IMAGE_FORMATS
+from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours
+
+__all__ = ["OpenedRaster", "is_raster", "most_pixels", "open_raster"]
+
+_DEEP_PNG = 16
+_FORMATS = tuple(each.pillow for each in IMAGE_FORMATS if each.pillow)
+
+
+def most_pixels() -> int:
+    """The largest picture that is decoded."""
+    return Image.MAX_IMAGE_PIXELS or 89_478_485
+
+
+def is_raster(path: Path) -> bool:
+    """Whether a file whose suffix says nothing starts like an image."""
+    try:
+        with warnings.catch_warnings(), Image.open(path, formats=_FORMATS):
+            return True
+    except Exception:  # Pillow raises nearly anything on damaged bytes
+        return False
+
+
+def open_raster(path: Path, content: bytes | None = None) -> OpenedRaster:
+    """A picture that nobody has looked into yet.
+
+    Args:
+        content: the file itself, where it lies within another one at `path`; then its first page alone counts.
+    """
+    return OpenedRaster(path, content)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedRaster:
+    """A picture, or a TIFF with its pages. Its methods raise whatever Pillow does with damaged bytes."""
+
+    path: Path
+    content: bytes | None
+
+    def header(self, reading: Reading) -> Header:
+        """See `OpenedImage`."""
+        with self._image() as image:
+            pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+            return Header(size=image.size, channels=1 if _is_grey(image) else 3, bits=_bits(image), pictures=pages)
+
+    def pictures(self, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
+        """See `OpenedImage`."""
+        found = []
+        with self._image() as image:
+            several = image.format == "TIFF" and self.content is None
+            pages = getattr(image, "n_frames", 1) if several else 1
+            those = chosen(pages, reading.frames) if several else [0]
+            for page in those:
+                if several and page:
+                    image.seek(page)
+                if image.width * image.height > most_pixels():
+                    raise UnusableError(f"{image.width} x {image.height} pixels are too many (limit {most_pixels()});"
+                                        " scale it down")
+                width, height, bits = *image.size, _bits(image)
+                if several and has_deep_colours(image):
+                    deep = deep_colours(self.path, page, image.size)
+                    shown, divided = eight_bits(deep, reading=reading, ranges=ranges)
+                    pixels, channels = fitted(Image.fromarray(shown), form), 3
+                else:
+                    channels = 1 if _is_grey(image) else 3
+                    pixels, divided = square(image, form, reading=reading, ranges=ranges)
+                found.append(Picture(square=pixels, channels=channels, part=part_of(those, pages, page),
+                                     divided=divided, width=width, height=height, bits=bits))
+        return found
+
+    def _image(self) -> Image.Image:
+        return Image.open(self.path if self.content is None else io.BytesIO(self.content), formats=_FORMATS)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I")
+
+
+def _bits(image: Image.Image) -> int:
+    if image.format == "PNG":  # of 16-bit colours Pillow keeps 8; the file's own word is in the header's 25th byte
+        file = getattr(image, "fp", None)
+        if file is not None:
+            offset = file.tell()
+            file.seek(24)
+            depth = file.read(1)
+            file.seek(offset)
+            if depth == bytes([_DEEP_PNG]):
+                return _DEEP_PNG
+    if image.format == "TIFF" and has_deep_colours(image):
+        return 16
+    if image.mode == "1":
+        return 1
+    return 16 if image.mode.startswith("I;16") else 32 if image.mode in ("I", "F") else 8

@@ -1,0 +1,3 @@
+"""Durable files: write, fsync, rename. Imported wherever something must survive a kill; imports nothing above
+itself.
+"""

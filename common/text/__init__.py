@@ -1,0 +1,1 @@
+"""What people read: pages from templates, rows of settings. It imports nothing of ours; every room may import it."""

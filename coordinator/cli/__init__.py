@@ -1,0 +1,3 @@
+"""The commands of `coordinator`, a file for each group: they parse, call and print. Nothing imports it but the
+console script.
+"""

@@ -1,0 +1,237 @@
+"""What the coordinator's light process asks of its compute process, and what comes back. No torch is needed for it.
+
+`semisilo.coordinator.compute.operations.Operations` has the method for each. A state of the strategy is named by its
+digest, and the digest by its file `<study>/states/<sha256>.safetensors`; a phase and what is kept for a silo are as the
+ledger has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from semisilo.common.methods.contract import GroupLayout, NumericsRecord, PayloadRef, Phase, UpdateHeader
+from semisilo.common.payload.usage import Encoded
+from semisilo.common.process.messages import Request
+from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult
+from semisilo.coordinator.studies.study_file import StudyConfig
+
+__all__ = ["Aggregate", "Aggregated", "Baseline", "BaselineFound", "CheckUpdate", "CheckedUpdate", "Evaluate",
+           "Evaluated", "Export", "Exported", "OpenStudy", "OpenedStudy", "Phases", "PhasesOfRound", "Prepare",
+           "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
+
+
+# Studies --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedStudy:
+    """A study is open in the compute process."""
+
+    frozen: FrozenStudy
+    """What was frozen now, or when the study was opened for the first time."""
+    numerics: NumericsRecord
+    """In force from now on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenStudy(Request[OpenedStudy]):
+    """Reads the coordinator's images, freezes what follows from them and builds the strategy."""
+
+    name: str
+    config: StudyConfig
+    study_folder: Path
+    """The study's own folder: relative paths of its settings start here, and its states lie in it."""
+    payloads_folder: Path
+    """Store of what silos download."""
+    num_silos: int
+    """Silos that must have joined before round 1."""
+    frozen: FrozenStudy | None
+    """What an earlier opening has frozen; None at the first."""
+
+    def reopening(self, answer: OpenedStudy) -> OpenStudy:
+        """A fresh process opens the study with what was frozen the first time."""
+        return replace(self, frozen=answer.frozen)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """Round 0 is done."""
+
+    state: str
+    """Digest of the state before round 1."""
+    metrics: dict[str, float]
+    """Of its model, as `Evaluated` has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepare(Request[Prepared]):
+    """Round 0 of the open study, from the initial model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineFound:
+    """What labels alone give."""
+
+    result: LabelledOnlyResult | None
+    """None where the coordinator has no labelled images, or no test images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline(Request[BaselineFound]):
+    """Trains the same network on the coordinator's labels alone, and measures it on the test images."""
+
+    epochs: int
+    """Passes over the labelled images, at least 1."""
+
+
+# A round --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasesOfRound:
+    """What a round is made of."""
+
+    phases: tuple[Phase, ...]
+    """In order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phases(Request[PhasesOfRound]):
+    """The phases of a round."""
+
+    state: str
+    """The state that the round starts from."""
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenTask:
+    """What one silo is asked: the part of its task that the strategy decides."""
+
+    settings: dict[str, object]
+    """All fields of the method's settings, as `to_dict` gives them."""
+    payloads: tuple[PayloadRef, ...]
+    """One for each tensor group; files in the payload store, but for what the silo holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenTasks:
+    """The tasks of a phase, with their payloads on disk."""
+
+    tasks: dict[str, WrittenTask]
+    """By the name of the silo."""
+    expects: dict[str, GroupLayout]
+    """The tensor groups that every update of the phase must hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tasks(Request[WrittenTasks]):
+    """Writes what each silo is asked in a phase.
+
+    Every tensor group is a payload of its own, so that a group that did not change keeps its digest: what is frozen of
+    the network comes with every task, and is sent to a silo once.
+    """
+
+    state: str
+    round: int
+    phase: Phase
+    silos: dict[str, str | None]
+    """By name, the digest of what the strategy keeps for the silo, or None."""
+    held: dict[str, tuple[str, ...]]
+    """By name, the digests of tensor groups that the silo has said to hold."""
+    link_bytes_per_second: float
+    """The slowest of the silos' links, which the round waits for; 0 when not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpooledUpdate:
+    """An update whose bytes have all come, as a file of the spool."""
+
+    header: UpdateHeader
+    """What its silo has declared of it."""
+    path: Path
+    """Its file, called by its digest."""
+    kept: str | None
+    """Digest of what the strategy keeps for the silo, as when the task was written; None for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedUpdate:
+    """An update may be folded."""
+
+    held: tuple[str, ...] = ()
+    """Digests of tensors that the silo holds from now on, since its update has overwritten some."""
+    encoded: tuple[Encoded, ...] = ()
+    """What the blocks of its file take, by encoding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckUpdate(Request[CheckedUpdate]):
+    """Whether an update that has arrived may be folded: BadPayload, LayoutMismatch or WrongBase say that it may not."""
+
+    state: str
+    round: int
+    phase: Phase
+    update: SpooledUpdate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aggregated:
+    """A phase is closed."""
+
+    state: str
+    """Digest of the state after the phase."""
+    kept: dict[str, str | None]
+    """By the name of each silo whose update was folded: digest of what the strategy keeps for it from now on."""
+    metrics: dict[str, float]
+    """Of the silos' own models, where the study asks for them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aggregate(Request[Aggregated]):
+    """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
+
+    StorageDamaged says that a spooled file is not what was accepted.
+    """
+
+    state: str
+    round: int
+    phase: Phase
+    updates: tuple[SpooledUpdate, ...]
+    """In byte order of the names of silos; may be empty."""
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """What was measured."""
+
+    metrics: dict[str, float]
+    """Of the model, and the strategy's diagnostics; finite numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluate(Request[Evaluated]):
+    """Measures the model of a state on the coordinator's images."""
+
+    state: str
+    round: int
+    """The round that gave the state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """A model was written."""
+
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export(Request[Exported]):
+    """Writes the model of a state as one safetensors file that needs nothing else to be used."""
+
+    state: str
+    path: Path

@@ -1,0 +1,111 @@
+"""Events of the audit trail: by filter, in order for the check of their chain, and what they say of one study.
+
+They are numbered in the order in which they were written, so two of them are compared by their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+
+__all__ = ["StoredEvent", "begun_again_event", "chain_of", "event_kinds", "events_after", "find_events",
+           "is_model_noted", "last_ended_rounds", "note_model_not_written", "note_model_written", "round_ended_event"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredEvent:
+    """One event as it was written."""
+
+    number: int
+    unix: float
+    kind: str
+    study: str
+    detail_json: str
+    """The canonical JSON that went into the chain."""
+    chain: str
+
+    @property
+    def detail(self) -> dict[str, object]:
+        """What it is about: each kind of event has its own fields, and those of old versions stay readable."""
+        found: dict[str, object] = json.loads(self.detail_json)
+        return found
+
+
+def events_after(ledger: Ledger, number: int, *, limit: int) -> list[StoredEvent]:
+    """The next events in order."""
+    return [_event(row) for row in ledger.query("SELECT * FROM event WHERE number > ? ORDER BY number LIMIT ?",
+                                                number, limit)]
+
+
+def chain_of(ledger: Ledger, number: int) -> str | None:
+    """The chain value of an event, None when there is no such event."""
+    rows = ledger.query("SELECT chain FROM event WHERE number = ?", number)
+    return rows[0]["chain"] if rows else None
+
+
+def find_events(ledger: Ledger, *, study: str = "", silo: str = "", kind: str = "", before: int = 0,
+                limit: int) -> list[StoredEvent]:
+    """The newest events that fit, newest first; an empty filter fits all, as does `before` 0."""
+    return [_event(row) for row in ledger.query(
+        "SELECT * FROM event WHERE (number < ? OR ? = 0) AND (study = ? OR ? = '') AND (kind = ? OR ? = '')"
+        " AND (? = '' OR json_extract(detail_json, '$.silo') = ?) ORDER BY number DESC LIMIT ?",
+        before, before, study, study, kind, kind, silo, silo, limit)]
+
+
+def event_kinds(ledger: Ledger, study: str) -> tuple[tuple[str, int], ...]:
+    """(kind, how many) of the events of a study, most frequent first."""
+    rows = ledger.query("SELECT kind, count(*) AS count FROM event WHERE study = ? GROUP BY kind"
+                        " ORDER BY count DESC, kind", study)
+    return tuple((row["kind"], row["count"]) for row in rows)
+
+
+def _event(row: sqlite3.Row) -> StoredEvent:
+    return StoredEvent(number=row["number"], unix=row["unix"], kind=row["kind"], study=row["study"],
+                       detail_json=row["detail_json"], chain=row["chain"])
+
+
+_WRITTEN, _NOT_WRITTEN = "model_written", "model_not_written"
+
+
+def note_model_written(ledger: Ledger, study: str, state_digest: str) -> None:
+    """Notes that the model of a committed state lies beside the study's file."""
+    ledger.event(_WRITTEN, study=study, state_digest=state_digest)
+
+
+def note_model_not_written(ledger: Ledger, study: str, state_digest: str, *, reason: str) -> None:
+    """Notes why the model of a committed state could not be written, so that it is not tried for ever."""
+    ledger.event(_NOT_WRITTEN, study=study, state_digest=state_digest, reason=reason)
+
+
+def is_model_noted(ledger: Ledger, study: str, state_digest: str) -> bool:
+    """Whether the model of a state was written, or could not be."""
+    return bool(ledger.query(
+        "SELECT 1 FROM event WHERE study = ? AND kind IN (?, ?) AND json_extract(detail_json, '$.state_digest') = ?"
+        " LIMIT 1", study, _WRITTEN, _NOT_WRITTEN, state_digest))
+
+
+def last_ended_rounds(ledger: Ledger, study: str, count: int) -> list[int]:
+    """Numbers of the last rounds that were committed or have failed, the latest first; round 0 is none of them."""
+    return [int(row["number"]) for row in ledger.query(
+        "SELECT number FROM round WHERE study = ? AND number > 0 AND state IN (?, ?) ORDER BY number DESC LIMIT ?",
+        study, RoundState.COMPLETED, RoundState.FAILED, count)]
+
+
+def round_ended_event(ledger: Ledger, study: str, number: int) -> int:
+    """The number of the event with which a round was committed or has failed; it must have ended."""
+    return int(ledger.query("SELECT max(number) AS number FROM event WHERE study = ? AND kind IN (?, ?)"
+                            " AND json_extract(detail_json, '$.round') = ?", study,
+                            f"round_{RoundState.COMPLETED}", f"round_{RoundState.FAILED}", number)[0]["number"])
+
+
+def begun_again_event(ledger: Ledger, study: str) -> int:
+    """The number of the event with which a study was last resumed or queued; 0 when there is none."""
+    return int(ledger.query(
+        "SELECT coalesce(max(number), 0) AS number FROM event WHERE study = ? AND (kind IN ('study_queued',"
+        " 'study_requeued') OR kind IN (?, ?, ?) AND json_extract(detail_json, '$.before') = ?)", study,
+        f"study_{StudyState.PREPARING}", f"study_{StudyState.WAITING}", f"study_{StudyState.RUNNING}",
+        StudyState.PAUSED)[0]["number"])

@@ -1,0 +1,102 @@
+"""How far studies are: their heads, counts and lengths of rounds, phases. Few rows, however long a study is.
+
+Tests: tests/coordinator/monitoring/test_prometheus.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import PhaseRow, StudyRow, phase_row, study_row
+from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
+
+__all__ = ["OpenPhase", "RoundCounts", "StudyProgress", "last_phase", "last_studies", "open_phase", "phases_of_round",
+           "study_progress"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundCounts:
+    """Rounds of one state, without round 0."""
+
+    state: RoundState
+    count: int
+    seconds: float
+    """How long those of them that are over took together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyProgress:
+    """Where the rounds of a study stand."""
+
+    last_round: int | None
+    """The round that was opened last."""
+    round_opened_unix: float | None
+    """When that was; None when it is over."""
+    last_seconds: float | None
+    """How long the last round with silos took that is over."""
+    metrics: dict[str, float]
+    """Of the last committed round with silos; empty before."""
+    rounds: tuple[RoundCounts, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenPhase:
+    """The phase in which silos work."""
+
+    name: str
+    deadline_unix: float
+    tasks: dict[TaskState, int]
+    """State -> tasks."""
+
+
+def last_studies(ledger: Ledger, *, ended: int) -> list[StudyRow]:
+    """Studies that have not ended, and the last `ended` of the queue whatever their state, in order of the queue."""
+    return [study_row(row) for row in ledger.query(
+        "SELECT * FROM study WHERE state NOT IN (?, ?, ?)"
+        " OR position > (SELECT coalesce(max(position), 0) FROM study) - ? ORDER BY position", *ENDED_STUDY, ended)]
+
+
+def study_progress(ledger: Ledger, study: str) -> StudyProgress:
+    """What a handful of queries say of the rounds of a study."""
+    counts = ledger.query("SELECT state, count(*) AS n, coalesce(sum(closed_unix - opened_unix), 0) AS seconds"
+                          " FROM round WHERE study = ? AND number > 0 GROUP BY state", study)
+    last = ledger.query("SELECT number, opened_unix, closed_unix FROM round WHERE study = ?"
+                        " ORDER BY number DESC LIMIT 1", study)
+    over = ledger.query("SELECT closed_unix - opened_unix AS seconds FROM round WHERE study = ? AND number > 0 AND"
+                        " closed_unix IS NOT NULL ORDER BY number DESC LIMIT 1", study)
+    committed = ledger.query("SELECT metrics_json FROM round WHERE study = ? AND state = ? AND number > 0"
+                             " ORDER BY number DESC LIMIT 1", study, RoundState.COMPLETED)
+    return StudyProgress(
+        last_round=last[0]["number"] if last else None,
+        round_opened_unix=last[0]["opened_unix"] if last and last[0]["closed_unix"] is None else None,
+        last_seconds=max(0.0, over[0]["seconds"]) if over else None,
+        metrics=json.loads(committed[0]["metrics_json"]) if committed else {},
+        rounds=tuple(RoundCounts(state=RoundState(row["state"]), count=row["n"], seconds=max(0.0, row["seconds"]))
+                     for row in counts))
+
+
+def phases_of_round(ledger: Ledger, study: str, number: int) -> list[PhaseRow]:
+    """The phases of a round that have begun, in order."""
+    return [phase_row(row) for row in ledger.query(
+        "SELECT * FROM phase WHERE study = ? AND round = ? ORDER BY number", study, number)]
+
+
+def last_phase(ledger: Ledger, study: str, number: int) -> PhaseRow | None:
+    """The phase of a round that began last; None before the first."""
+    rows = ledger.query("SELECT * FROM phase WHERE study = ? AND round = ? ORDER BY number DESC LIMIT 1", study, number)
+    return phase_row(rows[0]) if rows else None
+
+
+def open_phase(ledger: Ledger, study: str) -> OpenPhase | None:
+    """The phase in which silos of a study work now; None when there is none."""
+    rows = ledger.query("SELECT phase.* FROM phase JOIN round ON round.study = phase.study"
+                        " AND round.number = phase.round AND round.phase = phase.number WHERE phase.study = ?"
+                        " AND phase.closed_unix IS NULL AND round.closed_unix IS NULL"
+                        " ORDER BY phase.round DESC LIMIT 1", study)
+    if not rows:
+        return None
+    states = ledger.task_states(study, rows[0]["round"], rows[0]["number"])
+    return OpenPhase(name=rows[0]["name"], deadline_unix=rows[0]["deadline_unix"], tasks=Counter(states.values()))

@@ -1,0 +1,50 @@
+"""A copy of a ledger that others have open: SQLite's own backup, and the lock that keeps them from committing."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from semisilo.common.errors import SemisiloError, StorageDamaged
+
+__all__ = ["copy_ledger", "no_commits"]
+
+_BUSY_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def no_commits(ledger: Path) -> Iterator[None]:
+    """Holds the ledger's write lock: `serve` waits at its next commit, as it does for any command.
+
+    Raises: SemisiloError when another program keeps it locked for 30 s; StorageDamaged when it is no ledger.
+    """
+    db = sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        raise SemisiloError(f"{ledger}: {error}.",
+                            remedy="End the program that keeps it locked, or try again.") from None
+    except sqlite3.DatabaseError as error:
+        raise StorageDamaged(f"{ledger}: cannot be read as a ledger: {error}.",
+                             remedy="Check the disk, then restore the file from a backup.") from None
+    finally:
+        db.close()
+
+
+def copy_ledger(source: Path, target: Path) -> None:
+    """SQLite's own copy of a file that others have open; only its owner may read it.
+
+    Raises: StorageDamaged when SQLite finds the copy unsound.
+    """
+    with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_SECONDS)) as old, \
+            contextlib.closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+        target.chmod(0o600)
+        (found,), *_ = new.execute("PRAGMA quick_check").fetchall()
+    if found != "ok":
+        raise StorageDamaged(f"{source}: SQLite finds it damaged: {found}.",
+                             remedy="Check the disk, then restore the file from a backup.")

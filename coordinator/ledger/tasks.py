@@ -1,0 +1,204 @@
+"""Tasks and what silos answered to them, over whole rounds and studies: who owes an answer, who gave which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+
+__all__ = ["OpenTask", "Refusal", "RefusedTask", "SubmittedTask", "TaskAnswer", "answer_states", "answers_of_round",
+           "answers_of_study", "asked_silos", "has_updates", "last_refusal", "last_refusals", "open_tasks",
+           "refusal_reasons", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
+
+_REASON_LETTERS = 80
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenTask:
+    """A task of an open round that its silo has not answered yet."""
+
+    silo: str
+    study: str
+    deadline_unix: float | None
+    """Unix seconds at which its phase closes if there is a quorum; None while the study is paused: it stands still."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskAnswer:
+    """What one silo answered to one task: of a round of several phases there are several."""
+
+    round: int
+    phase: str
+    """The phase's name."""
+    silo: str
+    state: TaskState
+    reason: str = ""
+    example_count: int | None = None
+    """Images that the update says it is from; None where there is no update."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the silo sent; empty where it was not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmittedTask:
+    """A task with what is known of its update. Times are Unix seconds."""
+
+    silo: str
+    state: TaskState
+    given_unix: float | None
+    closed_unix: float | None
+    reason: str
+    metrics: dict[str, float]
+    example_count: int | None
+    training_seconds: float | None
+    update_bytes: int | None
+    groups: dict[str, int]
+    """Tensor group -> encoded bytes of the update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Who has refused a task, and why."""
+
+    silo: str
+    reason: str
+    """"CODE: text"; empty when the silo gave none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedTask:
+    """A task that was refused."""
+
+    silo: str
+    study: str
+    round: int
+    reason: str
+    closed_unix: float
+
+
+def open_tasks(ledger: Ledger) -> dict[str, OpenTask]:
+    """Silo -> the task that it owes an answer to, in a study that runs or is paused."""
+    rows = ledger.query(
+        "SELECT task.silo, task.study, study.state AS study_state, phase.deadline_unix FROM task"
+        " JOIN study ON study.name = task.study AND study.state IN (?, ?)"
+        " JOIN round ON round.study = task.study AND round.number = task.round AND round.closed_unix IS NULL"
+        " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
+        " WHERE task.state = ?", StudyState.RUNNING, StudyState.PAUSED, TaskState.OPEN)
+    return {row["silo"]: OpenTask(
+        silo=row["silo"], study=row["study"],
+        deadline_unix=None if row["study_state"] == StudyState.PAUSED else row["deadline_unix"]) for row in rows}
+
+
+def answers_of_study(ledger: Ledger, study: str, *, first: int = 0, last: int = 2**62, silo: str = "",
+                     metrics_from: int = 0) -> list[TaskAnswer]:
+    """Answers to all phases of the rounds from `first` to `last`, by round, phase and silo.
+
+    Args:
+        silo: only of this one; of all when empty.
+        metrics_from: of rounds before this one, what silos sent is not read.
+    """
+    rows = ledger.query(
+        "SELECT task.round, phase.name, task.silo, task.state, task.reason, declared_update.example_count,"
+        " CASE WHEN task.round >= ? THEN task.metrics_json END AS metrics_json FROM task"
+        " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
+        " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
+        " WHERE task.study = ? AND task.round BETWEEN ? AND ? AND (task.silo = ? OR ? = '')"
+        " ORDER BY task.round, task.phase, task.silo", metrics_from, study, first, last, silo, silo)
+    return [TaskAnswer(round=row["round"], phase=row["name"], silo=row["silo"], state=TaskState(row["state"]),
+                       reason=row["reason"], example_count=row["example_count"],
+                       metrics=json.loads(row["metrics_json"] or "{}"))
+            for row in rows]
+
+
+def answers_of_round(ledger: Ledger, study: str, number: int) -> list[tuple[str, TaskState]]:
+    """(silo, state) of the tasks of a round, by phase."""
+    return [(row["silo"], TaskState(row["state"])) for row in ledger.query(
+        "SELECT silo, state FROM task WHERE study = ? AND round = ? ORDER BY phase", study, number)]
+
+
+def tasks_of_phase(ledger: Ledger, study: str, number: int, phase: int) -> list[SubmittedTask]:
+    """The tasks of a phase with their updates, in byte order of silos."""
+    rows = ledger.query(
+        "SELECT task.silo, task.state, task.given_unix, task.closed_unix, task.reason, task.metrics_json,"
+        " example_count, training_seconds, size_bytes, groups_json FROM task"
+        " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
+        " WHERE study = ? AND round = ? AND phase = ?", study, number, phase)
+    return [SubmittedTask(
+        silo=row["silo"], state=TaskState(row["state"]), given_unix=row["given_unix"], closed_unix=row["closed_unix"],
+        reason=row["reason"], metrics=json.loads(row["metrics_json"]), example_count=row["example_count"],
+        training_seconds=row["training_seconds"], update_bytes=row["size_bytes"],
+        groups=json.loads(row["groups_json"] or "{}")) for row in sorted(rows, key=lambda row: row["silo"].encode())]
+
+
+def last_refusals(ledger: Ledger) -> list[RefusedTask]:
+    """The newest closed task of each silo and study, where that was refused and the study has not ended."""
+    rows = ledger.query(
+        "SELECT silo, study, round, task.reason AS reason, max(closed_unix) AS closed_unix, task.state AS state"
+        " FROM task JOIN study ON study.name = task.study WHERE study.ended_unix IS NULL AND closed_unix IS NOT NULL"
+        " GROUP BY silo, study ORDER BY silo, study")
+    return [RefusedTask(silo=row["silo"], study=row["study"], round=row["round"], reason=row["reason"],
+                        closed_unix=row["closed_unix"]) for row in rows if row["state"] == TaskState.REFUSED]
+
+
+def task_counts(ledger: Ledger, study: str) -> dict[TaskState, int]:
+    """State -> tasks of a study."""
+    return {TaskState(row["state"]): row["n"] for row in ledger.query(
+        "SELECT state, count(*) AS n FROM task WHERE study = ? GROUP BY state", study)}
+
+
+def asked_silos(ledger: Ledger, study: str) -> list[str]:
+    """Silos that were asked at least once."""
+    return [row["silo"] for row in ledger.query("SELECT DISTINCT silo FROM task WHERE study = ?", study)]
+
+
+def refusal_reasons(ledger: Ledger, study: str) -> Iterable[str]:
+    """The beginning of the reason of every refused task, up to 80 letters."""
+    for silo in asked_silos(ledger, study):  # the index has them by study, silo and state
+        for row in ledger.query("SELECT substr(reason, 1, ?) AS reason FROM task WHERE study = ? AND silo = ?"
+                                " AND state = ?", _REASON_LETTERS, study, silo, TaskState.REFUSED):
+            yield row["reason"]
+
+
+def answer_states(ledger: Ledger, study: str, number: int) -> frozenset[TaskState]:
+    """The states that the tasks of a round are in, each once, over all its phases."""
+    return frozenset(TaskState(row["state"]) for row in ledger.query(
+        "SELECT DISTINCT state FROM task WHERE study = ? AND round = ?", study, number))
+
+
+def last_refusal(ledger: Ledger, study: str, number: int) -> Refusal | None:
+    """The refusal of a round that came last, of equals that of the last silo by name; None when nobody refused."""
+    rows = ledger.query("SELECT silo, reason FROM task WHERE study = ? AND round = ? AND state = ?"
+                        " ORDER BY closed_unix DESC, silo DESC LIMIT 1", study, number, TaskState.REFUSED)
+    return Refusal(silo=rows[0]["silo"], reason=rows[0]["reason"]) if rows else None
+
+
+def has_updates(ledger: Ledger, study: str) -> bool:
+    """Whether any committed round of a study has taken in an update."""
+    return bool(ledger.query("SELECT 1 FROM task JOIN round ON round.study = task.study AND round.number = task.round"
+                             " WHERE task.study = ? AND task.state = ? AND round.state = ? LIMIT 1", study,
+                             TaskState.UPDATED, RoundState.COMPLETED))
+
+
+def training_seconds(ledger: Ledger, study: str, silo: str, number: int) -> float | None:
+    """How long a silo trained in a round, as it declared with its accepted updates, over all phases; None when none of
+    its updates was accepted."""
+    (seconds,), = ledger.query(
+        "SELECT sum(training_seconds) FROM declared_update JOIN task USING (task_id) WHERE study = ? AND silo = ?"
+        " AND round = ? AND accepted_unix IS NOT NULL", study, silo, number)
+    return None if seconds is None else float(seconds)
+
+
+def sizes_of_last_updates(ledger: Ledger, study: str) -> list[int]:
+    """Bytes that each silo sent in the last committed round with updates, over all phases; empty before there is one.
+
+    In no order, and without names: what is told of them to other silos must not say whose they are.
+    """
+    return [int(row["total"]) for row in ledger.query(
+        "SELECT sum(size_bytes) AS total FROM declared_update JOIN task USING (task_id) WHERE task.study = ? AND"
+        " task.state = ? AND round = (SELECT max(task.round) FROM task JOIN round ON round.study = task.study AND"
+        " round.number = task.round WHERE task.study = ? AND task.state = ? AND round.state = ?) AND accepted_unix"
+        " IS NOT NULL GROUP BY silo",
+        study, TaskState.UPDATED, study, TaskState.UPDATED, RoundState.COMPLETED)]

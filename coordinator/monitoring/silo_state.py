@@ -1,0 +1,138 @@
+"""What a silo is doing: the one answer that `status`, the page, the terminal, the metrics and the report give.
+
+The first line that fits counts:
+
+| state | when |
+|---|---|
+| revoked | the operator has revoked its certificate |
+| left | it left on its own wish |
+| enrolled | it has a certificate and has never asked for a task |
+| joined | it is a member, and `coordinator serve` is not running, so nobody can know more |
+| away by policy | it takes no task now because its own policy says so (hours, daily budget), and works on none |
+| late | its phase is past its deadline, still waits for it, and the study is not paused |
+| working | it has an open task and says that it works on it |
+| connected | it is there and does nothing, or has not begun with its task |
+| away | nothing was heard of it for `PRESENT_SECONDS` |
+
+A member that is away by policy says so also while `serve` is not running: until when is in the ledger. *Late* is a
+silo that still owes an answer; when the phase closes without it, the *outcome* of its task is "expired"
+(`semisilo.coordinator.monitoring.outcomes`). The words are the same everywhere: in JSON, on the page, as a label of a
+metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from semisilo.coordinator.ledger.roster import SiloRow
+from semisilo.coordinator.ledger.tasks import OpenTask
+from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
+
+__all__ = ["PRESENT_SECONDS", "SiloActivity", "SiloSigns", "SiloState", "activities_of", "activity_of", "is_present"]
+
+PRESENT_SECONDS = 15.0
+"""A silo of which something was heard at most so long ago is there, even when none of its calls is in flight: while it
+trains it reports every few seconds only, and three reports may be lost."""
+
+
+class SiloState(StrEnum):
+    """What a silo is doing; the table above says when. The value is the word that people read."""
+
+    REVOKED = "revoked"
+    LEFT = "left"
+    ENROLLED = "enrolled"
+    JOINED = "joined"
+    AWAY_BY_POLICY = "away by policy"
+    LATE = "late"
+    WORKING = "working"
+    CONNECTED = "connected"
+    AWAY = "away"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloSigns:
+    """All that is known of a silo at one moment."""
+
+    member: SiloRow
+    """Its row of the roster."""
+    now_unix: float
+    """The moment, in Unix seconds."""
+    serving: bool
+    """Whether `coordinator serve` is running: without it nobody hears of silos."""
+    in_call: bool = False
+    """Whether one of its RPCs is in flight."""
+    said: LiveSilo | None = None
+    """What it last said of its work."""
+    open_task: OpenTask | None = None
+    """The task that it owes an answer to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloActivity:
+    """What a silo is doing."""
+
+    state: SiloState
+    doing: LiveSilo | None
+    """Its stage and how far it is, while it works on its open task; also when it is late with that."""
+    present: bool
+    """Whether it is there, whatever it does."""
+
+
+def activity_of(signs: SiloSigns) -> SiloActivity:
+    """What a silo is doing, from all that is known of it; see the table of this module."""
+    member, present = signs.member, is_present(signs)
+    if member.revoked_unix is not None:
+        return SiloActivity(state=SiloState.REVOKED, doing=None, present=present)
+    if member.left_unix is not None:
+        return SiloActivity(state=SiloState.LEFT, doing=None, present=present)
+    if member.joined_unix is None:
+        return SiloActivity(state=SiloState.ENROLLED, doing=None, present=present)
+    doing = _doing(signs)
+    return SiloActivity(state=_state_of_member(signs, present=present, works=doing is not None), doing=doing,
+                        present=present)
+
+
+def is_present(signs: SiloSigns) -> bool:
+    """Whether something is heard of a silo now: a call in flight, or one that ended `PRESENT_SECONDS` ago or later."""
+    if not signs.serving:
+        return False
+    last = max(signs.member.seen_unix or 0.0, signs.said.unix if signs.said is not None else 0.0)
+    return signs.in_call or signs.now_unix - last <= PRESENT_SECONDS
+
+
+def _doing(signs: SiloSigns) -> LiveSilo | None:
+    said = signs.said
+    if said is None or not said.stage or signs.open_task is None or not signs.serving:
+        return None
+    return said if signs.in_call or signs.now_unix - said.unix <= PRESENT_SECONDS else None
+
+
+def _state_of_member(signs: SiloSigns, *, present: bool, works: bool) -> SiloState:
+    if signs.member.is_away(signs.now_unix) and not works:
+        return SiloState.AWAY_BY_POLICY
+    if not signs.serving:
+        return SiloState.JOINED
+    deadline = signs.open_task.deadline_unix if signs.open_task is not None else None
+    if deadline is not None and signs.now_unix > deadline:
+        return SiloState.LATE
+    if works:
+        return SiloState.WORKING
+    return SiloState.CONNECTED if present else SiloState.AWAY
+
+
+def activities_of(members: Iterable[SiloRow], live: LiveStatus | None, tasks: Mapping[str, OpenTask], *,
+                  now_unix: float) -> dict[str, SiloActivity]:
+    """Silo -> what it is doing.
+
+    Args:
+        members: rows of the roster.
+        live: what `coordinator serve` is doing; None when it is not running.
+        tasks: silo -> the task that it owes an answer to (`semisilo.coordinator.ledger.tasks.open_tasks`).
+    """
+    in_call = frozenset(live.connected) if live is not None else frozenset[str]()
+    said = live.silos if live is not None else {}
+    return {member.name: activity_of(SiloSigns(
+        member=member, now_unix=now_unix, serving=live is not None, in_call=member.name in in_call,
+        said=said.get(member.name), open_task=tasks.get(member.name))) for member in members}

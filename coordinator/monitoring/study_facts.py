@@ -1,0 +1,89 @@
+"""What every reader says of a study and of its open round: `status`, the page and the terminal show these facts.
+
+Tests: tests/coordinator/monitoring/test_facts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import last_phase
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.states import RoundState
+from semisilo.coordinator.monitoring.outcomes import counts_of, waiting_for
+from semisilo.coordinator.monitoring.summary import (
+    federated_accuracy,
+    labelled_only_accuracy,
+    method_name,
+    planned_rounds,
+    seconds_left,
+)
+
+__all__ = ["OpenRoundFacts", "StudyFacts", "open_round_facts", "study_facts"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyFacts:
+    """One study of the queue."""
+
+    name: str
+    state: str
+    method: str
+    round: int
+    """The round that was opened last."""
+    rounds: int
+    """How many the study file asks for."""
+    accuracy: float | None
+    """Of the model of the last committed round with silos, 0 to 1; None before it, or without test images."""
+    labelled_only_accuracy: float | None
+    seconds_left: float | None
+    """Estimated; None before the first finished round and after the end."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRoundFacts:
+    """The round that is under way. Times are Unix seconds."""
+
+    number: int
+    state: str
+    phase: str
+    """The phase that is under way; empty while the next one is prepared."""
+    opened_unix: float
+    deadline_unix: float | None
+    """Of the open phase; None while no silo works. While the study is paused it stands still."""
+    limit_unix: float | None
+    """When the round fails if its quorum is not reached."""
+    quorum: int
+    tasks: dict[str, int]
+    """Task state -> silos, of that phase."""
+    waiting_for: tuple[str, ...]
+    """Silos that have not answered, in byte order."""
+
+
+def study_facts(row: StudyRow, rounds: Sequence[RoundRow], *, now_unix: float) -> StudyFacts:
+    """The facts of a study with all its rounds in order."""
+    planned = planned_rounds(row)
+    return StudyFacts(
+        name=row.name, state=str(row.state), method=method_name(row), round=rounds[-1].number if rounds else 0,
+        rounds=planned, accuracy=federated_accuracy(rounds), labelled_only_accuracy=labelled_only_accuracy(row),
+        seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now_unix),
+        reason=row.reason)
+
+
+def open_round_facts(ledger: Ledger, study: StudyRow, last: RoundRow | None) -> OpenRoundFacts | None:
+    """The facts of the last round of a study, if that is under way."""
+    if last is None or last.closed_unix is not None or study.ended_unix is not None:
+        return None
+    phase = last_phase(ledger, study.name, last.number)
+    if phase is not None and phase.number != last.phase:  # that one is over, and the next is being prepared
+        phase = None
+    outcomes = {} if phase is None else ledger.task_states(study.name, last.number, phase.number)
+    collecting = phase is not None and last.state is RoundState.COLLECTING
+    return OpenRoundFacts(
+        number=last.number, state=str(last.state), phase=phase.name if phase is not None else "",
+        opened_unix=last.opened_unix, deadline_unix=phase.deadline_unix if phase is not None and collecting else None,
+        limit_unix=phase.limit_unix if phase is not None and collecting else None,
+        quorum=phase.quorum if phase is not None else 0, tasks=counts_of(outcomes), waiting_for=waiting_for(outcomes))

@@ -1,0 +1,333 @@
+"""The page of a report: one HTML file without scripts or links, readable offline, on a phone, by day and by night.
+
+What stands in it is text, made here; its markup is the template beside this module. Names, reasons and versions come
+from silos: the template escapes whatever it is given, and the page's own policy forbids scripts and any request.
+
+Tests: tests/coordinator/report/test_report.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from semisilo.common import __version__
+from semisilo.common.config import to_dict
+from semisilo.common.payload.usage import describe_encoding
+from semisilo.common.text.describe import (
+    describe_bytes,
+    describe_percentage,
+    describe_points,
+    describe_seconds,
+    describe_share,
+)
+from semisilo.common.text.html import Table, render_html
+from semisilo.common.text.setting_rows import setting_rows
+from semisilo.coordinator.ledger.records import FrozenStudy
+from semisilo.coordinator.ledger.roster import SiloRow
+from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.monitoring.outcomes import OUTCOMES
+from semisilo.coordinator.monitoring.participants import Participant, participants_of
+from semisilo.coordinator.monitoring.silo_state import SiloSigns, activity_of
+from semisilo.coordinator.monitoring.summary import AuditSummary, RoundSummary, StudySummary, method_name
+from semisilo.coordinator.monitoring.traffic import Traffic, share_of
+from semisilo.coordinator.report.figures import DrawnFigure
+
+__all__ = ["render_page"]
+
+_DASH = "–"
+_NO_UPDATES = "no update of any silo was accepted"
+_SHOWN = tuple(outcome for outcome in OUTCOMES if outcome is not TaskState.CANCELLED)
+"""Outcomes that have a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One of the large numbers at the top."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A plot, by day and by night."""
+
+    title: str
+    description: str
+    light_uri: str
+    """The picture itself, as a data: address."""
+    dark_uri: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Page:
+    """What the template shows, as text for people."""
+
+    title: str
+    federation: str
+    """Empty for a simulation."""
+    address: str
+    study: str
+    state: str
+    reason: str
+    """Why it is in that state; empty where there is nothing to say."""
+    method: str
+    completed_rounds: int
+    planned_rounds: int
+    started: str
+    """Empty before its start."""
+    tiles: tuple[_Tile, ...]
+    figures: tuple[_Figure, ...]
+    rounds: Table | None
+    """None before the first."""
+    round_notes: tuple[str, ...]
+    costs: Table | None
+    """None where nothing was counted."""
+    simulated_bytes: bool
+    """There are payload bytes only."""
+    wire_estimated: bool
+    dense_model: str
+    encodings: Table | None
+    silos: Table | None
+    """None before the first has enrolled."""
+    settings: Table
+    audit_problem: str
+    """Empty while the chain is intact."""
+    audit_events: int
+    events: Table
+    provenance: Table
+
+
+def render_page(*, federation: str, address: str, study: StudySummary, silos: Sequence[SiloRow],
+                figures: Sequence[DrawnFigure], audit: AuditSummary, state_digest: str) -> str:
+    """The whole page as HTML text."""
+    row, traffic = study.row, study.traffic
+    return render_html(__name__, _Page(
+        title=f"{row.name} – {federation or 'simulation'}", federation=federation, address=address, study=row.name,
+        state=str(row.state), reason=row.reason, method=method_name(row),
+        completed_rounds=study.completed_rounds, planned_rounds=study.planned_rounds,
+        started=_moment(row.started_unix) if row.started_unix else "", tiles=tuple(_tiles(study)),
+        figures=tuple(_Figure(each.title, each.description, _data_uri(each.light_png), _data_uri(each.dark_png))
+                      for each in figures),
+        rounds=_rounds(study), round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
+        costs=_costs(study), simulated_bytes=_simulated(traffic), wire_estimated=traffic.estimated,
+        dense_model=describe_bytes(traffic.dense_bytes), encodings=_encodings(study), silos=_silos(study, silos),
+        settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
+        provenance=_provenance(study, state_digest)))
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def _tiles(study: StudySummary) -> list[_Tile]:
+    traffic = study.traffic
+    without_labels = study.row.frozen is not None and study.row.frozen.num_labelled == 0
+    alone = [] if without_labels else [
+        _Tile("Labels alone", describe_percentage(study.labelled_only), "same network, no silos"),
+        _Tile("Gain", _DASH if study.gain is None else describe_points(study.accuracy, study.labelled_only),
+              "points against labels alone" if study.updates or not study.completed_rounds else _NO_UPDATES)]
+    return [
+        _Tile("Federated accuracy" if study.updates or not study.completed_rounds else "Accuracy, without silos",
+              describe_percentage(study.accuracy), _accuracy_note(study)), *alone,
+        _bytes_tile(traffic),
+        _Tile("Silos", str(len(study.silos)), "asked at least once"),
+        _Tile("Duration", _DASH if study.seconds is None else describe_seconds(study.seconds), _duration_note(study)),
+    ]
+
+
+def _bytes_tile(traffic: Traffic) -> _Tile:
+    """Of a simulation there are payload bytes only."""
+    if traffic.wire or not traffic.payload:
+        estimated = ", estimated" if traffic.estimated else ""
+        return _Tile("On the wire", describe_bytes(traffic.wire) if traffic.wire else _DASH,
+                     f"{describe_share(traffic.share)} of dense{estimated}" if traffic.wire else "nothing yet")
+    return _Tile("Payload", describe_bytes(traffic.payload),
+                 f"{describe_share(traffic.payload_share)} of dense")
+
+
+def _accuracy_note(study: StudySummary) -> str:
+    if study.accuracy is not None:
+        return f"test images: {'?' if study.row.frozen is None else study.row.frozen.num_test}"
+    if study.completed_rounds == 0:
+        return "no round yet"
+    return "no test images"
+
+
+def _duration_note(study: StudySummary) -> str:
+    lengths = [entry.seconds for entry in study.rounds if entry.seconds is not None and entry.number > 0]
+    return f"{describe_seconds(sum(lengths) / len(lengths))} a round" if lengths else "no round yet"
+
+
+def _rounds(study: StudySummary) -> Table | None:
+    if not study.rounds:
+        return None
+    columns = ("Round", "Accuracy", *(outcome.capitalize() for outcome in _SHOWN), "Payload down", "% of dense",
+               "Payload up", "% of dense", "Wire down", "Wire up", "Time")
+    rows = []
+    for entry in study.rounds:
+        counts = [str(entry.count(state)) if entry.outcomes else "" for state in _SHOWN]
+        traffic = entry.traffic
+        rows.append([_round_name(entry), describe_percentage(entry.accuracy), *counts,
+                     *_amounts(traffic.payload_down, traffic.share_down),
+                     *_amounts(traffic.payload_up, traffic.share_up), _bytes(traffic.wire_down),
+                     _bytes(traffic.wire_up), _DASH if entry.seconds is None else describe_seconds(entry.seconds)])
+    return Table("Every round of the study", columns, rows)
+
+
+def _round_name(entry: RoundSummary) -> str:
+    return str(entry.number) if entry.state is RoundState.COMPLETED else f"{entry.number} ({entry.state})"
+
+
+def _round_notes(entry: RoundSummary) -> list[str]:
+    notes = [f"Round {entry.number}: {entry.reason}"] if entry.reason else []
+    for silo, state in sorted(entry.outcomes.items(), key=lambda item: item[0].encode()):
+        if state is not TaskState.UPDATED:
+            reason = entry.reasons.get(silo, "").replace("_", " ") if state is TaskState.ABSTAINED \
+                else entry.reasons.get(silo, "")
+            notes.append(f"Round {entry.number}, {silo}: {state}{f' ({reason})' if reason else ''}")
+    return notes
+
+
+def _costs(study: StudySummary) -> Table | None:
+    if not study.costs:
+        return None
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    for cost in study.costs:
+        item = cost.item if cost.kind != "wire" else ("silos" if cost.silo else "overhead")
+        sizes[cost.kind, item, cost.direction] += cost.bytes
+        counts[cost.kind, item] += cost.count
+    words = {"payload": "Payload", "message": "Messages", "wire": "Wire"}
+    rows = []
+    for kind in ("payload", "message", "wire"):
+        found = {item for each, item, _ in sizes if each == kind} | ({"overhead"} if kind == "wire" else set())
+        items = sorted(found, key=lambda item: (item == "overhead", item))
+        for item in items:
+            down, up = sizes[kind, item, "down"], sizes[kind, item, "up"]
+            label = {"silos": "connections of silos", "overhead": "overhead, no silo’s"}.get(item, item) \
+                if kind == "wire" else item
+            rows.append([f"{words[kind]}: {label}", _bytes(down), _bytes(up), describe_bytes(down + up),
+                         str(counts[kind, item] or "")])
+    traffic = study.traffic
+    wire = "Wire, all (estimated)" if traffic.estimated else "Wire, all"
+    totals = [[wire, _bytes(traffic.wire_down), _bytes(traffic.wire_up), describe_bytes(traffic.wire), ""],
+              ["Dense, for comparison", _bytes(traffic.dense_bytes * traffic.downloads),
+               _bytes(traffic.dense_bytes * traffic.uploads), describe_bytes(traffic.dense_total),
+               str(traffic.downloads + traffic.uploads)],
+              ["Payload, % of dense", describe_share(traffic.share_down), describe_share(traffic.share_up),
+               describe_share(traffic.payload_share), ""],
+              ["Wire, % of dense", describe_share(share_of(traffic.wire_down, traffic.dense_bytes * traffic.downloads)),
+               describe_share(share_of(traffic.wire_up, traffic.dense_bytes * traffic.uploads)),
+               describe_share(traffic.share), ""]]
+    if _simulated(traffic):
+        totals = [row for row in totals if not row[0].startswith("Wire")]
+        rows = [row for row in rows if not row[0].startswith("Wire")]
+    return Table("What went down and up", ("What", "Down", "Up", "Both", "Count"), rows, totals=totals)
+
+
+def _simulated(traffic: Traffic) -> bool:
+    """Of a simulation there are payload bytes only."""
+    return bool(traffic.payload) and not (traffic.wire or traffic.message_down or traffic.message_up)
+
+
+def _encodings(study: StudySummary) -> Table | None:
+    if not study.encodings:
+        return None
+    arrows = {"down": "↓", "up": "↑"}
+    totals = []
+    rows = [[f"{arrows[use.direction]} {use.encoding}", describe_encoding(use.encoding), str(use.blocks or ""),
+             _bytes(use.bytes), _bytes(use.dense_bytes), _saved(use.saved_bytes),
+             describe_share(share_of(use.bytes, use.dense_bytes))] for use in study.encodings]
+    for direction in arrows:
+        uses = [use for use in study.encodings if use.direction == direction]
+        spent, dense = sum(use.bytes for use in uses), sum(use.dense_bytes for use in uses)
+        totals.append([f"{arrows[direction]} all", "", str(sum(use.blocks for use in uses) or ""), _bytes(spent),
+                       _bytes(dense), _saved(dense - spent), describe_share(share_of(spent, dense))])
+    return Table("What each encoding saved",
+                 ("Encoding", "In words", "Blocks", "Payload", "The same, dense", "Saved", "% of dense"), rows,
+                 words=2, totals=totals)
+
+
+def _saved(size: int) -> str:
+    return f"−{describe_bytes(-size)}" if size < 0 else _bytes(size)
+
+
+def _silos(study: StudySummary, silos: Sequence[SiloRow]) -> Table | None:
+    if not silos:
+        return None
+    participants, now, rows = participants_of(study), time.time(), []
+    for row in silos:
+        part = participants.get(row.name, Participant())
+        state = activity_of(SiloSigns(member=row, now_unix=now, serving=False)).state
+        rows.append([row.name, state,
+                     str(row.labelled_count + row.unlabelled_count) if row.joined_unix else _DASH,
+                     str(row.labelled_count) if row.joined_unix else _DASH,
+                     *(str(part.outcomes[outcome]) for outcome in _SHOWN), describe_share(part.label_ratio),
+                     _bytes(part.wire_down), _bytes(part.wire_up), row.version or _DASH])
+    columns = ("Silo", "State", "Images", "With a label", *(outcome.capitalize() for outcome in _SHOWN),
+               "Last label ratio", "Wire down", "Wire up", "Version")
+    return Table("Who took part", columns, rows, words=2)
+
+
+def _settings(config: Mapping[str, object]) -> Table:
+    rows = sorted(setting_rows(config), key=lambda row: (row[0] != "study", row[0] != "method"))
+    return Table("Settings", ("Table", "Key", "Value"), rows, words=3)
+
+
+def _events(audit: AuditSummary) -> Table:
+    return Table("Events by kind", ("Event of this study", "Times"),
+                 [(kind.replace("_", " "), str(count)) for kind, count in audit.kinds])
+
+
+def _provenance(study: StudySummary, state_digest: str) -> Table:
+    row = study.row
+    frozen, numerics = row.frozen, {} if row.numerics is None else to_dict(row.numerics)
+    facts = [("Model state (SHA-256)", state_digest or _DASH),
+             ("Seed", str(row.config.get("study", {}).get("seed", _DASH))),
+             ("semisilo that wrote this page", __version__),
+             *((f"Numerics: {key}", str(value)) for key, value in sorted(numerics.items())),
+             ("Parameters", _DASH if frozen is None else f"{frozen.num_parameters:,}"),
+             *_starting_weights(frozen),
+             ("Labelled / validation / test images", " / ".join(
+                 (_DASH, _DASH, _DASH) if frozen is None else
+                 map(str, (frozen.num_labelled, frozen.num_validation, frozen.num_test)))),
+             ("Queued", _moment(row.queued_unix)), ("Started", _moment(row.started_unix)),
+             ("Ended", _moment(row.ended_unix)), ("Page written", _moment(time.time()))]
+    return Table("Provenance", ("Fact", "Value"), facts, words=2)
+
+
+def _starting_weights(frozen: FrozenStudy | None) -> list[tuple[str, str]]:
+    """What the network started from, where that was not all random or not all is trained."""
+    facts = []
+    if frozen is not None and frozen.num_frozen:
+        facts.append(("Frozen parameters, which nobody trains", f"{frozen.num_frozen:,}"))
+        facts.append(("Frozen tensors (digest)", frozen.frozen_digest))
+    if frozen is not None and frozen.weights:
+        facts.append(("Started from the file", frozen.weights))
+        facts.append(("Its SHA-256", frozen.weights_digest))
+        facts.append(("Not in that file, started at random", ", ".join(frozen.left_random) or "nothing"))
+    return facts
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+
+
+def _bytes(count: int) -> str:
+    return describe_bytes(count) if count else _DASH
+
+
+def _amounts(count: int, share: float | None) -> tuple[str, str]:
+    return _bytes(count), describe_share(share)
+
+
+def _moment(unix: float | None) -> str:
+    return _DASH if unix is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix))

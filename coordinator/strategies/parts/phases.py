@@ -1,0 +1,128 @@
+"""The rounds of a method with one training phase: training, and the phase in which silos measure batch-norm statistics.
+
+A method writes what happens in training; the phase "statistics" is the same for all of them and stands here. This is
+the only class that strategies inherit: what else they share are functions.
+
+Tests: tests/coordinator/strategies/test_semifl.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from semisilo.common.methods.contract import Environment, GroupLayout, Phase, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.spec import StatisticsSource
+from semisilo.coordinator.strategies.parts.averaging import difference_to
+from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS, StaticStatistics, StatisticsTally
+
+__all__ = ["TRAIN", "TrainAndMeasure"]
+
+TRAIN = Phase("train")
+
+
+class Measured(Protocol):
+    """A state, as far as the phase "statistics" changes it: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # Any: what a field holds; so says dataclasses' own stub
+
+    @property
+    def batch_norm(self) -> dict[str, Tensor]:
+        """The statistics in use; empty for a network without static batch-norm, and until they are measured."""
+
+    @property
+    def own_statistics(self) -> dict[str, Tensor]:
+        """The coordinator's part of them, with counts; empty where it measures nothing."""
+
+
+StateT = TypeVar("StateT", bound=Measured)
+TallyT = TypeVar("TallyT")
+KeptT = TypeVar("KeptT")
+
+
+class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
+    """A `semisilo.common.methods.contract.Strategy` whose `train_*` methods are still to be written, besides `start`
+    and `model`.
+
+    Type parameters: the method's State, its Tally of the training phase, and what it keeps per silo (None for nothing).
+    """
+
+    def __init__(self, environment: Environment, source: StatisticsSource) -> None:
+        """Raises: BadConfiguration as `StaticStatistics`."""
+        self._environment = environment
+        self._statistics = StaticStatistics(environment, source)
+
+    # What a method writes ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sent_model(self, state: StateT) -> TensorGroup:
+        """The model that all silos are sent, whose statistics they measure: the same object for a state."""
+
+    @abstractmethod
+    def train_task(self, state: StateT, silo: str, kept: KeptT | None, *, round: int) -> Task:
+        """What one silo is asked in training."""
+
+    def train_expects(self, state: StateT) -> dict[str, GroupLayout]:
+        """What an update of training must hold: a difference to the model that was sent."""
+        return difference_to(self.sent_model(state))
+
+    @abstractmethod
+    def train_begin(self, state: StateT, headers: tuple[UpdateHeader, ...], *, round: int) -> TallyT:
+        """Fixes the weights of the accepted updates."""
+
+    @abstractmethod
+    def train_fold(self, state: StateT, tally: TallyT, header: UpdateHeader, groups: Mapping[str, TensorGroup],
+                   kept: KeptT | None) -> tuple[TallyT, KeptT | None]:
+        """Adds one silo's update."""
+
+    @abstractmethod
+    def train_finish(self, state: StateT, tally: TallyT, *, round: int) -> StateT:
+        """The state after training. It has the only references to `state` and `tally`, so that what is let go is free:
+        several models are in memory otherwise while one is trained."""
+
+    def measured(self, state: StateT) -> StateT:
+        """The state after a statistics phase, which has changed `batch_norm`."""
+        return state
+
+    # The contract -----------------------------------------------------------------------------------------------------
+
+    def phases(self, state: StateT, round: int) -> tuple[Phase, ...]:
+        """"train"; with statistics from silos the phase that `StaticStatistics` describes."""
+        return self._statistics.phases(TRAIN, round=round)
+
+    def task(self, state: StateT, phase: Phase, silo: str, kept: KeptT | None, *, round: int) -> Task:
+        """As `train_task`; in the statistics phase the model to be measured."""
+        if phase.name == STATISTICS.name:
+            return self._statistics.task(self.sent_model(state))
+        return self.train_task(state, silo, kept, round=round)
+
+    def expects(self, state: StateT, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
+        """As `train_expects`; or batch-norm statistics with counts."""
+        return self._statistics.expects() if phase.name == STATISTICS.name else self.train_expects(state)
+
+    def begin(self, state: StateT, phase: Phase, headers: tuple[UpdateHeader, ...], *,
+              round: int) -> TallyT | StatisticsTally:
+        """As `train_begin`; statistics start with the coordinator's own."""
+        if phase.name == STATISTICS.name:
+            return self._statistics.begin(state.own_statistics)
+        return self.train_begin(state, headers, round=round)
+
+    def fold(self, state: StateT, tally: TallyT | StatisticsTally, header: UpdateHeader,
+             groups: Mapping[str, TensorGroup], kept: KeptT | None
+             ) -> tuple[TallyT | StatisticsTally, KeptT | None]:
+        """As `train_fold`; or merges one silo's statistics."""
+        if isinstance(tally, StatisticsTally):
+            return self._statistics.fold(tally, header, groups), kept
+        return self.train_fold(state, tally, header, groups, kept)
+
+    def finish(self, state: StateT, phase: Phase, tally: TallyT | StatisticsTally, *, round: int) -> StateT:
+        """As `train_finish`; or the state with the merged statistics."""
+        if isinstance(tally, StatisticsTally):
+            return self.measured(replace(state, batch_norm=self._statistics.finish(tally, state.batch_norm)))
+        states, tallies = [state], [tally]
+        del state, tally
+        return self.train_finish(states.pop(), tallies.pop(), round=round)

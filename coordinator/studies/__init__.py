@@ -1,0 +1,3 @@
+"""Study files, the hub's images, the queue. Imported by `rounds`, `compute` and above; may import `federation` and
+`ledger`.
+"""

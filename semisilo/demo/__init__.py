@@ -1,0 +1,1 @@
+"""`semisilo demo`: a real federation of processes on this machine. Imported by `semisilo.cli`."""

@@ -1,0 +1,1 @@
+"""Who gets which images: the deals of the papers, by name and by seed. Imported by simulations."""

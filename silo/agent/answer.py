@@ -1,0 +1,176 @@
+"""From a task to an answer that may be sent: the same steps at a real silo and at a simulated one.
+
+The policy is asked, memory brought up to date, payloads come, training runs in the compute process, what leaves is held
+against the policy, the answer is made durable, and what it discloses is written down: all that before a byte of it is
+sent. A real and a simulated silo differ in `TaskSteps` alone: how payloads come and where training runs.
+
+Every step may be repeated: a task whose answer is durable already is not done again, so a silo that was killed anywhere
+sends the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+from semisilo.common.errors import DailyBudget
+from semisilo.common.methods import MethodSpec
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.payload.manifest import GroupManifest
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.rpc.convert import check_metrics
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
+from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.memory import PendingUpdate, SiloMemory, update_id_of
+from semisilo.silo.site.policy import Policy, check_task, check_update
+
+__all__ = ["ReadyAnswer", "Site", "TaskSteps", "abstention_request", "answer_task"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LONGEST_REASON = 64
+"""Characters of the reason of an abstention that are sent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """What a silo has and permits, whichever task comes."""
+
+    policy: Policy
+    choice: JoinChoice
+    """Its images."""
+    memory: SiloMemory
+    cache_folder: Path
+    """Of payloads that arrive."""
+    disclosures: DisclosureLog
+
+
+class TaskSteps(Protocol):
+    """What is done otherwise at a real silo than at a simulated one."""
+
+    @property
+    def upload_rate(self) -> float:
+        """Bytes per second that updates last went out with; 0.0 when that was not measured."""
+
+    def ready_before(self) -> None:
+        """Is told that the answer was ready before a restart: nothing is fetched and nothing trained."""
+
+    async def fetch(self, task: TaskSpec) -> Mapping[str, Path]:
+        """The task's payloads on disk, each verified, by digest; those of tensor groups that are here are left out."""
+
+    async def train(self, request: Train) -> Trained:
+        """Runs the request where this silo trains. Raises: SemisiloError."""
+
+    def check_room(self, size_bytes: int) -> None:
+        """Whether an update of this size may still be sent today. Raises: DailyBudget."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadyAnswer:
+    """An answer to a task that may be sent: durable, permitted, and written down in the record of disclosures."""
+
+    task: TaskSpec
+    pending: PendingUpdate
+    manifest: tuple[GroupManifest, ...]
+    """Of the update's file; empty for an abstention."""
+
+
+async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps) -> ReadyAnswer:
+    """Does a task, unless that was done before, up to the moment in which the answer can be sent.
+
+    Raises: NotPermitted and what else `check_task` raises, before anything is fetched; NotPermitted when the answer
+        holds what must not leave, and DailyBudget when it does not fit into the day: nothing is recorded as disclosed
+        then; what `steps` and training raise.
+    """
+    spec = check_task(site.policy, task)
+    pending = await _in_thread(_done_before, site.memory, task)
+    if pending is None:
+        payloads = await steps.fetch(task)
+        request = await _in_thread(_request, task, site, payloads, steps.upload_rate)
+        trained = await steps.train(request)
+        pending = await _in_thread(_made_durable, task, spec, site, trained)
+    else:
+        steps.ready_before()
+    if pending.payload is None:
+        check_update(site.policy, spec, groups=(), metrics=pending.metrics, size_bytes=0)
+        manifest: tuple[GroupManifest, ...] = ()
+    else:
+        manifest = await _in_thread(_permitted, spec, site, pending, site.memory.outgoing.path(pending.payload.digest))
+        try:
+            steps.check_room(pending.payload.size_bytes)
+        except DailyBudget:
+            await _in_thread(site.memory.refused, task.task_id)
+            raise
+    await _in_thread(site.disclosures.record, _disclosure(task, pending))
+    return ReadyAnswer(task=task, pending=pending, manifest=manifest)
+
+
+def abstention_request(task_id: str, pending: PendingUpdate) -> pb.BeginUpdateRequest:
+    """The message that says that there is no update, and why."""
+    return pb.BeginUpdateRequest(task_id=task_id, update_id=pending.update_id, abstention=pb.Abstention(
+        reason=pending.abstention[:_LONGEST_REASON] or "no_update", metrics=pending.metrics))
+
+
+def _done_before(memory: SiloMemory, task: TaskSpec) -> PendingUpdate | None:
+    memory.resolve(task.study, task.last_folded_round, round=task.round, task_id=task.task_id)
+    return memory.pending_for(task.task_id)
+
+
+def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_rate: float) -> Train:
+    memory = site.memory.committed(task.study)
+    residuals, pending_residuals = site.memory.residuals(task.study, round=task.round)
+    return Train(
+        task=task, payloads=dict(payloads), cache_folder=site.cache_folder, choice=site.choice,
+        factories=site.policy.permit.factories, memory=memory, residuals=residuals,
+        pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,
+        memory_folder=site.memory.folder, link_bytes_per_second=upload_rate)
+
+
+def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site, trained: Trained) -> PendingUpdate:
+    """Raises: NotPermitted, with nothing kept; BadPayload for metrics that cannot be sent."""
+    payload, metrics = trained.payload, check_metrics(trained.metrics)
+    check_update(site.policy, spec, groups=payload.groups if payload else (), metrics=metrics,
+                 size_bytes=payload.size_bytes if payload else 0)
+    content = payload.digest if payload else f"abstention {trained.abstention}"
+    return site.memory.record_pending(
+        task.study, round=task.round, task_id=task.task_id, update_id=update_id_of(task.task_id, content),
+        memory=trained.memory, residuals=trained.residuals, payload=payload, abstention=trained.abstention,
+        num_examples=trained.num_examples, metrics=metrics, seconds=trained.seconds)
+
+
+def _permitted(spec: MethodSpec, site: Site, pending: PendingUpdate, path: Path) -> tuple[GroupManifest, ...]:
+    """The manifest of the update's file, which is held against the policy: the file itself, not what was said about it;
+    and again after a restart, for silo.toml may have changed. Raises: NotPermitted."""
+    manifest = read_manifest(path)
+    check_update(site.policy, spec, groups=[group.name for group in manifest], metrics=pending.metrics,
+                 size_bytes=path.stat().st_size)
+    return manifest
+
+
+def _disclosure(task: TaskSpec, pending: PendingUpdate) -> Disclosure:
+    if pending.payload is None:
+        request = abstention_request(task.task_id, pending)
+        return message("abstention", request.SerializeToString(deterministic=True), update_id=pending.update_id,
+                       study=task.study, round=task.round, phase=task.phase, method=task.method,
+                       metrics=pending.metrics, text=request.abstention.reason)
+    payload = pending.payload
+    return Disclosure(kind="update", study=task.study, round=task.round, phase=task.phase, method=task.method,
+                      update_id=pending.update_id, groups=payload.groups, bytes=payload.size_bytes,
+                      digest=payload.digest, num_examples=pending.num_examples, metrics=pending.metrics)
+
+
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs in a thread, to its end: whoever is cancelled meanwhile goes on only when nobody touches the files of this
+    silo any more."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise

@@ -1,0 +1,212 @@
+"""What `silo status` shows: identity and the agent's own notes, as facts and as lines.
+
+Tests: tests/test_keyboard.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from semisilo.common.errors import SemisiloError
+from semisilo.common.identity.certificates import utc_text
+from semisilo.common.text.describe import counted, describe_bytes, describe_seconds
+from semisilo.common.text.logs import printable
+from semisilo.silo.agent.daily_budget import read_day
+from semisilo.silo.site.disclosures import last_line
+from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
+from semisilo.silo.site.identity_store import load_identity
+from semisilo.silo.site.policy import Policy, load_policy
+from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
+
+__all__ = ["BudgetFacts", "HoursFacts", "LastDisclosure", "SiloFacts", "facts", "lines"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HoursFacts:
+    """The working hours of this silo, now."""
+
+    restricted: bool
+    """Whether there are any: else it works at any time."""
+    open: bool
+    closes_unix: float | None
+    """None while it is closed, or when it never closes."""
+    opens_unix: float | None
+    """None while it is open."""
+    text: str
+    """A line for a person."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetFacts:
+    """What was carried today, and what may be."""
+
+    limit_bytes: int
+    """0 for no limit."""
+    used_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    estimated: bool
+    """Whether these are estimates, for want of the kernel's counts."""
+    ends_unix: float
+    """When the day is over."""
+    ends_text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastDisclosure:
+    """The last thing that left this site."""
+
+    time: str
+    unix: float | None
+    """None when its time cannot be read."""
+    kind: str
+    study: str
+    round: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloFacts:
+    """Who this silo is, its certificate, and what the agent last wrote."""
+
+    silo: str
+    federation: str
+    address: str
+    """Of the coordinator."""
+    home: str
+    certificate_until: str
+    renews_from: str
+    days_left: float
+    """Until the certificate expires; negative afterwards."""
+    running: bool
+    """Whether `silo join` runs here."""
+    agent: AgentStatus
+    """Its own notes; "stopped" when it does not run, whatever it wrote last."""
+    policy_error: str
+    """What is wrong with silo.toml; empty when nothing is."""
+    hours: HoursFacts | None
+    """None when silo.toml cannot be read; so is the budget then."""
+    budget: BudgetFacts | None
+    last_disclosure: LastDisclosure | None
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON types, in one table with the agent's notes."""
+        noted = asdict(self.agent)
+        noted.pop("pid")
+        mine = asdict(self)
+        index = list(mine).index("agent")
+        return {**dict(list(mine.items())[:index]), **noted, **dict(list(mine.items())[index + 1:])}
+
+
+def facts(folder: Path, *, now: float) -> SiloFacts:
+    """Looks at a silo's home.
+
+    Args:
+        folder: the silo's home.
+        now: Unix seconds.
+    Raises: UsageError when it is not enrolled.
+    """
+    identity = load_identity(folder)
+    home = SiloHome(folder)
+    running = home.is_running()
+    agent = StatusFile.load(home.status)
+    if not running and agent.state != "not started":
+        agent = replace(agent, state="stopped")
+    try:
+        policy, error = load_policy(home.policy), ""
+    except SemisiloError as objection:
+        policy, error = None, objection.line()
+    return SiloFacts(
+        silo=identity.silo, federation=identity.federation, address=identity.address, home=str(folder),
+        certificate_until=utc_text(identity.not_after_unix), renews_from=utc_text(identity.about.renew_unix),
+        days_left=round((identity.not_after_unix - now) / 86400, 2), running=running, agent=agent, policy_error=error,
+        hours=None if policy is None else _hours(policy.hours, now),
+        budget=None if policy is None else _budget(home, policy, now), last_disclosure=_last_disclosure(home))
+
+
+def _hours(hours: Hours, now: float) -> HoursFacts:
+    end, opens = closes_at(hours, now), opens_at(hours, now)
+    return HoursFacts(
+        restricted=hours.restricted, open=end is not None,
+        closes_unix=end if end is not None and math.isfinite(end) else None,
+        opens_unix=None if end is not None else opens, text=_hours_text(hours, end, opens))
+
+
+def _budget(home: SiloHome, policy: Policy, now: float) -> BudgetFacts:
+    count, end = read_day(home.day, policy.hours, now), next_day_at(policy.hours, now)
+    return BudgetFacts(
+        limit_bytes=policy.limits.bytes_per_day, used_bytes=count.bytes, sent_bytes=count.sent_bytes,
+        received_bytes=count.received_bytes, estimated=count.estimated, ends_unix=end,
+        ends_text=time_text(policy.hours, end))
+
+
+def _hours_text(hours: Hours, end: float | None, opens: float) -> str:
+    if end is None:
+        return f"outside working hours until {time_text(hours, opens)}: no task is taken"
+    return f"within working hours until {time_text(hours, end)}" if math.isfinite(end) else "at any time"
+
+
+def _last_disclosure(home: SiloHome) -> LastDisclosure | None:
+    line = last_line(home.disclosures)
+    return None if line is None else LastDisclosure(time=line.time, unix=line.unix, kind=line.kind, study=line.study,
+                                                    round=line.round, bytes=line.bytes, digest=line.digest)
+
+
+def lines(found: SiloFacts, *, now: float) -> list[str]:
+    """The facts for a person, one a line."""
+    days, agent = found.days_left, found.agent
+    if days <= 0:
+        certificate = (f"expired on {found.certificate_until}. Ask the coordinator's operator to run: coordinator "
+                       f"invite {found.silo}")
+    else:
+        left = f"{days:.0f} days" if days >= 2 else f"{days * 24:.1f} hours"
+        certificate = f"until {found.certificate_until} ({left} left), renews from {found.renews_from}"
+    about = "about " if agent.bytes_estimated else ""
+    start = f"silo join{home_option(Path(found.home))}"
+    rows = [
+        ("silo", found.silo),
+        ("federation", f"{found.federation} at {found.address}"),
+        ("home", found.home),
+        ("certificate", certificate),
+        ("agent", f"running: {agent.state}" if found.running else f"not running ({start})"),
+        ("last contact", _ago(agent.last_contact_unix, now)),
+        ("last task", f"{agent.last_task}: {agent.last_outcome}" if agent.last_task else "none yet"),
+        ("answered", counted(agent.tasks_answered, "task")),
+        ("images", f"{agent.labelled_count + agent.unlabelled_count} ({agent.labelled_count} with a label, "
+                   f"{agent.unlabelled_count} without)"),
+        ("on the wire", f"{about}{describe_bytes(agent.sent_bytes)} sent, "
+                        f"{about}{describe_bytes(agent.received_bytes)} received"),
+    ]
+    if found.hours is not None:
+        rows.append(("hours", found.hours.text))
+    if found.budget is not None:
+        rows.append(("today", _budget_text(found.budget)))
+    if found.last_disclosure is not None:
+        last = found.last_disclosure
+        of = f" of {printable(last.study, limit=128)}, round {last.round}" if last.study else ""
+        when = printable(last.time, limit=40) if last.unix is None else _ago(last.unix, now)
+        what = f"{printable(last.kind, limit=40)}{of}, {describe_bytes(last.bytes)}"
+        rows.append(("last to leave", f"{what}, {when} (silo disclosures)"))
+    if found.policy_error:
+        rows.append(("silo.toml", found.policy_error))
+    if agent.refusals:
+        rows.append(("refused", f"the last {counted(agent.refusals, 'task')}: {agent.refusal_code}: "
+                                f"{agent.last_refusal} (silo check)"))
+    if agent.last_error:
+        rows.append(("trouble", agent.last_error))
+    return [f"{name:<14}{value}" for name, value in rows]
+
+
+def _budget_text(budget: BudgetFacts) -> str:
+    used = f"{'about ' if budget.estimated else ''}{describe_bytes(budget.used_bytes)}"
+    if not budget.limit_bytes:
+        return f"{used} carried, no limit"
+    over = ", used up: no task is taken" if budget.used_bytes >= budget.limit_bytes else ""
+    return f"{used} of {describe_bytes(budget.limit_bytes)} carried until {budget.ends_text}{over}"
+
+
+def _ago(then: float, now: float) -> str:
+    return "never" if not then else f"{describe_seconds(max(0.0, now - then))} ago"

@@ -1,0 +1,121 @@
+"""What a silo's light process asks of its compute process, and what it gets back.
+
+One frozen dataclass for each operation, and one for its answer; `semisilo.silo.compute.operations.Operations` and
+`semisilo.silo.check.measure_operations.Operations` have a method for each. This module imports no torch, for both
+processes need it.
+
+Tests: tests/silo/compute/test_operations.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from semisilo.common.methods.contract import NumericsRecord, PayloadRef, TaskSpec
+from semisilo.common.process.messages import Request
+from semisilo.silo.site.home import JoinChoice
+
+__all__ = ["MeasureSteps", "MeasuredSteps", "Survey", "Surveyed", "Train", "Trained"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surveyed:
+    """How many images a silo has, counted without decoding them."""
+
+    labelled: int
+    """With a class: what a study with labels at silos would train on as labelled."""
+    unlabelled: int
+    test: int = 0
+    steps: int = 0
+    """Steps in which the unlabelled images come; 0 when all are there from the start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey(Request[Surveyed]):
+    """Counts the images of this site, before any study is known.
+
+    Raises: BadData when a source cannot be used.
+    """
+
+    choice: JoinChoice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What came of a task: files that are written, and numbers. Nothing of it is durable as an answer yet."""
+
+    payload: PayloadRef | None
+    """Of the update, in the outgoing store; None for an abstention."""
+    abstention: str = ""
+    """Why there is no update; empty when there is one."""
+    num_examples: int = 0
+    metrics: dict[str, float]
+    memory: Path | None
+    """File of what the trainer wants to keep, called by its digest; None when it keeps nothing."""
+    residuals: Path | None
+    """The same of what lossy updates have left out; None where it stays as it is."""
+    seconds: float
+    """How long it took, reading of images included."""
+    numerics: NumericsRecord | None = None
+    """What was in force in the compute process."""
+    skipped: int = 0
+    """Files that could not be read and were left out; told once, not in every round."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Train(Request[Trained]):
+    """Does one task. Safe to repeat: the same request gives the same bytes under the same names.
+
+    Raises: any SemisiloError; BadPayload when the received groups are not the method's.
+    """
+
+    task: TaskSpec
+    payloads: dict[str, Path]
+    """Each payload that was fetched for the task, by digest; already verified."""
+    cache_folder: Path
+    """Store of what arrives; in its folder "tensors" are the groups that this silo holds."""
+    choice: JoinChoice
+    """The silo's images. In a simulation `source` is the silo's index among all silos."""
+    factories: tuple[str, ...] = ()
+    """Model factories that this silo permits."""
+    memory: Path | None
+    """File of the committed memory, called by its digest; None when there is none."""
+    residuals: Path | None
+    """File of what lossy updates have left out, committed; None when there is none."""
+    pending_residuals: Path | None
+    """The same after an earlier phase of this round."""
+    outgoing_folder: Path
+    """Store that the update's payload is written to."""
+    memory_folder: Path
+    """Where the new memory file is written."""
+    link_bytes_per_second: float = 0.0
+    """Last measured up; 0 when it was not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSteps:
+    """How long training steps take on this machine."""
+
+    seconds_per_step: float
+    steps: int
+    """That were timed."""
+    device: str
+    """"cpu", or the accelerator's name as its driver gives it."""
+    batch: int
+    """Images of a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureSteps(Request[MeasuredSteps]):
+    """Times steps of a study's network on made-up images, for about two seconds.
+
+    Raises: SemisiloError when the network cannot be built or does not fit its images.
+    """
+
+    task: TaskSpec
+    """Its network, image form, numerics and the settings of its optimiser count."""
+    batch: int
+    """Images of a step."""
+    factories: tuple[str, ...] = ()
+    """Model factories that this silo permits."""

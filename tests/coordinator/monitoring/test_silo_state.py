@@ -1,0 +1,198 @@
+"""What a silo is doing: every line of the table, its borders, and that every reader gives the same answer."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from semisilo.coordinator.ledger.roster import SiloRow
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.tasks import OpenTask, open_tasks
+from semisilo.coordinator.monitoring.prometheus import Exposition
+from semisilo.coordinator.monitoring.silo_state import (
+    PRESENT_SECONDS,
+    SiloActivity,
+    SiloSigns,
+    SiloState,
+    activity_of,
+    is_present,
+)
+from semisilo.coordinator.monitoring.status import gather
+from semisilo.coordinator.monitoring.summary import audit, summarise
+from semisilo.coordinator.monitoring.terminal import Display
+from semisilo.coordinator.page.reader import PageReader, PageSource
+from semisilo.coordinator.report.page import render_page
+from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
+from semisilo.coordinator.rounds.runtime import RuntimeState
+from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study
+from tests.page.kit import STATIC
+
+NOW = 1_000_000.0
+LONG_AGO = NOW - 3600
+MEMBER = SiloRow(name="hospital-a", enrolled_unix=0.0, revoked_unix=None, joined_unix=1.0, seen_unix=LONG_AGO,
+                 version="1", methods=(), labelled_count=0, unlabelled_count=10, memory_study="", memory_round=0,
+                 certificate_not_after_unix=4e9)
+TRAINS = LiveSilo(stage="training", fraction=0.4, text="", unix=NOW - 5)
+TASK = OpenTask(silo="hospital-a", study="first", deadline_unix=NOW + 60)
+SIGNS = SiloSigns(member=MEMBER, now_unix=NOW, serving=True)
+AWAY = replace(MEMBER, away_reason="outside working hours", away_until_unix=NOW + 60)
+
+
+@pytest.mark.parametrize(("signs", "state"), [
+    (replace(SIGNS, member=replace(MEMBER, revoked_unix=1.0, left_unix=1.0), in_call=True), SiloState.REVOKED),
+    (replace(SIGNS, member=replace(MEMBER, left_unix=1.0)), SiloState.LEFT),
+    (replace(SIGNS, member=replace(MEMBER, joined_unix=None), in_call=True), SiloState.ENROLLED),
+    (replace(SIGNS, serving=False), SiloState.JOINED),
+    (replace(SIGNS, serving=False, member=AWAY), SiloState.AWAY_BY_POLICY),
+    (replace(SIGNS, member=AWAY, in_call=True), SiloState.AWAY_BY_POLICY),
+    (replace(SIGNS, member=AWAY, open_task=replace(TASK, deadline_unix=NOW - 1)), SiloState.AWAY_BY_POLICY),
+    (replace(SIGNS, member=AWAY, open_task=TASK, said=TRAINS), SiloState.WORKING),
+    (replace(SIGNS, member=replace(AWAY, away_until_unix=NOW), in_call=True), SiloState.CONNECTED),
+    (replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW - 1), said=TRAINS), SiloState.LATE),
+    (replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW - 1)), SiloState.LATE),
+    (replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW)), SiloState.AWAY),
+    (replace(SIGNS, open_task=replace(TASK, deadline_unix=None), said=TRAINS), SiloState.WORKING),
+    (replace(SIGNS, open_task=TASK, said=TRAINS), SiloState.WORKING),
+    (replace(SIGNS, open_task=TASK, said=replace(TRAINS, unix=LONG_AGO), in_call=True), SiloState.WORKING),
+    (replace(SIGNS, open_task=TASK, said=replace(TRAINS, unix=LONG_AGO)), SiloState.AWAY),
+    (replace(SIGNS, open_task=TASK, said=replace(TRAINS, stage="")), SiloState.CONNECTED),
+    (replace(SIGNS, open_task=TASK, in_call=True), SiloState.CONNECTED),
+    (replace(SIGNS, said=TRAINS), SiloState.CONNECTED),
+    (replace(SIGNS, member=replace(MEMBER, seen_unix=NOW - 5)), SiloState.CONNECTED),
+    (replace(SIGNS, member=replace(MEMBER, seen_unix=None)), SiloState.AWAY),
+    (SIGNS, SiloState.AWAY)])
+def test_the_first_line_of_the_table_that_fits_counts(signs: SiloSigns, state: SiloState) -> None:
+    assert activity_of(signs).state is state
+
+
+def test_a_silo_is_there_up_to_the_last_moment_and_no_longer() -> None:
+    """The one comparison with `PRESENT_SECONDS`: the border itself counts as there, whatever was heard."""
+    for heard in (lambda unix: replace(SIGNS, member=replace(MEMBER, seen_unix=unix)),
+                  lambda unix: replace(SIGNS, said=replace(TRAINS, unix=unix))):
+        assert is_present(heard(NOW - PRESENT_SECONDS))
+        assert not is_present(heard(NOW - PRESENT_SECONDS - 0.001))
+    assert not is_present(replace(SIGNS, in_call=True, serving=False)), "an old live.json says nothing of now"
+
+
+def test_what_it_does_is_said_as_long_as_it_owes_the_answer() -> None:
+    late = activity_of(replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW - 1), said=TRAINS))
+    assert late == SiloActivity(state=SiloState.LATE, doing=TRAINS, present=True)
+    assert activity_of(replace(SIGNS, said=TRAINS)).doing is None, "it has answered, or has no task any more"
+
+
+# Every reader ---------------------------------------------------------------------------------------------------------
+
+
+def _states(filled: Filled, runtime: RuntimeState) -> dict[str, dict[str, str]]:
+    """Reader -> silo -> the word it shows."""
+    live = LiveStatus.from_runtime(runtime)
+    status = gather(filled.federation, filled.ledger, live)
+    page = PageReader(PageSource(federation="f", address="a:1", ledger=filled.ledger.path, read_only=False),
+                      filled.ledger).silos(live)
+    console = Console(file=io.StringIO(), width=120, height=30, force_terminal=True, color_system=None)
+    console.print(Display(filled.ledger, filled.roster, runtime, console, federation=filled.federation).render())
+    assert isinstance(console.file, io.StringIO)
+    terminal = {}
+    for silo in SILOS:
+        line = next(line for line in console.file.getvalue().splitlines() if line.startswith(silo))
+        found = line[max(len(name) for name in SILOS) + 1:][:14].strip()
+        terminal[silo] = "working" if found == "training" else found
+    return {"status": {silo.name: silo.state for silo in status.silos},
+            "page": {silo.name: silo.state for silo in page}, "terminal": terminal}
+
+
+def _counted(filled: Filled, runtime: RuntimeState) -> dict[str, float]:
+    text = Exposition(filled.federation, filled.ledger, live=lambda: LiveStatus.from_runtime(runtime)).text().decode()
+    return {sample.labels["state"]: sample.value for family in text_string_to_metric_families(text)
+            for sample in family.samples if sample.name == "semisilo_silos" and sample.value}
+
+
+def _seen(filled: Filled, silo: str, seconds_ago: float) -> None:
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE silo SET seen_unix = ? WHERE name = ?", (time.time() - seconds_ago, silo))
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Filled:
+    """The ninth round is open: the first silo has answered, the others owe an answer."""
+    return fill_study(tmp_path / "hub", done=8, collecting=True)
+
+
+def _runtime() -> RuntimeState:
+    runtime = RuntimeState(study="first", round=9, rounds=12, phase="train")
+    runtime.heard(SILOS[1], task_id="t", stage="training", fraction=0.42, text="")
+    return runtime
+
+
+def test_a_silo_that_asked_five_seconds_ago_is_the_same_in_status_page_terminal_and_metrics(running: Filled) -> None:
+    """It was "connected", "connected", "done" and "away"."""
+    _seen(running, SILOS[0], 5)
+    expected = dict(zip(SILOS, ("connected", "working", "away"), strict=True))
+    assert _states(running, _runtime()) == dict.fromkeys(("status", "page", "terminal"), expected)
+    assert _counted(running, _runtime()) == {"connected": 1, "working": 1, "away": 1}
+
+
+def test_late_away_by_policy_and_gone_are_the_same_everywhere(running: Filled) -> None:
+    with running.ledger.transaction() as db:
+        db.execute("UPDATE phase SET deadline_unix = ? WHERE round = 9", (time.time() - 1,))
+        db.execute("UPDATE silo SET away_reason = 'outside working hours', away_until_unix = ? WHERE name = ?",
+                   (time.time() + 600, SILOS[2]))
+    running.roster.revoke(SILOS[0])
+    expected = dict(zip(SILOS, ("revoked", "late", "away by policy"), strict=True))
+    assert _states(running, _runtime()) == dict.fromkeys(("status", "page", "terminal"), expected)
+    assert _counted(running, _runtime()) == {"revoked": 1, "late": 1, "away by policy": 1}
+
+
+def test_while_a_study_is_paused_silos_may_finish_and_nobody_is_late(running: Filled) -> None:
+    with running.ledger.transaction() as db:
+        db.execute("UPDATE phase SET deadline_unix = ? WHERE round = 9", (time.time() - 1,))
+    running.ledger.set_study_state("first", StudyState.PAUSED)
+    expected = dict(zip(SILOS, ("away", "working", "away"), strict=True))
+    assert _states(running, _runtime()) == dict.fromkeys(("status", "page", "terminal"), expected)
+
+
+def test_a_report_says_what_is_known_without_serve(running: Filled) -> None:
+    running.roster.leave(SILOS[1])
+    page = render_page(federation="f", address="a:1", study=summarise(running.ledger, "first"), figures=(),
+                       silos=running.roster.silos(), audit=audit(running.ledger, "first"), state_digest="")
+    rows = dict(re.findall(r'<th scope="row"[^>]*>([a-z-]+)</th>\s*<td[^>]*>(joined|left|revoked|enrolled)</td>', page))
+    assert rows == dict(zip(SILOS, ("joined", "left", "joined"), strict=True))
+    status = gather(running.federation, running.ledger, None)
+    assert {silo.name: silo.state for silo in status.silos} == rows
+
+
+def test_only_open_tasks_of_open_rounds_count(running: Filled) -> None:
+    assert open_tasks(running.ledger).keys() == set(SILOS[1:])
+    running.ledger.set_study_state("first", StudyState.STOPPED)
+    assert open_tasks(running.ledger) == {}
+
+
+# The page's words -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_knows_every_state_by_its_own_word() -> None:
+    """`parts.js` has a shape and a colour for each; the word is the value itself, for silos and for outcomes."""
+    text = (STATIC / "js" / "parts.js").read_text(encoding="utf-8")
+    table = text[text.index("const STATES = {"):text.index("const SHAPES")]
+    words = {(quoted or plain): word for quoted, plain, word in
+             re.findall(r'(?:"([a-z ]+)"|\b([a-z]+)): \["([a-z ]+)", "[a-z]+"\]', table)}
+    for state in (*SiloState, *TaskState):
+        assert words[state] == state
+    assert {*StudyState, *RoundState} <= words.keys()
+
+
+def test_views_of_the_page_name_only_states_that_there_are() -> None:
+    text = (STATIC / "js" / "views" / "silos.js").read_text(encoding="utf-8")
+    for table in ("groupOf", "URGENCY"):
+        body = text[text.index(f"const {table} = {{"):].split("}", 1)[0]
+        names = re.findall(r'(?:"([a-z ]+)"|\b([a-z]+)): ', body)
+        assert {quoted or plain for quoted, plain in names} == {*SiloState}
+    ranks = re.findall(r'"([a-z ]+)"', text[text.index("const RANK = ["):].split("]", 1)[0])
+    assert sorted(ranks) == sorted(SiloState)
