@@ -21,7 +21,7 @@ HEADING = "## Reference\n"
 PRIVACY_HEADING = "## Method by method\n"
 sys.path.insert(0, str(ROOT))
 
-from common.methods import METHODS, MethodSpec  # noqa: E402 - the checkout's, not an installed one
+from semisilo.common.methods import METHODS, MethodSpec  # noqa: E402 - the checkout's, not an installed one
 
 
 def reference() -> str:
@@ -33,7 +33,7 @@ def reference() -> str:
 
 def _part(spec: MethodSpec) -> str:
     module = inspect.getmodule(spec.settings)
-    about = inspect.cleandoc((module.__doc__ if module is not None else "") or "")
+    about = inspect.cleandoc((module.__doc__ if module is not None else "") or "").partition("\n\nTests: ")[0]
     facts = [("Source", spec.source), ("Scenarios", ", ".join(f"`{name}`" for name in spec.scenarios)),
              ("A silo receives", _groups(spec.down)), ("A silo sends", _groups(spec.up)),
              ("Numbers that a silo sends", ", ".join(f"`{name}`" for name in spec.metrics) or "none"),
