@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from common.exchange import ModelSettings
-from common.models import build_model
-from common.sgd import SGDSettings, make_optimiser, step
+from semisilo.common.learning.sgd import SGDSettings, make_optimiser, step
+from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.models.factory import build_model
 
 BATCH = 32
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.data.readers import read_images
+from semisilo.common.data.readers import read_images
 from semisilo.simulation import run
 
 __all__ = ["NUM_SILOS", "Course", "Setting", "bloodcells", "digits", "simulated"]

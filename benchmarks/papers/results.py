@@ -103,8 +103,8 @@ def _draw(rows: list[dict[str, Any]], groups: list[str], path: Path) -> None:
     with rc_context({"svg.hashsalt": "semisilo", "svg.fonttype": "path", "font.size": 9}):
         figure = Figure(figsize=(5.4 * len(groups), 4.4), layout="constrained")
         FigureCanvasSVG(figure)
-        for place, group in enumerate(groups):
-            axes = figure.add_subplot(1, len(groups), place + 1)
+        for index, group in enumerate(groups):
+            axes = figure.add_subplot(1, len(groups), index + 1)
             mine = [row for row in rows if row["group"] == group]
             for number, name in enumerate(dict.fromkeys(row["variant"] for row in mine)):
                 curves: dict[int, list[float]] = {}

@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from common.errors import SemisiloError
-from coordinator.federation import open_federation
-from coordinator.invitations import authority_of
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
-from silo.enrollment import enroll
+from semisilo.common.errors import SemisiloError
+from semisilo.coordinator.federation.folder import open_federation
+from semisilo.coordinator.federation.invitations import authority_of
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.silo.membership.enrollment import enroll
 
 _PATIENCE_SECONDS = 30.0
 

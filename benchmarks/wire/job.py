@@ -1,7 +1,7 @@
 """The job that every system does: send the model, perturb it at each silo, send the result back, average. Only numpy.
 
 One round costs a silo one pass over the model (5 to 20 ms for 25 million parameters), so that the system is measured
-and not the arithmetic. The noise comes from a table of a prime length just above 2**20, read from another place
+and not the arithmetic. The noise comes from a table of a prime length just above 2**20, read from another offset
 in every round and silo: within any 2**20 elements the values and the positions are independent draws.
 """
 
@@ -37,9 +37,9 @@ def shapes(parameters: int) -> dict[str, tuple[int, ...]]:
     if parameters < 10_000:
         raise ValueError(f"A model of {parameters} parameters is too small for this job; take at least 10000.")
     found: dict[str, tuple[int, ...]] = {}
-    for place, share in enumerate(_SHARES):
+    for layer, share in enumerate(_SHARES):
         width = max(1, math.isqrt(int(share * parameters) // 9))
-        found[f"layer{place}.weight"] = (width, width, 3, 3)
+        found[f"layer{layer}.weight"] = (width, width, 3, 3)
     left = parameters - sum(math.prod(shape) for shape in found.values())
     width = found["layer5.weight"][0]
     classes = max(1, left // width - 1)
@@ -65,17 +65,17 @@ def add_perturbation(model: Arrays, *, silo: int, round: int, density: float) ->
         density: share of the elements that change, in (0, 1].
     """
     table = _table(density)
-    place = (silo * 7919 + round * 104_729) * 31 % _TABLE_ELEMENTS
+    offset = (silo * 7919 + round * 104_729) * 31 % _TABLE_ELEMENTS
     for values in model.values():
         flat = values.reshape(-1)
         if not np.shares_memory(flat, values):
             raise ValueError("The arrays must be contiguous.")
         done = 0
         while done < flat.size:
-            count = min(_TABLE_ELEMENTS - place, flat.size - done)
-            flat[done:done + count] += table[place:place + count]
+            count = min(_TABLE_ELEMENTS - offset, flat.size - done)
+            flat[done:done + count] += table[offset:offset + count]
             done += count
-            place = (place + count) % _TABLE_ELEMENTS
+            offset = (offset + count) % _TABLE_ELEMENTS
 
 
 def perturbation(parameters: int, *, silo: int, round: int, density: float) -> Arrays:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.wire.process_use import ProcessUse
-from semisilo.processes import Processes, StepFailed, console_script
+from semisilo.demo.processes import Processes, StepFailed, console_script
 
 __all__ = ["STUDY", "LocalFederation", "StudyShape", "plugin_on_path"]
 
@@ -71,10 +71,10 @@ downlink = "{self.wire}"
 class LocalFederation:
     """The processes of one federation in a folder; `processes` ends them."""
 
-    def __init__(self, place: Path, processes: Processes) -> None:
-        self.place = place
-        self.hub = place / "hub"
-        self.homes = place / "silos"
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.folder = folder
+        self.hub = folder / "hub"
+        self.homes = folder / "silos"
         self._processes = processes
         self.coordinator = ProcessUse()
         self.silos: dict[str, ProcessUse] = {}
@@ -185,11 +185,11 @@ class LocalFederation:
 
 
 @contextlib.contextmanager
-def plugin_on_path(place: Path) -> Iterator[None]:
+def plugin_on_path(folder: Path) -> Iterator[None]:
     """Lets processes that are started meanwhile find the plug-in: its folder, and its entry points as an installer
     would write them, stand on their module path."""
     project = tomllib.loads((_PLUGIN / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    site = place / "site"
+    site = folder / "site"
     facts = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\n"

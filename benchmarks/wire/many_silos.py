@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, plugin_on_path
-from common import __version__
-from semisilo.processes import Processes, StepFailed, interrupt_on_termination
+from semisilo.common import __version__
+from semisilo.demo.processes import Processes, StepFailed, interrupt_on_termination
 
 __all__ = ["measure"]
 
@@ -40,9 +40,9 @@ def measure(silos: int, *, parameters: int, rounds: int, say: Callable[[str], No
     Raises: StepFailed with the end of the log of what failed.
     """
     with tempfile.TemporaryDirectory(prefix="semisilo-many-") as temporary:
-        place = keep or Path(temporary)
-        with plugin_on_path(place), Processes(logs=place / "logs") as processes:
-            return _measure(LocalFederation(place, processes), processes, silos, parameters, rounds, say, seconds)
+        folder = keep or Path(temporary)
+        with plugin_on_path(folder), Processes(logs=folder / "logs") as processes:
+            return _measure(LocalFederation(folder, processes), processes, silos, parameters, rounds, say, seconds)
 
 
 def _measure(federation: LocalFederation, processes: Processes, silos: int, parameters: int, rounds: int,

@@ -19,7 +19,7 @@ from benchmarks.wire.cells import SYSTEMS
 __all__ = ["write_results"]
 
 Facts = dict[str, Any]
-Place = tuple[int, int, float]
+Shape = tuple[int, int, float]
 """Silos, parameters, density."""
 
 _COLUMNS = ("semisilo-raw", "semisilo-auto", "semisilo-smallest", "nvflare", "flower")
@@ -39,25 +39,25 @@ def write_results(everything: Facts, folder: Path) -> None:
     """
     found = {(cell["system_key"], (cell["silos"], cell["parameters"], cell["density"])): cell
              for cell in everything["cells"]}
-    places = sorted({place for _, place in found}, key=lambda place: (place[0], place[1], -place[2]))
+    shapes = sorted({shape for _, shape in found}, key=lambda shape: (shape[0], shape[1], -shape[2]))
     columns = [key for key in _COLUMNS if any(system == key for system, _ in found)]
-    _draw(everything["limits"], found, places, columns, folder / "results.svg")
-    (folder / "RESULTS.md").write_text(_page(everything, found, places, columns))
+    _draw(everything["limits"], found, shapes, columns, folder / "results.svg")
+    (folder / "RESULTS.md").write_text(_page(everything, found, shapes, columns))
 
 
-def _page(everything: Facts, found: dict[tuple[str, Place], Facts], places: Sequence[Place],
+def _page(everything: Facts, found: dict[tuple[str, Shape], Facts], shapes: Sequence[Shape],
           columns: Sequence[str]) -> str:
     limits, machine = everything["limits"], everything["machine"]
     names = [_NAMES[key] for key in columns]
     ours = f"*(in brackets: times {_NAMES[_REFERENCE]})*"
 
-    def rows(value: Callable[[Facts], float], show: Callable[[float, Facts], str], *extra: Callable[[Place], str],
+    def rows(value: Callable[[Facts], float], show: Callable[[float, Facts], str], *extra: Callable[[Shape], str],
              ratio: bool = True) -> list[list[str]]:
         table = []
-        for place in places:
-            reference = found.get((_REFERENCE, place))
-            cells = [_cell(found.get((key, place)), reference, key, value, show, ratio) for key in columns]
-            table.append([*_place(place), *cells, *(each(place) for each in extra)])
+        for shape in shapes:
+            reference = found.get((_REFERENCE, shape))
+            cells = [_cell(found.get((key, shape)), reference, key, value, show, ratio) for key in columns]
+            table.append([*_shape_cells(shape), *cells, *(each(shape) for each in extra)])
         return table
 
     parts = [
@@ -70,23 +70,23 @@ def _page(everything: Facts, found: dict[tuple[str, Place], Facts], places: Sequ
         f"Median of the timed rounds {ours}. *Raw TLS* only moves the same dense bytes, down to all silos at once and"
         " then back.",
         _table(["K", "P", "density", *names, "raw TLS"],
-               rows(_seconds, lambda seconds, _: _three(seconds), lambda place: _three(_raw_seconds(limits, place)))),
+               rows(_seconds, lambda seconds, _: _three(seconds), lambda shape: _three(_raw_seconds(limits, shape)))),
         "## Bytes per round and silo",
         f"What the kernel counted, up and down added, as a share of dense (2 x 4 x P bytes) {ours}.",
         _table(["K", "P", "density", "dense, MB", *names],
-               [[*row[:3], _megabytes(8 * place[1]), *row[3:]] for row, place in zip(
-                   rows(_both, lambda both, facts: f"{both / (8 * facts['parameters']):.1%}"), places, strict=True)]),
+               [[*row[:3], _megabytes(8 * shape[1]), *row[3:]] for row, shape in zip(
+                   rows(_both, lambda both, facts: f"{both / (8 * facts['parameters']):.1%}"), shapes, strict=True)]),
         "Up + down, in MB. *Positions* is what the positions of the changed elements take at least, n·H(density)/8;"
         " their values come on top.",
         _table(["K", "P", "density", *names, "positions"],
                rows(_both, lambda _, facts: f"{_megabytes(facts['up_bytes'])} + {_megabytes(facts['down_bytes'])}",
-                    lambda place: _positions(limits, place), ratio=False)),
+                    lambda shape: _positions(limits, shape), ratio=False)),
         "## Peak memory of the server side",
         "In GB: above what the same processes take without a job + that; in brackets the first, in models.",
         _table(["K", "P", "density", *names],
                rows(_above, lambda above, facts: f"{above / _GB:.2f} + {facts['coordinator_import_bytes'] / _GB:.2f}"
                                                  f" ({above / (4 * facts['parameters']):.1f} models)", ratio=False)),
-        _per_silo(found, places, columns),
+        _per_silo(found, shapes, columns),
         "## The limits of this machine",
         _limits(limits),
         "## How it was measured",
@@ -171,10 +171,10 @@ def _above(facts: Facts) -> float:
     return float(facts["coordinator_peak_bytes"] - facts["coordinator_import_bytes"])
 
 
-def _per_silo(found: dict[tuple[str, Place], Facts], places: Sequence[Place], columns: Sequence[str]) -> str:
+def _per_silo(found: dict[tuple[str, Shape], Facts], shapes: Sequence[Shape], columns: Sequence[str]) -> str:
     """By how many models the server side grows with each silo, for the largest model, dense."""
-    parameters = max(place[1] for place in places)
-    few, many = min(place[0] for place in places), max(place[0] for place in places)
+    parameters = max(shape[1] for shape in shapes)
+    few, many = min(shape[0] for shape in shapes), max(shape[0] for shape in shapes)
     parts = []
     for key in columns:
         first, last = found.get((key, (few, parameters, 1.0))), found.get((key, (many, parameters, 1.0)))
@@ -185,18 +185,18 @@ def _per_silo(found: dict[tuple[str, Place], Facts], places: Sequence[Place], co
     return f"A model is 4 x P bytes. Growth with each further silo, in models of {_size(parameters)}, dense: {growths}."
 
 
-def _raw_seconds(limits: Facts, place: Place) -> float:
-    directions = limits["tls_dense_round"][f"{place[0]} x {place[1]}"]
+def _raw_seconds(limits: Facts, shape: Shape) -> float:
+    directions = limits["tls_dense_round"][f"{shape[0]} x {shape[1]}"]
     return float(directions["down"]["median"] + directions["up"]["median"])
 
 
-def _positions(limits: Facts, place: Place) -> str:
-    size = limits["position_bound_bytes"].get(f"{place[1]} x {place[2]}")
+def _positions(limits: Facts, shape: Shape) -> str:
+    size = limits["position_bound_bytes"].get(f"{shape[1]} x {shape[2]}")
     return "–" if size is None else _megabytes(size)
 
 
-def _place(place: Place) -> list[str]:
-    silos, parameters, density = place
+def _shape_cells(shape: Shape) -> list[str]:
+    silos, parameters, density = shape
     return [str(silos), _size(parameters), "dense" if density >= 1 else f"{density:.0%}"]
 
 
@@ -229,15 +229,15 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def _draw(limits: Facts, found: dict[tuple[str, Place], Facts], places: Sequence[Place],
+def _draw(limits: Facts, found: dict[tuple[str, Shape], Facts], shapes: Sequence[Shape],
           columns: Sequence[str], path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "bench-wire", "font.size": 9, "axes.spines.top": False,
                                 "axes.spines.right": False}):
         figure, (left, right) = plt.subplots(1, 2, figsize=(12.5, 4.6), layout="constrained")
         width = 0.8 / max(1, len(columns))
         for number, key in enumerate(columns):
-            at = [place + (number - (len(columns) - 1) / 2) * width for place in range(len(places))]
-            cells = [found.get((key, place)) for place in places]
+            at = [index + (number - (len(columns) - 1) / 2) * width for index in range(len(shapes))]
+            cells = [found.get((key, shape)) for shape in shapes]
             good = [(x, facts) for x, facts in zip(at, cells, strict=True) if facts and "failed" not in facts]
             xs = [x for x, _ in good]
             left.bar(xs, [_seconds(facts) for _, facts in good], width, color=_COLOURS[key], label=_NAMES[key])
@@ -249,13 +249,13 @@ def _draw(limits: Facts, found: dict[tuple[str, Place], Facts], places: Sequence
             right.bar(xs, [100 * _both(facts) / (8 * facts["parameters"]) for _, facts in good], width,
                       color=_COLOURS[key])
         for axis in (left, right):
-            axis.set_xticks(range(len(places)), [
+            axis.set_xticks(range(len(shapes)), [
                 f"K = {silos}\n{_size(parameters)}\n{'dense' if density >= 1 else f'{density:.0%}'}"
-                for silos, parameters, density in places])
+                for silos, parameters, density in shapes])
             axis.grid(axis="y", color="#dddddd", linewidth=0.6)
             axis.set_axisbelow(True)
-        raw = [_raw_seconds(limits, place) for place in places]
-        left.hlines(raw, [place - 0.44 for place in range(len(places))], [place + 0.44 for place in range(len(places))],
+        raw = [_raw_seconds(limits, shape) for shape in shapes]
+        left.hlines(raw, [index - 0.44 for index in range(len(shapes))], [index + 0.44 for index in range(len(shapes))],
                     color="black", linewidth=1.4, label="raw TLS, dense")
         left.set_yscale("log")
         left.set_ylim(bottom=min(raw) / 2)

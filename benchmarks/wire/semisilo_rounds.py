@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.wire.local_federation import STUDY, LocalFederation, StudyShape, plugin_on_path
-from common import __version__
-from semisilo.processes import Processes, StepFailed, interrupt_on_termination
+from semisilo.common import __version__
+from semisilo.demo.processes import Processes, StepFailed, interrupt_on_termination
 
 __all__ = ["measure"]
 
@@ -43,9 +43,9 @@ def measure(shape: StudyShape, *, say: Callable[[str], None], keep: Path | None 
     Raises: StepFailed with the end of the log of what failed.
     """
     with tempfile.TemporaryDirectory(prefix="semisilo-rounds-") as temporary:
-        place = keep or Path(temporary)
-        with plugin_on_path(place), Processes(logs=place / "logs") as processes:
-            return _measure(shape, LocalFederation(place, processes), say, seconds)
+        folder = keep or Path(temporary)
+        with plugin_on_path(folder), Processes(logs=folder / "logs") as processes:
+            return _measure(shape, LocalFederation(folder, processes), say, seconds)
 
 
 def _measure(shape: StudyShape, federation: LocalFederation, say: Callable[[str], None],

@@ -13,31 +13,33 @@ import contextlib
 import signal
 import sys
 import zlib
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.codec import Bits
-from common.compute import OnProgress
-from common.config import to_dict
-from common.exchange import Meaning, TensorSpec
-from common.meter import MessageMeter
-from common.payload import EncodedInput, TensorInput, write_payload
-from common.payload_reader import read_manifest
-from common.store import PayloadStore
-from silo.agent import Agent
-from silo.enrollment import open_channel
-from silo.home import JoinChoice, SiloHome
-from silo.identity_store import load_identity
-from silo.link import Link
-from silo.policy import load_policy
-from silo.traffic import Carried
+from semisilo.common.methods.contract import Meaning, TensorSpec
+from semisilo.common.payload.codec import Bits
+from semisilo.common.payload.reader import read_manifest
+from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.process.compute import OnProgress
+from semisilo.common.process.messages import Request
+from semisilo.common.rpc.meter import MessageMeter
+from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.agent.agent import Agent
+from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
+from semisilo.silo.link.link import Link
+from semisilo.silo.link.traffic import Carried
+from semisilo.silo.membership.enrollment import open_channel
+from semisilo.silo.site.home import JoinChoice, SiloHome
+from semisilo.silo.site.identity_store import load_identity
+from semisilo.silo.site.policy import load_policy
 
 __all__ = ["NoDisplay", "NoTraffic", "StubCompute", "run_silos"]
+
+T = TypeVar("T")
 
 _IMAGES = 4
 
@@ -45,13 +47,14 @@ _IMAGES = 4
 class StubCompute:
     """Answers for a silo's compute process: images that nobody reads, an update without training."""
 
-    async def call(self, operation: str, arguments: dict[str, Any], *,
-                   on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """See `common.compute.Compute.call`; `survey` and `train` as `silo.work.Operations` has them."""
-        if operation == "survey":
-            return {"labelled": 0, "unlabelled": _IMAGES}
-        assert operation == "train", operation
-        return await asyncio.to_thread(_update, arguments)
+    async def call(self, request: Request[T], *, on_progress: OnProgress | None = None) -> T:
+        """See `semisilo.common.process.compute.Compute.call`; `Survey` and `Train` as
+        `semisilo.silo.compute.operations.Operations` answers them."""
+        answer: object = Surveyed(labelled=0, unlabelled=_IMAGES)
+        if not isinstance(request, Survey):
+            assert isinstance(request, Train), request
+            answer = await asyncio.to_thread(_update, request)
+        return cast(T, answer)
 
     async def abort(self) -> None:
         """There is nothing to end."""
@@ -117,16 +120,15 @@ async def _never() -> None:
     """Certificates outlive a measurement."""
 
 
-def _update(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _update(request: Train) -> Trained:
     """An update in the layout of the payload that came: noise, as a difference to the model of the task."""
-    task = arguments["task"]
-    (reference,) = task["payloads"]
-    (group,) = read_manifest(Path(arguments["payloads"][reference["digest"]]))
-    payload = write_payload(PayloadStore(Path(arguments["outgoing_folder"])), {group.name: EncodedInput(
-        [TensorInput(spec, partial(_noise, spec, task["silo"])) for spec in group.tensors], meaning=Meaning.DIFFERENCE,
-        base=reference["tensors"])})
-    return {"abstention": "", "payload": to_dict(payload), "num_examples": _IMAGES, "metrics": {}, "memory": None,
-            "seconds": 0.0}
+    task = request.task
+    (reference,) = task.payloads
+    (group,) = read_manifest(request.payloads[reference.digest])
+    payload = write_payload(PayloadStore(request.outgoing_folder), {group.name: EncodedInput(
+        [TensorInput(spec, partial(_noise, spec, task.silo)) for spec in group.tensors], meaning=Meaning.DIFFERENCE,
+        base=reference.tensors)})
+    return Trained(payload=payload, num_examples=_IMAGES, metrics={}, memory=None, residuals=None, seconds=0.0)
 
 
 @lru_cache(maxsize=64)

@@ -24,10 +24,10 @@ from typing import Any
 from benchmarks.wire import delay_proxy, raw_tls
 from benchmarks.wire.raw_tls import RawTransfer
 from benchmarks.wire.transfer_ends import FEDERATION, Used, be_coordinator, be_silo, silo_name
-from common.identity import certificate_pem, issue_silo_certificate, key_to_pem, make_key
-from coordinator.authority import CoordinatorCertificate, create_authority
-from coordinator.ledger import Ledger
-from coordinator.roster import LedgerRoster
+from semisilo.common.identity.certificates import certificate_pem, issue_silo_certificate, key_to_pem, make_key
+from semisilo.coordinator.federation.authority import CoordinatorCertificate, create_authority
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
 
 _SPAWN = multiprocessing.get_context("spawn")
 _GB = 1e9

@@ -18,21 +18,28 @@ from typing import Any
 import grpc.aio
 
 from benchmarks.wire.raw_tls import cpu_seconds
-from common.allocator import settle_allocator
-from common.exchange import PayloadRef
-from common.store import PartialFile, PayloadStore
-from common.tls import Credentials, channel_credentials, channel_options, listen, server_credentials, server_options
-from common.wire import round_service_pb2 as pb
-from common.wire.tensors_pb2 import PayloadReference
-from coordinator.authority import CoordinatorCertificate
-from coordinator.bulletin import Bulletin
-from coordinator.desk import BeginAnswer
-from coordinator.ledger import Ledger
-from coordinator.metering import RoundMeter
-from coordinator.roster import LedgerRoster
-from coordinator.rows import DeclaredUpdate
-from coordinator.services import RoundServicer
-from silo.link import Link
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.process.allocator import settle_allocator
+from semisilo.common.rpc.tls import (
+    Credentials,
+    channel_credentials,
+    channel_options,
+    listen,
+    server_credentials,
+    server_options,
+)
+from semisilo.common.storage.store import PartialFile, PayloadStore
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire.tensors_pb2 import PayloadReference
+from semisilo.coordinator.federation.authority import CoordinatorCertificate
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import DeclaredUpdate
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.rounds.task_service import BeginAnswer
+from semisilo.coordinator.rpc.metering import RoundMeter
+from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.silo.link.link import Link
 
 __all__ = ["FEDERATION", "Used", "be_coordinator", "be_silo", "silo_name"]
 
@@ -58,8 +65,8 @@ class Used:
         return Used(cpu_seconds(), int(status.partition("VmHWM:")[2].split()[0]) * 1024)
 
 
-class _Desk:
-    """What the servicer needs of `Desk`: where payloads lie and where updates go, without any opinion."""
+class _TaskServiceStandIn:
+    """What the servicer needs of `TaskService`: where payloads lie and where updates go, without any opinion."""
 
     def __init__(self, payloads: PayloadStore, spool: PayloadStore) -> None:
         self.payloads = payloads
@@ -72,12 +79,12 @@ class _Desk:
     def downloaded(self, silo: str, task_id: str, digest: str, sent_bytes: int, *, offset: int = 0) -> None:
         pass
 
-    async def begin_update(self, silo: str, task_id: str, update_id: str, announcement: Any) -> BeginAnswer:
+    async def begin_update(self, silo: str, task_id: str, update_id: str, declaration: Any) -> BeginAnswer:
         self.declared[update_id] = DeclaredUpdate(
-            update_id=update_id, task_id=task_id, digest=announcement.digest, size_bytes=announcement.size_bytes,
+            update_id=update_id, task_id=task_id, digest=declaration.digest, size_bytes=declaration.size_bytes,
             groups={}, example_count=0, metrics={}, training_seconds=0.0, declared_unix=0.0, accepted_unix=None,
             folded=False)
-        with await asyncio.to_thread(self.spool.partial, update_id, size_bytes=announcement.size_bytes) as partial:
+        with await asyncio.to_thread(self.spool.partial, update_id, size_bytes=declaration.size_bytes) as partial:
             return BeginAnswer("send", resume_offset=partial.committed_bytes)
 
     def awaited(self, silo: str, update_id: str) -> DeclaredUpdate:
@@ -114,9 +121,9 @@ async def _serve(orders: Connection, folder: Path, uploads: int, spare_files: in
     shown = CoordinatorCertificate(folder / "authority", now=time.time()).current
     port = listen(server, "127.0.0.1:0",
                   server_credentials(shown, silo_authority_pem=(folder / "ca.pem").read_bytes()))
-    desk: Any = _Desk(payloads, spool)
-    RoundServicer(desk=desk, roster=LedgerRoster(ledger), bulletin=Bulletin(), meter=RoundMeter(ledger, port=port),
-                  federation=FEDERATION, max_uploads=uploads).add_to(server)
+    task_service: Any = _TaskServiceStandIn(payloads, spool)
+    RoundServicer(task_service=task_service, roster=LedgerRoster(ledger), runtime=RuntimeState(),
+                  meter=RoundMeter(ledger, port=port), federation=FEDERATION, max_uploads=uploads).add_to(server)
     await server.start()
     orders.send(port)
     while (order := await asyncio.to_thread(orders.recv)) is not None:
@@ -197,8 +204,8 @@ async def _take_part(orders: Connection, folder: Path, number: int, port: int) -
 
 
 def _manifest() -> Any:
-    """Any manifest that a parser takes; the benchmark's desk does not compare it with the bytes."""
-    from common.exchange import Meaning, TensorSpec
-    from common.manifest import GroupManifest, manifest_to_proto
+    """Any manifest that a parser takes; the benchmark's task service does not compare it with the bytes."""
+    from semisilo.common.methods.contract import Meaning, TensorSpec
+    from semisilo.common.payload.manifest import GroupManifest, manifest_to_proto
 
     return manifest_to_proto((GroupManifest("model", Meaning.VALUES, "", (TensorSpec("w", (1,), "float32"),), 20),))

@@ -224,8 +224,8 @@ class Watch:
         return max((sum(parts.values()) for parts in silos.values()), default=0)
 
     def _total_at(self, moment: float) -> tuple[int, int]:
-        place = bisect_right(self._times, moment)
-        return self._totals[place - 1] if place else (0, 0)
+        index = bisect_right(self._times, moment)
+        return self._totals[index - 1] if index else (0, 0)
 
     def _run(self) -> None:
         scans = 0
@@ -294,19 +294,19 @@ def _connections_to(diagnostics: socket.socket, port: int) -> Iterator[tuple[int
         finished = False
         while not finished:
             data = diagnostics.recv(1 << 20)
-            place = 0
-            while place < len(data):
-                length, kind = struct.unpack_from("=IH", data, place)
+            offset = 0
+            while offset < len(data):
+                length, kind = struct.unpack_from("=IH", data, offset)
                 if kind != _SOCK_DIAG_BY_FAMILY:
                     if kind != _NLMSG_DONE:
-                        code = -struct.unpack_from("=i", data, place + 16)[0]
+                        code = -struct.unpack_from("=i", data, offset + 16)[0]
                         raise OSError(code, f"sock_diag: {os.strerror(code)}")
                     finished = True
                     break
-                found = _parse(data[place + 16:place + length], port)
+                found = _parse(data[offset + 16:offset + length], port)
                 if found is not None:
                     yield found
-                place += (length + 3) & ~3
+                offset += (length + 3) & ~3
 
 
 def _parse(message: bytes, port: int) -> tuple[int, int, int, int] | None:
@@ -315,15 +315,15 @@ def _parse(message: bytes, port: int) -> tuple[int, int, int, int] | None:
         return None
     cookie = struct.unpack_from("=Q", message, 44)[0]
     inode = struct.unpack_from("=I", message, 68)[0]
-    place = 72
-    while place + 4 <= len(message):
-        length, kind = struct.unpack_from("=HH", message, place)
+    offset = 72
+    while offset + 4 <= len(message):
+        length, kind = struct.unpack_from("=HH", message, offset)
         if length < 4:
             break
         if kind == _INET_DIAG_INFO and length >= 4 + 216:
-            info = message[place + 4:place + length]
+            info = message[offset + 4:offset + length]
             received = struct.unpack_from("=Q", info, 128)[0]
             sent, repeated = struct.unpack_from("=QQ", info, 200)
             return inode, cookie, sent - repeated, received
-        place += (length + 3) & ~3
+        offset += (length + 3) & ~3
     return None

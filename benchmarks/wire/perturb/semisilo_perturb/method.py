@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from common.exchange import Meaning
-from common.methods import MethodPlugin, MethodSpec
+from semisilo.common.methods import MethodPlugin, MethodSpec
+from semisilo.common.methods.contract import Meaning
 
 __all__ = ["PERTURB", "PerturbSettings"]
 

@@ -8,9 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from common import tensors
-from common.exchange import Environment, GroupLayout, Meaning, Phase, SiloState, Task, TensorGroup, UpdateHeader
-from common.seeds import torch_generator
+from semisilo.common.learning import tensors
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.methods.contract import (
+    Environment,
+    GroupLayout,
+    Meaning,
+    Phase,
+    SiloState,
+    Task,
+    TensorGroup,
+    UpdateHeader,
+)
 from semisilo_perturb.method import PerturbSettings
 
 __all__ = ["PerturbState", "PerturbStrategy", "PerturbTally"]
@@ -26,7 +35,7 @@ class PerturbState:
     w: dict[str, Tensor]
     """The model."""
     digest: str
-    """`common.tensors.digest` of w, computed once."""
+    """`semisilo.common.learning.tensors.digest` of w, computed once."""
 
 
 @dataclass(frozen=True, kw_only=True)

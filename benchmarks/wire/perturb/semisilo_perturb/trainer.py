@@ -2,7 +2,7 @@
 
 Normal noise for 25 million elements takes longer than a quick round may. So a silo draws 5 x 2^20 normal numbers once,
 in its first round, with zeros where elements stay; each block of 2^20 elements of an update is a piece of these from a
-random place, times a random factor. A codec codes blocks of that size alone, so it meets nothing but noise: all bits
+random offset, times a random factor. A codec codes blocks of that size alone, so it meets nothing but noise: all bits
 of the mantissas differ from block to block, and positions are uniform within each.
 """
 
@@ -13,9 +13,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from common import tensors
-from common.exchange import Meaning, Memory, SiloData, SiloTask, TensorGroup, Update
-from common.seeds import numpy_generator
+from semisilo.common.learning import tensors
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.methods.contract import Meaning, Memory, SiloData, SiloTask, TensorGroup, Update
 from semisilo_perturb.method import PerturbSettings
 
 __all__ = ["PerturbTrainer", "perturbation"]
@@ -44,19 +44,19 @@ class PerturbTrainer:
 
 
 def perturbation(like: Tensor, base: Tensor, seed: int, scale: float) -> Tensor:
-    """Noise in the shape of `like`, float32: pieces of `base` (n,) from random places, each with a factor of its own.
+    """Noise in the shape of `like`, float32: pieces of `base` (n,) from random offsets, each with a factor of its own.
 
     Args:
         base: more than 2^20 elements.
-        seed: of the places and factors.
+        seed: of the offsets and factors.
         scale: the factors are uniform in 0.5 to 1.5 times this.
     """
     generator = numpy_generator(seed, "perturb_blocks")
     flat = torch.empty(like.numel(), dtype=torch.float32)
     for start in range(0, len(flat), _BLOCK):
         piece = flat[start:start + _BLOCK]
-        place = int(generator.integers(0, len(base) - _BLOCK))
-        torch.mul(base[place:place + len(piece)], scale * float(generator.uniform(0.5, 1.5)), out=piece)
+        offset = int(generator.integers(0, len(base) - _BLOCK))
+        torch.mul(base[offset:offset + len(piece)], scale * float(generator.uniform(0.5, 1.5)), out=piece)
     return flat.reshape(like.shape)
 
 
