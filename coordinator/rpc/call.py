@@ -83,6 +83,8 @@ class Call:
         Args:
             idle_seconds: Unreachable is raised when nothing has `moved` for so long.
         """
+        if self._superseded:
+            self.check()
         self._task, self._problem, self._idle_seconds = asyncio.current_task(), None, idle_seconds
         assert self._task is not None
         self.moved()

@@ -285,8 +285,9 @@ class RoundServicer:
             with call.watched():
                 await slots.enter_async_context(self._uploads)
                 slot = await slots.enter_async_context(self._upload_slots.slot())
-                # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers.
-                await context.send_initial_metadata(())
+            # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers. Not watched:
+            # gRPC cannot end a call while it sends its initial metadata, and the silo would hear nothing.
+            await context.send_initial_metadata(())
             return await self._take(silo, update_id, piece, requests, call, context, slot)
 
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,

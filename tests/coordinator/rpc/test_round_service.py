@@ -26,6 +26,7 @@ from semisilo.common.wire.tensors_pb2 import Chunk
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.rpc.round_service import RoundServicer
 from tests.coordinator.federation_in_memory import content_of, id_of, payload_of_blocks
 from tests.coordinator.hub_over_tls import (
     MODEL,
@@ -290,6 +291,44 @@ def test_a_silo_that_says_nothing_gives_its_place_to_another(tmp_path: Path) -> 
             errors = [await refusal(call) for call in (silent, mute)]
             assert {error.code for error in errors} == {"UNREACHABLE"}
             assert all(error.retry for error in errors)
+            await round_goes_on(made)
+    asyncio.run(scenario())
+
+
+class _Superseding:
+    """A context of gRPC in which the silo calls anew while initial metadata is on its way to the transport."""
+
+    def __init__(self, context: Any, call: Any) -> None:
+        self._context, self._call = context, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        sending = asyncio.ensure_future(self._context.send_initial_metadata(metadata))
+        await asyncio.sleep(0)  # it has begun
+        self._call.supersede()
+        await sending
+
+
+def test_a_silo_that_calls_anew_while_it_is_answered_is_told_so(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC cannot end a call whose initial metadata was cut off: the silo would wait until its deadline."""
+    receive = RoundServicer._receive
+
+    async def superseded(self: RoundServicer, silo: str, requests: Any, call: Any, context: Any) -> Any:
+        return await receive(self, silo, requests, call, _Superseding(context, call))
+
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            task, content, alpha = made.tasks["alpha"], content_of(made.tasks["alpha"]), made.silos["alpha"]
+            await alpha.BeginUpdate(begin(task, content), timeout=300)
+            with monkeypatch.context() as patched:
+                patched.setattr(RoundServicer, "_receive", superseded)
+                call = alpha.SubmitUpdate(timeout=60)
+                await call.write(stream(id_of(task, content), pieces(content))[0])
+                error = await refusal(call)
+            assert (error.code, error.retry) == ("UNREACHABLE", True)
             await round_goes_on(made)
     asyncio.run(scenario())
 
