@@ -5,7 +5,9 @@ Shapes: B images in a batch, K classes. Losses are means over the images that en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,6 +27,11 @@ class PseudoLabels:
     """The class that has it; the lowest one where several do. int64 (B,)."""
     keep_B: Tensor
     """Whether q reaches the threshold. bool (B,)."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Of all images of several batches, at least one, in their order; on the CPU."""
+        return cls(*(torch.cat([getattr(part, each.name).cpu() for part in parts]) for each in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)

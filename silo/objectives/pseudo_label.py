@@ -67,9 +67,7 @@ def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *, device:
     parts: list[PseudoLabels] = []
     with torch.no_grad():
         for cut in inference_batches(len(images_NCHW), _LABEL_BATCH):
-            found = pseudo_labels(model(augment.to_input(images_NCHW[cut].to(device), form)), 0.0)
-            parts.append(PseudoLabels(found.max_prob_B.cpu(), found.hard_label_B.cpu(), found.keep_B.cpu()))
+            parts.append(pseudo_labels(model(augment.to_input(images_NCHW[cut].to(device), form)), 0.0))
             if progress is not None:
                 progress(cut.stop / len(images_NCHW))
-    return PseudoLabels(*(torch.cat([getattr(part, name) for part in parts])
-                          for name in ("max_prob_B", "hard_label_B", "keep_B")))
+    return PseudoLabels.joined(parts)

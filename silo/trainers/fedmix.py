@@ -7,7 +7,6 @@ Shapes: N unlabelled images, A views of an image, B images in a batch, C channel
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
-from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.losses import PseudoLabels
 from semisilo.common.learning.mixing import fedmix_client_loss, fedmix_pseudo
 from semisilo.common.learning.seeds import torch_generator
@@ -28,13 +26,12 @@ from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.model import difference, load_received_statistics, task_model, trained_parameters
+from semisilo.silo.trainers.parts.step_sums import StepSums
 
 if TYPE_CHECKING:
     from semisilo.common.methods.fedmix import FedMixSettings
 
 __all__ = ["FedMixTrainer"]
-
-_LOG = logging.getLogger("semisilo.silo")
 
 
 class FedMixTrainer:
@@ -58,26 +55,13 @@ class FedMixTrainer:
         settings: FedMixSettings = task.settings
         model = task_model(task, task.groups["model"].tensors)
         load_received_statistics(task, model)
-        sums = _train(task, model, unlabelled)
-        metrics = dict(sums.labels)
+        sums, labels = _train(task, model, unlabelled)
         if sums.steps == 0:
-            return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), None
+            return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=labels.metrics()), None
         group = difference(task, threshold(trained_parameters(task, model), settings.l1_thres))
         group = replace(group, tensors=threshold(group.tensors, settings.delta_thres))
-        metrics |= {"loss": sums.loss / sums.steps, "unlabelled_loss": sums.ce / sums.steps,
-                    "sigma_distance": sums.l2 / sums.steps, "steps": float(sums.steps)}
-        return Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics), None
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Losses summed over the batches that were trained, and the report on the labels of the last epoch."""
-
-    loss: float
-    ce: float
-    l2: float
-    steps: int
-    labels: dict[str, float]
+        return Update(groups={"model": group}, num_examples=len(unlabelled),
+                      metrics={**labels.metrics(), **sums.metrics()}), None
 
 
 def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor) -> PseudoLabels:
@@ -92,17 +76,15 @@ def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor) -> PseudoLabel
     return fedmix_pseudo(prob_views_ABK, task.settings.confidence_threshold, rule=task.settings.label_rule)
 
 
-def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> _Sums:
-    """Step 3 of a round."""
+def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[StepSums, PseudoLabelReport]:
+    """Step 3 of a round. Returns: its steps, and what it labelled in the last epoch."""
     settings: FedMixSettings = task.settings
     optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr))
     psi: dict[str, Tensor] = dict(optimiser.parameters)
     sigma = {name: tensor.to(task.device) for name, tensor in task.groups["sigma"].tensors.items()}
     truth_N = unlabelled.labels_N
     total, done = settings.local_epochs * len(unlabelled), 0
-    loss_sum = ce_sum = l2_sum = 0.0
-    steps = skipped = 0
-    report = PseudoLabelReport()
+    sums, report = StepSums(), PseudoLabelReport()
     model.train()
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
         for batch in _batches(task, unlabelled.images_NCHW):
@@ -112,7 +94,7 @@ def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> _Sums:
             report.add(labels.hard_label_B, labels.keep_B, None if truth_N is None else truth_N[batch.index_B])
             done += len(batch.index_B)
             learnt = settings.lambda_1 > 0 and bool(labels.keep_B.any())
-            try:
+            with sums.batch():
                 # The whole batch goes forward, not only what is kept, so that batch-norm sees as much as it can.
                 logits_BK = model(augment.to_input(batch.train_BCHW, task.image)) if learnt else None
                 found = fedmix_client_loss(logits_BK, labels.hard_label_B, labels.keep_B, psi=psi, sigma=sigma,
@@ -120,17 +102,10 @@ def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> _Sums:
                                            lambda_l1=settings.lambda_l1)
                 if found.loss.requires_grad:
                     step(optimiser, found.loss)
-                steps += 1
-                loss_sum += float(found.loss.detach())
-                ce_sum += float(found.ce.detach())
-                l2_sum += float(found.l2.detach())
-            except OneValuePerChannel:
-                skipped += 1
+                sums.add(loss=found.loss, unlabelled_loss=found.ce, sigma_distance=found.l2)
             task.report(done / total, f"training on {len(unlabelled)} images")
-    if skipped:
-        _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
-                     skipped, skipped + steps)
-    return _Sums(loss_sum, ce_sum, l2_sum, steps, dict(report.metrics()))
+    sums.tell_skipped()
+    return sums, report
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.augmentation import augment
-from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.evaluation import inference_batches
 from semisilo.common.learning.losses import PseudoLabels, cross_entropy, mix, pseudo_labels, semifl_loss
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
@@ -32,6 +31,7 @@ from semisilo.silo.trainers.parts.model import (
     that_fits,
     trained_parameters,
 )
+from semisilo.silo.trainers.parts.step_sums import StepSums
 
 if TYPE_CHECKING:
     from semisilo.common.data.image_set import ImageSet
@@ -53,17 +53,6 @@ class SemiFLMemory:
     """SGD momentum at the end of the silo's last accepted participation [C]."""
     round: int
     """That participation's round."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Losses summed over the batches that were trained."""
-
-    loss: float = 0.0
-    fix: float = 0.0
-    mix: float = 0.0
-    steps: int = 0
-    skipped: int = 0
 
 
 class SemiFLTrainer:
@@ -89,26 +78,21 @@ class SemiFLTrainer:
         model = task_model(task, received)
         optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov),
                                    _momentum(task, memory, received))
-        report = PseudoLabelReport()
+        report, sums = PseudoLabelReport(), StepSums()
         if settings.labelling == "batch":
-            sums = _train_batchwise(task, model, optimiser, unlabelled, report)
-            metrics = dict(report.metrics())
+            _train_batchwise(task, model, optimiser, unlabelled, report, sums)
         else:
             labels = _label(task, model, unlabelled.images_NCHW)
             report.add(labels.hard_label_B, labels.keep_B, unlabelled.labels_N)
-            metrics = dict(report.metrics())
-            kept_F = torch.nonzero(labels.keep_B).flatten()
-            if len(kept_F) == 0:
-                return Update(abstention="no_confident_example", num_examples=len(unlabelled), metrics=metrics), memory
-            sums = _train(task, model, optimiser, unlabelled.images_NCHW, kept_F, labels.hard_label_B)
+            if not labels.keep_B.any():
+                return Update(abstention="no_confident_example", num_examples=len(unlabelled),
+                              metrics=report.metrics()), memory
+            _train(task, model, optimiser, unlabelled.images_NCHW, labels, sums)
         if sums.steps == 0 and (sums.skipped or settings.labelling == "round"):
-            return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=metrics), memory
+            return Update(abstention="no_usable_batch", num_examples=len(unlabelled), metrics=report.metrics()), memory
         group = difference(task, trained_parameters(task, model))
-        metrics["steps"] = float(sums.steps)
-        if sums.steps:
-            metrics |= {"loss": sums.loss / sums.steps, "fix_loss": sums.fix / sums.steps,
-                        "mix_loss": sums.mix / sums.steps}
-        return (Update(groups={"model": group}, num_examples=len(unlabelled), metrics=metrics),
+        return (Update(groups={"model": group}, num_examples=len(unlabelled),
+                       metrics={**report.metrics(), **sums.metrics()}),
                 SemiFLMemory(momentum=momentum_of(optimiser), round=task.round))
 
 
@@ -121,11 +105,10 @@ def _label(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> PseudoLabel
     with torch.no_grad():
         for cut in inference_batches(len(images_NCHW), _LABEL_BATCH):
             weak_BCHW = augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)
-            part = pseudo_labels(model(augment.to_input(weak_BCHW, task.image)), task.settings.confidence_threshold)
-            parts.append(PseudoLabels(part.max_prob_B.cpu(), part.hard_label_B.cpu(), part.keep_B.cpu()))
+            parts.append(pseudo_labels(model(augment.to_input(weak_BCHW, task.image)),
+                                       task.settings.confidence_threshold))
             task.report(_LABELLING_SHARE * cut.stop / len(images_NCHW), "labelling")
-    return PseudoLabels(torch.cat([part.max_prob_B for part in parts]),
-                        torch.cat([part.hard_label_B for part in parts]), torch.cat([part.keep_B for part in parts]))
+    return PseudoLabels.joined(parts)
 
 
 def _momentum(task: SiloTask, memory: SemiFLMemory | None, received: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -141,60 +124,20 @@ def _momentum(task: SiloTask, memory: SemiFLMemory | None, received: Mapping[str
     return that_fits(memory.momentum, received, "momentum")
 
 
-def _train_batchwise(task: SiloTask, model: nn.Module, optimiser: SGD, unlabelled: ImageSet,
-                     report: PseudoLabelReport) -> _Sums:
-    """The rows "per-batch labels" of the paper's Table 2 [C].
-
-    Every weak batch is labelled with the model under training and that batch's own batch-norm statistics; the loss is
-    the mean over the kept images, and a batch with none is passed over. The report counts the last epoch.
-    """
-    settings: SemiFLSettings = task.settings
-    images_NCHW, truth_N = unlabelled.images_NCHW, unlabelled.labels_N
-    order, views = (torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
-                    for purpose in ("local_order", "local_views"))
-    total, done = settings.local_epochs * len(images_NCHW), 0
-    loss_sum, steps, skipped = 0.0, 0, 0
-    model.train()
-    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
-        for epoch in range(1, settings.local_epochs + 1):
-            for chosen_B in torch.split(torch.randperm(len(images_NCHW), generator=order), settings.unlabelled_batch):
-                images_BCHW = images_NCHW[chosen_B].to(task.device)
-                weak_BCHW = augment.weak(images_BCHW, task.augmentation, views)
-                strong_BCHW = augment.strong(images_BCHW, task.augmentation, views)
-                done += len(chosen_B)
-                try:
-                    with torch.no_grad():
-                        logits_BK = model(augment.to_input(weak_BCHW, task.image))
-                    labels = pseudo_labels(logits_BK, settings.confidence_threshold)
-                    if epoch == settings.local_epochs:
-                        report.add(labels.hard_label_B, labels.keep_B, None if truth_N is None else truth_N[chosen_B])
-                    if bool(labels.keep_B.any()):
-                        kept_BCHW = augment.to_input(strong_BCHW[labels.keep_B], task.image)
-                        loss = cross_entropy(model(kept_BCHW), labels.hard_label_B[labels.keep_B])
-                        step(optimiser, settings.fix_weight * loss)
-                        loss_sum += float(loss.detach())
-                        steps += 1
-                except OneValuePerChannel:
-                    skipped += 1
-                task.report(done / total, f"training on {len(images_NCHW)} images")
-    return _Sums(loss_sum, loss_sum, 0.0, steps, skipped)
-
-
-def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor, kept_F: Tensor,
-           hard_label_N: Tensor) -> _Sums:
+def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor, labels: PseudoLabels,
+           sums: StepSums) -> None:
     """Step 2.4 and 2.5."""
     settings: SemiFLSettings = task.settings
     lams = numpy_generator(task.seed, "mixup", round=task.round, silo=task.silo)
+    kept_F = torch.nonzero(labels.keep_B).flatten()
     total, done = settings.local_epochs * len(kept_F), 0
-    loss_sum = fix_sum = mix_sum = 0.0
-    steps = skipped = 0
     model.train()
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
         for batch in _batches(task, images_NCHW, kept_F):
             done += len(batch.fix_B)
-            y_fix_B, y_mix_B = (hard_label_N[index].to(task.device) for index in (batch.fix_B, batch.mix_B))
+            y_fix_B, y_mix_B = (labels.hard_label_B[index].to(task.device) for index in (batch.fix_B, batch.mix_B))
             lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
-            try:
+            with sums.batch():
                 # Two forward passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
                 strong_logits_BK = mix_logits_BK = None
                 if settings.fix_weight:
@@ -207,17 +150,9 @@ def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor
                                     fix_weight=settings.fix_weight, mix_weight=settings.mix_weight)
                 if found.loss.requires_grad:
                     step(optimiser, found.loss)
-                steps += 1
-                loss_sum += float(found.loss.detach())
-                fix_sum += float(found.fix.detach())
-                mix_sum += float(found.mix.detach())
-            except OneValuePerChannel:
-                skipped += 1
+                sums.add(loss=found.loss, fix_loss=found.fix, mix_loss=found.mix)
             task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")
-    if skipped:
-        _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
-                     skipped, skipped + steps)
-    return _Sums(loss_sum, fix_sum, mix_sum, steps, skipped)
+    sums.tell_skipped()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +186,37 @@ def _batches(task: SiloTask, images_NCHW: Tensor, kept_F: Tensor) -> Iterator[_B
             other = augment.weak(others_BCHW, task.augmentation, views)
             parts = zip(*(torch.split(part, size) for part in (fix, mixed, strong, weak, other)), strict=True)
             yield from (_Batch(*part) for part in parts)
+
+
+def _train_batchwise(task: SiloTask, model: nn.Module, optimiser: SGD, unlabelled: ImageSet,
+                     report: PseudoLabelReport, sums: StepSums) -> None:
+    """The rows "per-batch labels" of the paper's Table 2 [C].
+
+    Every weak batch is labelled with the model under training and that batch's own batch-norm statistics; the loss is
+    the mean over the kept images, and a batch with none is passed over. The report counts the last epoch.
+    """
+    settings: SemiFLSettings = task.settings
+    images_NCHW, truth_N = unlabelled.images_NCHW, unlabelled.labels_N
+    order, views = (torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
+                    for purpose in ("local_order", "local_views"))
+    total, done = settings.local_epochs * len(images_NCHW), 0
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        for epoch in range(1, settings.local_epochs + 1):
+            for chosen_B in torch.split(torch.randperm(len(images_NCHW), generator=order), settings.unlabelled_batch):
+                images_BCHW = images_NCHW[chosen_B].to(task.device)
+                weak_BCHW = augment.weak(images_BCHW, task.augmentation, views)
+                strong_BCHW = augment.strong(images_BCHW, task.augmentation, views)
+                done += len(chosen_B)
+                with sums.batch():
+                    with torch.no_grad():
+                        logits_BK = model(augment.to_input(weak_BCHW, task.image))
+                    labels = pseudo_labels(logits_BK, settings.confidence_threshold)
+                    if epoch == settings.local_epochs:
+                        report.add(labels.hard_label_B, labels.keep_B, None if truth_N is None else truth_N[chosen_B])
+                    if bool(labels.keep_B.any()):
+                        kept_BCHW = augment.to_input(strong_BCHW[labels.keep_B], task.image)
+                        loss = cross_entropy(model(kept_BCHW), labels.hard_label_B[labels.keep_B])
+                        step(optimiser, settings.fix_weight * loss)
+                        sums.add(loss=loss, fix_loss=loss, mix_loss=torch.zeros(()))
+                task.report(done / total, f"training on {len(images_NCHW)} images")
