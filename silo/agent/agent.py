@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from semisilo.common import __version__
 from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, Unreachable
@@ -21,6 +21,7 @@ from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound
 from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
 from semisilo.silo.agent.task_times import note_task, read_tasks
@@ -34,7 +35,7 @@ from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
 from semisilo.silo.site.stores import open_cache
-from semisilo.silo.site.working_hours import closes_at, opens_at, time_text
+from semisilo.silo.site.working_hours import closes_at
 
 __all__ = ["Agent", "Renewal"]
 
@@ -58,16 +59,6 @@ _REASONS = {
     pb.Standby.REASON_PAUSED: "the study is paused by the coordinator's operator",
     pb.Standby.REASON_NO_STUDY: "connected: the coordinator has no study at the moment",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Away:
-    """This site takes no task at the moment."""
-
-    reason: pb.Away.Reason
-    until_unix: float
-    error: SemisiloError
-    """What a coordinator hears that gives a task all the same."""
 
 
 class Agent:
@@ -226,25 +217,15 @@ class Agent:
                                 remedy="Nothing is sent before it can; free some space, or the right to write.") \
                 from None
 
-    def _away(self) -> _Away | None:
-        """Why this site takes no task at the moment; None when it does."""
-        now, hours = self._clock(), self._policy.hours
-        if closes_at(hours, now) is None:
-            until = opens_at(hours, now)
-            return _Away(pb.Away.REASON_OUTSIDE_HOURS, until, OutsideHours(
-                f"It is outside the working hours of this silo until {time_text(hours, until)}."))
-        exhausted = self._budget.exhausted_until(now)
-        if exhausted is None:
-            return None
-        return _Away(pb.Away.REASON_DAILY_BUDGET, exhausted, DailyBudget(
-            f"The daily budget of this silo is used up until {time_text(hours, exhausted)}."))
+    def _away(self) -> Away | None:
+        return away_now(self._policy.hours, self._budget, self._clock())
 
     def count(self, *, durably: bool = False) -> None:
         """Takes note of what the connection has carried; to be called now and then."""
         with contextlib.suppress(OSError):
             self._budget.carried(self._traffic.total(), self._clock(), durably=durably)
 
-    async def _work(self, task: pb.Task, away: _Away | None) -> bool:
+    async def _work(self, task: pb.Task, away: Away | None) -> bool:
         """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""
         name = f"round {task.round}/{task.round_count}"
         self._save(state=f"{name} of {printable(task.study)}", study=printable(task.study, limit=128),
