@@ -58,6 +58,8 @@ class PayloadStore:
         self._incoming.mkdir(parents=True, exist_ok=True)
         self._spares = SpareFiles(self._incoming, spare_files)
         self._open: dict[Path, PartialFile] = {}
+        self._room_bytes = 0
+        """What is sure to fit below the limit: found by listing the folder, less what was let in since."""
         self._lock = threading.Lock()
 
     def path(self, digest: str) -> Path:
@@ -225,9 +227,15 @@ class PayloadStore:
             self._check_size(size_bytes, own_bytes=own_bytes)
 
     def _check_size(self, size_bytes: int, *, own_bytes: int) -> None:
-        if self.limit_bytes and self.total_bytes() - own_bytes + size_bytes > self.limit_bytes:
-            raise DiskFull(f"A payload of {size_bytes} bytes does not fit: {self.folder} may take {self.limit_bytes}.",
-                           remedy="Raise the limit, or wait until a round is committed.")
+        if self.limit_bytes:
+            wanted = size_bytes - own_bytes
+            if wanted > self._room_bytes:
+                # A listing takes the longer the more files there are: not for each of a thousand silos.
+                self._room_bytes = self.limit_bytes - self.total_bytes()
+            if wanted > self._room_bytes:
+                raise DiskFull(f"A payload of {size_bytes} bytes does not fit: {self.folder} may take"
+                               f" {self.limit_bytes}.", remedy="Raise the limit, or wait until a round is committed.")
+            self._room_bytes -= max(0, wanted)
         # What other open transfers have still to bring is spoken for.
         promised = sum(max(0, each.size_bytes - each.held_bytes) for each in list(self._open.values()))
         if size_bytes - own_bytes > shutil.disk_usage(self.folder).free - promised:

@@ -48,6 +48,8 @@ class LedgerFile:
         this user may not write it.
         """
         self.path = path
+        self.roster_changes = 0
+        """How often this process has changed the roster; what others change shows in `data_version`."""
         with self._explaining():
             self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
             self._db.row_factory = sqlite3.Row

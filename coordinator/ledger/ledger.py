@@ -44,6 +44,9 @@ from semisilo.coordinator.ledger.states import (
 
 __all__ = ["Ledger"]
 
+_OPEN = f"state = '{TaskState.OPEN}'"
+"""Spelt out, since the indexes of open tasks are not used for a value that SQLite does not know when it plans."""
+
 
 class Ledger(LedgerFile):
     """Reads and writes `ledger.sqlite`. Every public method that writes is one transaction and survives kill -9."""
@@ -241,10 +244,22 @@ class Ledger(LedgerFile):
         return sorted((task_row(row) for row in rows), key=lambda task: task.silo.encode())
 
     def task_states(self, study: str, round: int, phase: int) -> dict[str, TaskState]:
-        """The state of each silo's task of a phase, in silo order; asked for whenever one has changed."""
+        """The state of each silo's task of a phase, in silo order."""
         rows = self.query("SELECT silo, state FROM task WHERE study = ? AND round = ? AND phase = ?", study, round,
                           phase)
         return {row["silo"]: TaskState(row["state"]) for row in sorted(rows, key=lambda row: row["silo"].encode())}
+
+    def open_tasks(self, study: str, round: int, phase: int) -> list[str]:
+        """The silos that have not answered a phase yet, in silo order."""
+        rows = self.query(f"SELECT silo FROM task WHERE study = ? AND round = ? AND phase = ? AND {_OPEN}", study,
+                          round, phase)
+        return sorted((row["silo"] for row in rows), key=str.encode)
+
+    def count_answers(self, study: str, round: int, phase: int) -> int:
+        """How many silos have answered a phase: updated, abstained or refused."""
+        return int(self.query("SELECT count(*) FROM task WHERE study = ? AND round = ? AND phase = ?"
+                              " AND state IN (?, ?, ?)", study, round, phase, TaskState.UPDATED, TaskState.ABSTAINED,
+                              TaskState.REFUSED)[0][0])
 
     def task(self, task_id: str) -> TaskRow | None:
         """One task."""
@@ -253,8 +268,9 @@ class Ledger(LedgerFile):
 
     def open_task(self, silo: str, *, study: str = "") -> TaskRow | None:
         """The task that a silo should work on now, of one study or of any."""
-        rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ? AND (study = ? OR ? = '')"
-                          " ORDER BY opened_unix LIMIT 1", silo, TaskState.OPEN, study, study)
+        of_study, values = (" AND study = ?", (silo, study)) if study else ("", (silo,))
+        rows = self.query(f"SELECT * FROM task WHERE silo = ? AND {_OPEN}{of_study} ORDER BY opened_unix LIMIT 1",
+                          *values)
         return task_row(rows[0]) if rows else None
 
     def task_given(self, task_id: str) -> bool:
@@ -290,7 +306,7 @@ class Ledger(LedgerFile):
     def cancel_tasks(self, silo: str, *, reason: str) -> int:
         """Cancels the open tasks of a silo; returns how many there were."""
         with self.transaction():
-            rows = self.query("SELECT * FROM task WHERE silo = ? AND state = ?", silo, TaskState.OPEN)
+            rows = self.query(f"SELECT * FROM task WHERE silo = ? AND {_OPEN}", silo)
             for row in rows:
                 self.close_task(task_row(row), TaskState.CANCELLED, reason=reason)
             return len(rows)
@@ -319,8 +335,7 @@ class Ledger(LedgerFile):
     def awaited_updates(self) -> list[str]:
         """Ids of what was announced for tasks that are still open: of these a part may be on disk."""
         return [row["update_id"] for row in self.query(
-            "SELECT declared_update.update_id FROM declared_update JOIN task USING (task_id) WHERE task.state = ?",
-            TaskState.OPEN)]
+            f"SELECT declared_update.update_id FROM declared_update JOIN task USING (task_id) WHERE task.{_OPEN}")]
 
     def declared_update(self, update_id: str) -> DeclaredUpdate | None:
         """One announced update."""

@@ -196,9 +196,9 @@ def _record(cls: type[T], text: str) -> T:
     return found
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=8192)
 def _parsed(cls: Hashable, text: str) -> Any:
-    """The same row is read again and again while a round runs."""
+    """The same row is read again and again while a round runs, by thousands of silos in turn."""
     return from_dict(typing.cast(type, cls), json.loads(text))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from semisilo.common.config import canonical_json
@@ -74,8 +76,19 @@ class LedgerRoster:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._statuses: dict[str, SiloStatus | None] = {}
+        self._statuses_of = (-1, -1)
         self._away_notes: dict[str, tuple[float, float]] = {}
         """Silo -> (notes about its being away that are held against it, when that was)."""
+
+    @contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that changes whether somebody is served."""
+        try:
+            with self._ledger.transaction() as db:
+                yield db
+        finally:
+            self._ledger.roster_changes += 1
 
     def add_invitation(self, *, silo: str, token_hash: bytes, expires_unix: float) -> None:
         """Records an invitation; an open one of the same silo no longer works."""
@@ -101,7 +114,7 @@ class LedgerRoster:
         Earlier certificates of the silo stop working: an invitation is how a lost or stolen key is replaced.
         Raises: InvitationUsed when another call was first.
         """
-        with self._ledger.transaction() as db:
+        with self._changing() as db:
             now = time.time()
             changed = db.execute("UPDATE invitation SET used_unix = ?, key_fingerprint = ?, certificate_der = ?"
                                  " WHERE token_hash = ? AND used_unix IS NULL",
@@ -124,12 +137,21 @@ class LedgerRoster:
             self._ledger.event("certificate_renewed", silo=silo, serial=str(serial))
 
     def _record_certificate(self, silo: str, serial: int, not_after_unix: float) -> None:
-        with self._ledger.transaction() as db:
+        with self._changing() as db:
             db.execute("INSERT INTO certificate (serial, silo, issued_unix, not_after_unix) VALUES (?, ?, ?, ?)",
                        (str(serial), silo, time.time(), not_after_unix))
 
     def silo_status(self, silo: str) -> SiloStatus | None:
         """Whether a silo is revoked and which serials are valid; None when the roster has no such silo."""
+        # Asked at every call and twice a second during each: the answer is kept until somebody changes the roster.
+        version = self._ledger.data_version(), self._ledger.roster_changes
+        if version != self._statuses_of:
+            self._statuses, self._statuses_of = {}, version
+        if silo not in self._statuses:
+            self._statuses[silo] = self._read_status(silo)
+        return self._statuses[silo]
+
+    def _read_status(self, silo: str) -> SiloStatus | None:
         rows = self._ledger.query("SELECT revoked_unix, left_unix FROM silo WHERE name = ?", silo)
         if not rows:
             return None
@@ -139,7 +161,7 @@ class LedgerRoster:
 
     def admit(self, silos: Sequence[str]) -> None:
         """Lets silos of a simulation in: names without certificates, for whom nobody may call over the network."""
-        with self._ledger.transaction() as db:
+        with self._changing() as db:
             for silo in silos:
                 added = db.execute("INSERT OR IGNORE INTO silo (name, enrolled_unix) VALUES (?, ?)",
                                    (silo, time.time())).rowcount
@@ -151,7 +173,7 @@ class LedgerRoster:
 
         Raises: UnknownSilo, with the names there are.
         """
-        with self._ledger.transaction() as db:
+        with self._changing() as db:
             withdrawn = db.execute("DELETE FROM invitation WHERE silo = ? AND used_unix IS NULL", (silo,)).rowcount
             if self.silo_status(silo) is None and withdrawn:
                 self._ledger.event("invitation_withdrawn", silo=silo)
@@ -170,7 +192,7 @@ class LedgerRoster:
 
         Returns: when it left first, Unix seconds. Raises: UnknownSilo.
         """
-        with self._ledger.transaction() as db:
+        with self._changing() as db:
             status = self.silo_status(silo)
             if status is None:
                 raise UnknownSilo(f"There is no silo '{silo}' in this federation.")

@@ -6,6 +6,7 @@ The engine itself holds no tensors: the compute process does.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
@@ -32,7 +33,7 @@ from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
-from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.sampling import Availability
@@ -42,6 +43,10 @@ from semisilo.coordinator.studies.study_file import config_from_dict
 __all__ = ["Accountant", "Engine", "EngineFolders"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
+_FEW_SILOS = 50
+_PAUSE_SECONDS_PER_SILO = 0.00025
+"""While more silos than these few are waited for, the next look at their answers waits so long for each of them: a
+thousand answers cost a few dozen looks at a thousand rows, and the last few silos end the phase at once."""
 
 
 class Accountant(Protocol):
@@ -277,10 +282,8 @@ class Engine:
             await self._operator.wait_while_paused(study.name)
             if self._operator.is_stopped(study.name):
                 return
-            states = self._ledger.task_states(study.name, row.number, row.phase)
-            waiting = [silo for silo, state in states.items() if state is TaskState.OPEN]
-            answered = sum(state in (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED)
-                           for state in states.values())
+            waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
+            answered = self._ledger.count_answers(study.name, row.number, row.phase)
             phase = self._ledger.phase(study.name, row.number, row.phase)
             now = self._clock()
             if not waiting:
@@ -306,6 +309,8 @@ class Engine:
                 told = True
             end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
             await self._runtime.wait(min(end - now, 60.0) + 0.001)
+            if len(waiting) > _FEW_SILOS:
+                await asyncio.sleep(len(waiting) * _PAUSE_SECONDS_PER_SILO)
         self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
         self._ledger.close_phase(phase)
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)

@@ -267,3 +267,27 @@ def test_verify_finds_a_damaged_and_a_missing_file(store: PayloadStore) -> None:
     store.path(DIGEST).unlink()
     with pytest.raises(StorageDamaged, match="is missing"):
         store.verify(DIGEST)
+
+
+def test_the_folder_is_not_listed_for_every_file_and_the_limit_still_holds(tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[None] = []
+    count = PayloadStore.total_bytes
+
+    def counted(self: PayloadStore) -> int:
+        listed.append(None)
+        return count(self)
+    monkeypatch.setattr(PayloadStore, "total_bytes", counted)
+    store = PayloadStore(tmp_path, limit_bytes=100_000)
+    for number in range(90):
+        with store.partial(f"{number}", size_bytes=1000):
+            pass
+    assert len(listed) == 1
+    with pytest.raises(DiskFull):
+        store.partial("large", size_bytes=100_001)
+    for number in range(10):
+        store.partial(f"more {number}", size_bytes=10_000)
+    with pytest.raises(DiskFull):
+        store.partial("one more", size_bytes=1)
+    store.drop_partial("more 3")
+    store.partial("one more", size_bytes=10_000)

@@ -29,6 +29,7 @@ from semisilo.coordinator.ledger.records import (
     PhaseRow,
     TaskRow,
 )
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from tests.coordinator.ledger_fixture import digest, open_collecting_round, study_config
 
@@ -603,3 +604,36 @@ def _as_nobody(path: Path) -> subprocess.CompletedProcess[str]:
            "try:\n    Ledger(pathlib.Path(sys.argv[1])).event('mine')\n" \
            "except SemisiloError as error:\n    print(type(error).__name__, error.line())"
     return subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300)
+
+
+def test_what_is_asked_for_each_silo_is_found_by_an_index(ledger: Ledger) -> None:
+    """With a thousand silos and a thousand rounds behind them a look at every row would take most of a round."""
+    collecting(ledger)
+    asked: list[str] = []
+    ledger._db.set_trace_callback(asked.append)
+    ledger.open_task("alpha")
+    ledger.open_task("alpha", study="s")
+    ledger.open_tasks("s", 1, 0)
+    ledger.count_answers("s", 1, 0)
+    ledger.awaited_updates()
+    LedgerRoster(ledger).silo_status("alpha")
+    LedgerRoster(ledger).silos()
+    ledger._db.set_trace_callback(None)
+    plans = {sql: [str(row["detail"]) for row in ledger.query(f"EXPLAIN QUERY PLAN {sql}")]
+             for sql in asked if sql.startswith("SELECT")}
+    assert len(plans) >= 6
+    scans = {step for steps in plans.values() for step in steps
+             if step.startswith("SCAN") and "INDEX" not in step and step != "SCAN silo"}
+    assert scans == set(), plans  # all silos are wanted when the roster is listed
+
+
+def test_a_phase_waits_for_the_silos_that_have_not_answered_and_counts_those_that_have(ledger: Ledger) -> None:
+    silos = ("zeta", "alpha", "beta", "gamma", "delta")
+    collecting(ledger, silos=silos)
+    assert ledger.open_tasks("s", 1, 0) == sorted(silos)
+    assert ledger.count_answers("s", 1, 0) == 0
+    for silo, state in (("alpha", TaskState.ABSTAINED), ("beta", TaskState.REFUSED), ("gamma", TaskState.EXPIRED),
+                        ("delta", TaskState.CANCELLED)):
+        ledger.close_task(task_of(ledger, silo), state)
+    assert ledger.open_tasks("s", 1, 0) == ["zeta"]
+    assert ledger.count_answers("s", 1, 0) == 2

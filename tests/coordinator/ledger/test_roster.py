@@ -218,3 +218,28 @@ def test_simulated_silos_are_let_in_once_and_have_no_certificate(roster: LedgerR
     assert found is not None
     assert found.valid_serials == frozenset()
     assert len(ledger.query("SELECT 1 FROM event WHERE kind = 'silo_simulated'")) == 2
+
+
+def test_whoever_changes_the_roster_what_is_asked_next_is_the_new_state(tmp_path: Path, authority: Authority,
+                                                                        roster: LedgerRoster) -> None:
+    """The status of a silo is kept between two questions: not over a change by this process or by another one."""
+    serial = serial_of(enroll(authority, invite(authority)))
+    others = LedgerRoster(Ledger(tmp_path / "ledger.sqlite"))  # a command of the operator
+    before = roster.silo_status("alpha")
+    assert before == SiloStatus(revoked=False, valid_serials=frozenset({serial}))
+    assert roster.silo_status("alpha") is before
+    assert roster.silo_status("beta") is None
+    others.revoke("alpha")
+    assert roster.silo_status("alpha") == SiloStatus(revoked=True, valid_serials=frozenset())
+    newer = serial_of(enroll(authority, invite(authority)))
+    assert roster.silo_status("alpha") == SiloStatus(revoked=False, valid_serials=frozenset({newer}))
+    roster.add_certificate(silo="alpha", serial=7, not_after_unix=NOW)
+    assert roster.silo_status("alpha") == SiloStatus(revoked=False, valid_serials=frozenset({newer, 7}))
+    others.admit(["beta"])
+    assert roster.silo_status("beta") is not None
+    roster.leave("alpha")
+    left = roster.silo_status("alpha")
+    assert left is not None
+    assert left.left_unix is not None
+    roster.revoke("beta")
+    assert roster.silo_status("beta") == SiloStatus(revoked=True, valid_serials=frozenset())
