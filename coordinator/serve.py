@@ -41,6 +41,7 @@ from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc.enrollment_service import EnrollmentPort, RenewalService
 from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
+from semisilo.coordinator.rpc.open_files import allow_open_files
 from semisilo.coordinator.rpc.round_service import RoundServicer
 from semisilo.coordinator.studies.queue import queue_new_studies
 from semisilo.coordinator.tracking.companion import keep_tracking
@@ -119,6 +120,7 @@ class _Server:
 
     async def run(self, *, exit_when_finished: bool) -> int:
         refused = self._queue_studies()
+        allow_open_files(len(self._roster.members()))
         address = self._federation.config.address
         certificate = CoordinatorCertificate(self._federation.authority, now=time.time())
         authority = authority_of(self._federation, self._roster)
