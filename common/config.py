@@ -28,7 +28,7 @@ __all__ = ["Tables", "canonical_json", "from_dict", "load_toml", "parse_duration
 
 T = TypeVar("T")
 
-Tables = dict[str, Any]
+Tables = dict[str, Any]  # Any: whatever a person has written, before it is checked
 """A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
 them."""
 
@@ -107,7 +107,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
             hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
             raise BadConfiguration(f"{_at(where)}unknown key {_short(repr(str(key)))}.", remedy=hint)
     hints = _hints(typing.cast(Hashable, cls))
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {}  # Any: arguments of a class that is known when this runs
     for name, field in fields.items():
         if name in data:
             values[name] = _convert(hints[name], data[name], f"{where} {name}".strip())
@@ -120,7 +120,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
 
 
 @functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _hints(cls: Hashable) -> Mapping[str, object]:
     """The types of a dataclass's fields; finding them out takes longer than everything else here."""
     return typing.get_type_hints(cls)
 

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import TaskClosed, UnknownName
@@ -50,7 +49,7 @@ class Ledger(LedgerFile):
 
     # Studies ----------------------------------------------------------------------------------------------------------
 
-    def queue_study(self, name: str, config: Mapping[str, Any]) -> None:
+    def queue_study(self, name: str, config: Mapping[str, object]) -> None:
         """Adds a checked study at the end of the queue."""
         with self.transaction() as db:
             position = db.execute("SELECT coalesce(max(position), 0) + 1 FROM study").fetchone()[0]
@@ -58,7 +57,7 @@ class Ledger(LedgerFile):
                        (name, position, StudyState.QUEUED, canonical_json(config), time.time()))
             self.event("study_queued", study=name, config=config)
 
-    def requeue_study(self, name: str, config: Mapping[str, Any]) -> None:
+    def requeue_study(self, name: str, config: Mapping[str, object]) -> None:
         """Gives a study that failed or was stopped another try, from where it stood.
 
         Before its first commit that is the very beginning: what other settings have measured no longer counts.
