@@ -212,7 +212,7 @@ class CardCost:
 
     @property
     def dense_up(self) -> int:
-        """What the updates would have cost as dense models."""
+        """What the accepted updates would have cost as dense models."""
         return self.dense_model * self.uploads
 
 

@@ -6,7 +6,7 @@ the payload rows of `semisilo.coordinator.ledger.costs`, whose bytes these rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from semisilo.common.errors import BadPayload
@@ -16,7 +16,8 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["DownloadEncodings", "EncodingUse", "add_encoded", "encodings_by_round", "encodings_of", "held_groups"]
+__all__ = ["DownloadEncodings", "EncodingUse", "add_encoded", "encoding_totals", "encodings_by_round",
+           "encodings_of", "held_groups"]
 
 _REMEMBERED_FILES = 64
 _LAST = {FRAMING: 2, UNKNOWN: 1}
@@ -37,6 +38,11 @@ class EncodingUse:
     saved_bytes: int
     """Dense bytes less bytes; below 0 where the encoding cost something, as framing does."""
 
+    @property
+    def share_of_dense(self) -> float | None:
+        """Bytes over dense bytes; None where there is nothing dense, as of framing."""
+        return self.bytes / self.dense_bytes if self.dense_bytes else None
+
 
 def add_encoded(ledger: Ledger, rows: Iterable[Encoded], *, study: str, round: int, direction: Direction) -> None:
     """Adds what was carried to the sums of a round."""
@@ -55,6 +61,18 @@ def encodings_of(ledger: Ledger, study: str) -> list[EncodingUse]:
     uses = [EncodingUse(encoding=row["encoding"], direction=row["direction"], blocks=row["blocks"], bytes=row["bytes"],
                         dense_bytes=row["dense"], saved_bytes=row["dense"] - row["bytes"]) for row in rows]
     return sorted(uses, key=lambda use: (use.direction, _LAST.get(use.encoding, 0), -use.saved_bytes, use.encoding))
+
+
+def encoding_totals(uses: Sequence[EncodingUse]) -> tuple[EncodingUse, ...]:
+    """All encodings together, for each direction: down, then up. Their `encoding` is "all"."""
+    directions: tuple[Direction, ...] = ("down", "up")
+    return tuple(_total([use for use in uses if use.direction == direction], direction) for direction in directions)
+
+
+def _total(uses: Sequence[EncodingUse], direction: Direction) -> EncodingUse:
+    return EncodingUse(encoding="all", direction=direction, blocks=sum(use.blocks for use in uses),
+                       bytes=sum(use.bytes for use in uses), dense_bytes=sum(use.dense_bytes for use in uses),
+                       saved_bytes=sum(use.saved_bytes for use in uses))
 
 
 def encodings_by_round(ledger: Ledger, study: str) -> dict[int, list[EncodingUse]]:
