@@ -16,8 +16,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["DownloadEncodings", "EncodingUse", "add_encoded", "encoding_totals", "encodings_by_round",
-           "encodings_of", "held_groups"]
+__all__ = ["DownloadEncodings", "EncodingUse", "add_encoded", "encoding_totals", "encodings_of", "held_groups"]
 
 _REMEMBERED_FILES = 64
 _LAST = {FRAMING: 2, UNKNOWN: 1}
@@ -73,16 +72,6 @@ def _total(uses: Sequence[EncodingUse], direction: Direction) -> EncodingUse:
     return EncodingUse(encoding="all", direction=direction, blocks=sum(use.blocks for use in uses),
                        bytes=sum(use.bytes for use in uses), dense_bytes=sum(use.dense_bytes for use in uses),
                        saved_bytes=sum(use.saved_bytes for use in uses))
-
-
-def encodings_by_round(ledger: Ledger, study: str) -> dict[int, list[EncodingUse]]:
-    """The same for each round that has any."""
-    result: dict[int, list[EncodingUse]] = {}
-    for row in ledger.query("SELECT * FROM encoded WHERE study = ? ORDER BY round, direction, encoding", study):
-        result.setdefault(row["round"], []).append(EncodingUse(
-            encoding=row["encoding"], direction=row["direction"], blocks=row["blocks"], bytes=row["bytes"],
-            dense_bytes=row["dense_bytes"], saved_bytes=row["dense_bytes"] - row["bytes"]))
-    return result
 
 
 def held_groups(payloads: Iterable[PayloadRef]) -> list[Encoded]:
