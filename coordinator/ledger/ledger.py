@@ -180,7 +180,7 @@ class Ledger(LedgerFile):
                         metrics: Mapping[str, float] | None = None, phase: int | None = None,
                         reason: str = "") -> None:
         """Moves a round on, with what the step has produced, in one transaction."""
-        with self.transaction() as db:
+        with self.part() as db:
             before = self.round(study, number).state
             check_transition(ROUND_TRANSITIONS, before, state)
             db.execute("UPDATE round SET state = ?, reason = ? WHERE study = ? AND number = ?",
@@ -276,7 +276,7 @@ class Ledger(LedgerFile):
         Raises: TaskClosed when another process, such as `coordinator revoke`, has ended it since it was read.
         """
         check_transition(TASK_TRANSITIONS, task.state, state)
-        with self.transaction() as db:
+        with self.part() as db:
             changed = db.execute("UPDATE task SET state = ?, closed_unix = ?, update_id = ?, reason = ?,"
                                  " metrics_json = ? WHERE task_id = ? AND state = ?",
                                  (state, time.time(), update_id, reason, canonical_json(dict(metrics or {})),
@@ -345,7 +345,7 @@ class Ledger(LedgerFile):
 
     def folded(self, study: str, round: int, kept: Mapping[str, str | None]) -> None:
         """Notes whose updates a phase has folded and what is kept for them; it counts once the round is committed."""
-        with self.transaction() as db:
+        with self.part() as db:
             for silo, digest in kept.items():
                 db.execute("INSERT INTO silo_state (study, silo, pending_round, pending_kept_digest)"
                            " VALUES (?, ?, ?, ?) ON CONFLICT (study, silo) DO UPDATE SET"

@@ -141,6 +141,31 @@ def test_what_must_last_is_on_disk_when_its_transaction_ends(tmp_path: Path) -> 
     simulated.close()
 
 
+def test_what_must_last_cannot_be_part_of_what_need_not(tmp_path: Path) -> None:
+    """It would be promised to be on disk, and nothing would have waited for the disk."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+
+    def both() -> None:
+        with ledger.transaction(lasting=False):
+            ledger.event("first")
+            with ledger.transaction():
+                ledger.event("second")
+
+    with pytest.raises(RuntimeError, match="cannot be part of one that is not lasting"):
+        both()
+    assert ledger.last_event() is None, "neither was written"
+    with ledger.transaction(lasting=False), ledger.part() as db:
+        assert db.execute("PRAGMA synchronous").fetchone()[0] == 1, "as lasting as what is around it"
+    with ledger.part() as db:
+        assert db.execute("PRAGMA synchronous").fetchone()[0] == 2, "alone it lasts"
+    ledger.close()
+    simulated = Ledger(tmp_path / "simulated.sqlite", waits=False)
+    with simulated.transaction(lasting=False), simulated.transaction():
+        simulated.event("here nothing waits")
+    assert simulated.check_events() == 1
+    simulated.close()
+
+
 def test_answers_and_ends_of_rounds_last_and_announcements_need_not(tmp_path: Path) -> None:
     """What a silo was told to be accepted, and what a round became, must be there after a power cut. What was lost of
     the others is done again."""
