@@ -3,8 +3,6 @@
 A key that is unknown or misspelt is refused by name with the nearest valid key; a value of the wrong type is refused
 with the place where it stands. The same function checks files that a person wrote and settings that came over the
 network.
-
-Tests: tests/common/methods/test_objectives.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 dataclass with its fields in this order; the pages are drawn from it.
 
 What was not measured is said so; nothing is made up in its place.
-
-Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The file of the ledger: opening, migrations, transactions that survive kill -9, and the hash-chained events.
-
-Tests: tests/coordinator/ledger/test_ledger.py.
-"""
+"""The file of the ledger: opening, migrations, transactions that survive kill -9, and the hash-chained events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What rounds and studies cost in bytes, added up in one way for every reader.
-
-Tests: tests/coordinator/monitoring/test_summary.py.
-"""
+"""What rounds and studies cost in bytes, added up in one way for every reader."""
 
 from __future__ import annotations
 
