@@ -3,8 +3,6 @@
 A key that is unknown or misspelt is refused by name with the nearest valid key; a value of the wrong type is refused
 with the place where it stands. The same function checks files that a person wrote and settings that came over the
 network.
-
-Tests: tests/common/methods/test_objectives.py.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ __all__ = ["Tables", "canonical_json", "from_dict", "load_toml", "parse_duration
 
 T = TypeVar("T")
 
-Tables = dict[str, Any]
+Tables = dict[str, Any]  # Any: whatever a person has written, before it is checked
 """A table of TOML or JSON as somebody has written it, and tables in it: of any type, until `from_dict` has checked
 them."""
 
@@ -107,7 +105,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
             hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(fields))}."
             raise BadConfiguration(f"{_at(where)}unknown key {_short(repr(str(key)))}.", remedy=hint)
     hints = _hints(typing.cast(Hashable, cls))
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {}  # Any: arguments of a class that is known when this runs
     for name, field in fields.items():
         if name in data:
             values[name] = _convert(hints[name], data[name], f"{where} {name}".strip())
@@ -120,7 +118,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
 
 
 @functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _hints(cls: Hashable) -> Mapping[str, object]:
     """The types of a dataclass's fields; finding them out takes longer than everything else here."""
     return typing.get_type_hints(cls)
 

@@ -2,8 +2,6 @@
 
 The text says what is wrong and where; the remedy says how to mend it. Both fit on one line. A stranger on the network
 sees only the code and the public text; details go to the log.
-
-Tests: tests/common/rpc/test_convert.py.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_encodings_add_up_to_payload_bytes_although_downloads_are_cut_and_gone_o
 
 def test_metrics_of_both_sides_and_tensorboard_while_a_study_runs(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from semisilo.coordinator.tracking.tensorboard_files import steps_in
+    from tests.coordinator.tracking.test_tensorboard import steps_in
 
     site = free_ports()
     with federation(tmp_path, study=SMALL, page=True) as processes:

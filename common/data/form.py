@@ -1,7 +1,4 @@
-"""How images become tensors, and how training images are varied: what a study freezes and every task carries.
-
-Tests: tests/common/data/test_readers.py.
-"""
+"""How images become tensors, and how training images are varied: what a study freezes and every task carries."""
 
 from __future__ import annotations
 

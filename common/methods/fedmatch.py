@@ -11,6 +11,7 @@ many rounds: studies of few rounds, or few images, want ten to a hundred times m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -146,7 +147,7 @@ class FedMatchSettings:
             positive("lambda_l1", self.lambda_l1)  # otherwise the proximal step does nothing
 
 
-def preset_values(preset: FedMatchPreset, scenario: Scenario) -> dict[str, Any]:
+def preset_values(preset: FedMatchPreset, scenario: Scenario) -> Mapping[str, object]:
     """The settings that a preset fills in where a study leaves them out; section 8 of the published table.
 
     Thresholds of the transfer are the official code's in every preset: v1 has none.

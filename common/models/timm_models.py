@@ -43,9 +43,7 @@ def build_timm_model(name: str, *, num_classes: int, channels: int, size: int) -
     timm = _timm()
     plain = name.removeprefix(PREFIX)
     known = timm.models.get_pretrained_cfg(plain, allow_unregistered=True)
-    options: dict[str, Any] = {}
-    if known is not None and known.fixed_input_size:
-        options["img_size"] = size
+    options = {"img_size": size} if known is not None and known.fixed_input_size else {}
     model: nn.Module = timm.create_model(plain, pretrained=False, num_classes=num_classes, in_chans=channels, **options)
     return model
 

@@ -6,7 +6,6 @@ Tests: tests/common/models/test_models.py.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ def build_torchvision_model(name: str, *, num_classes: int, channels: int, size:
     """
     from torchvision import models
 
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if name.startswith("vit_"):
         options["image_size"] = size
     if name.startswith("maxvit"):

@@ -2,8 +2,6 @@
 
 `semisilo.common.process.compute` starts this module by `python -P -m` with the words `package.module:Class DESCRIPTOR
 PARENT`, and documents the conversation. Nothing heavy is imported here: that is up to the Operations class.
-
-Tests: tests/common/process/test_compute.py.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ def invite(silo: Annotated[str, typer.Argument(metavar="SILO", help="Name of the
 
     federation = open_federation(folder)
     address = federation.config.address
-    made = operate.invite(federation, Ledger(federation.ledger), silo, life=life, origin="command")
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        made = operate.invite(federation, ledger, silo, life=life, origin="command")
     tell(as_json, {"silo": silo, "line": made.line, "address": address.public,
                    "enrollment_address": address.enrollment_address, "expires_unix": made.expires_unix}, made.line)
     if sys.stdout.isatty() and not as_json:
@@ -137,7 +138,8 @@ def revoke(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False)
     from semisilo.coordinator.federation.folder import open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
 
-    operate.revoke(Ledger(open_federation(folder).ledger), silo, origin="command")
+    with contextlib.closing(Ledger(open_federation(folder).ledger)) as ledger:
+        operate.revoke(ledger, silo, origin="command")
     tell(as_json, {"silo": silo, "state": "revoked"}, f"Silo {silo} is revoked.")
 
 
@@ -163,7 +165,8 @@ def queue(study: StudyFileName, folder: Folder = Path(), as_json: JsonOption = F
     from semisilo.coordinator.studies.queue import queue_study
 
     federation = open_federation(folder)
-    config = queue_study(federation, Ledger(federation.ledger), study)
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        config = queue_study(federation, ledger, study)
     facts = {"study": study, "state": "queued", "method": config.method.name, "rounds": config.study.rounds}
     tell(as_json, facts, f"Study {study} is queued: {config.method.name}, {config.study.rounds} rounds.")
 
@@ -240,15 +243,15 @@ def report(study: StudyName = "",
     from semisilo.coordinator.report.report import write_report
 
     federation = open_federation(folder)
-    ledger = Ledger(federation.ledger)
-    name = study
-    if not name:
-        known = ledger.studies()
-        if not known:
-            raise UsageError("There is no study to report on.",
-                             remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
-        name = known[-1].name
-    page = write_report(federation, ledger, name, out or federation.studies / ledger.study(name).name / "report")
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        name = study
+        if not name:
+            known = ledger.studies()
+            if not known:
+                raise UsageError("There is no study to report on.",
+                                 remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
+            name = known[-1].name
+        page = write_report(federation, ledger, name, out or federation.studies / ledger.study(name).name / "report")
     tell(as_json, {"study": name, "page": str(page)}, f"Report: {page}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,8 @@ def pause(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOp
     """
     from semisilo.coordinator.federation import operate
 
-    row = operate.pause(_ledger(folder), study, origin="command")
+    with _ledger(folder) as ledger:
+        row = operate.pause(ledger, study, origin="command")
     _tell(as_json, {"study": row.name, "state": str(row.state)},
           f"Study {row.name} is paused. Go on with: coordinator resume {row.name}")
 
@@ -42,7 +44,8 @@ def resume(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonO
     """Go on with a paused study; its deadline moves on by the length of the pause. Example: coordinator resume"""
     from semisilo.coordinator.federation import operate
 
-    row = operate.resume(_ledger(folder), study, origin="command")
+    with _ledger(folder) as ledger:
+        row = operate.resume(ledger, study, origin="command")
     _tell(as_json, {"study": row.name, "state": str(row.state)}, f"Study {row.name} goes on: {row.state}.")
 
 
@@ -58,21 +61,21 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
     from semisilo.common.errors import UsageError
     from semisilo.coordinator.federation import operate
 
-    ledger = _ledger(folder)
-    row = operate.running_study(ledger, study)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("coordinator stop asks before it ends a study, and nobody can answer here.",
-                             remedy="Add --yes.")
-        try:
-            sure = typer.confirm(f"Stop study {row.name} ({row.state})? The open round is given up.", err=True)
-        except typer.Abort:  # Ctrl-C or Ctrl-D
-            typer.echo("\nNot stopped.", err=True)
-            raise
-        if not sure:
-            typer.echo("Not stopped.", err=True)
-            raise typer.Exit(1)
-    row = operate.stop(ledger, row.name, origin="command")
+    with _ledger(folder) as ledger:
+        row = operate.running_study(ledger, study)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError("coordinator stop asks before it ends a study, and nobody can answer here.",
+                                 remedy="Add --yes.")
+            try:
+                sure = typer.confirm(f"Stop study {row.name} ({row.state})? The open round is given up.", err=True)
+            except typer.Abort:  # Ctrl-C or Ctrl-D
+                typer.echo("\nNot stopped.", err=True)
+                raise
+            if not sure:
+                typer.echo("Not stopped.", err=True)
+                raise typer.Exit(1)
+        row = operate.stop(ledger, row.name, origin="command")
     _tell(as_json, {"study": row.name, "state": str(row.state)},
           f"Study {row.name} is stopped. The model of its last committed round: "
           f"{folder.resolve() / 'studies' / row.name / 'model.safetensors'} (coordinator serve writes it)")
@@ -91,7 +94,8 @@ def extend(duration: Annotated[str, typer.Argument(metavar="DURATION", help='How
     from semisilo.common.text.describe import describe_seconds
     from semisilo.coordinator.federation import operate
 
-    phase = operate.extend(_ledger(folder), parse_duration(duration, where="DURATION"), study, origin="command")
+    with _ledger(folder) as ledger:
+        phase = operate.extend(ledger, parse_duration(duration, where="DURATION"), study, origin="command")
     _tell(as_json, {"study": phase.study, "round": phase.round, "phase": phase.name,
                     "deadline_unix": phase.deadline_unix, "limit_unix": phase.limit_unix},
           f"Round {phase.round} of {phase.study}: phase {phase.name} ends in "
@@ -127,11 +131,11 @@ def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this s
         say_where(folder, as_json=as_json)
 
 
-def _ledger(folder: Path) -> Ledger:
+def _ledger(folder: Path) -> contextlib.closing[Ledger]:
     from semisilo.coordinator.federation.folder import open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
 
-    return Ledger(open_federation(folder).ledger)
+    return contextlib.closing(Ledger(open_federation(folder).ledger))
 
 
 def _tell(as_json: bool, facts: Mapping[str, str | int | float], text: str) -> None:

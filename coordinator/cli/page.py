@@ -57,9 +57,8 @@ def show(folder: Path, study: str, *, listen: str, as_json: bool) -> None:
     Raises: UsageError, UnknownName, PortInUse.
     """
     source, federation = _source(folder)
-    ledger = Ledger(source.ledger)
-    name = ledger.study(study).name
-    ledger.close()
+    with contextlib.closing(Ledger(source.ledger)) as ledger:
+        name = ledger.study(study).name
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(source, federation, name, PageSettings(listen=listen), as_json=as_json))
 

@@ -1,8 +1,7 @@
-"""The facts of a model card as plain JSON types: what the model is, its worth, its cost, where it comes from.
+"""The facts of a model card: what the model is, its worth, its cost, where it comes from. `model_card.json` is this
+dataclass with its fields in this order; the pages are drawn from it.
 
 What was not measured is said so; nothing is made up in its place.
-
-Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations
@@ -11,18 +10,21 @@ import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import PureWindowsPath
-from typing import Any
 
 import numpy as np
 import torch
 
 from semisilo.common import __version__
-from semisilo.common.config import to_dict
+from semisilo.common.config import Tables
+from semisilo.common.data.form import ImageForm
 from semisilo.common.methods import MethodSpec
+from semisilo.common.methods.contract import NumericsRecord
 from semisilo.common.models.exported import ModelFacts
 from semisilo.coordinator.export.calibration import BINS
 from semisilo.coordinator.export.choose_model import STUDY_TEST, ChosenModel
+from semisilo.coordinator.export.intervals import LEVEL, Interval
 from semisilo.coordinator.export.measures import Measures
 from semisilo.coordinator.export.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
 from semisilo.coordinator.ledger.roster import SiloRow
@@ -31,8 +33,10 @@ from semisilo.coordinator.monitoring.participants import participants_of
 from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.monitoring.traffic import traffic_of
 
-__all__ = ["CARD_FORMAT", "INTENDED_USE", "cost_facts", "limits_of", "measure_facts", "onnx_facts", "settings_shown",
-           "silo_facts", "software_versions", "study_facts"]
+__all__ = ["CARD_FORMAT", "INTENDED_USE", "CardCost", "CardData", "CardFile", "CardMethod", "CardModel", "CardNetwork",
+           "CardOnnx", "CardSilo", "CardSilos", "CardTest", "CoordinatorImages", "EventChain", "LabelsAlone",
+           "ModelCard", "Provenance", "Software", "card_cost", "card_model", "card_onnx", "card_silos", "card_test",
+           "limits_of", "settings_shown", "software_here"]
 
 CARD_FORMAT = 1
 INTENDED_USE = (
@@ -43,7 +47,262 @@ INTENDED_USE = (
     "It answers every picture with one of its classes, also a picture that belongs to none of them.")
 
 
-def settings_shown(config: Mapping[str, Any]) -> dict[str, Any]:
+# What a card says -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardMethod:
+    """The method of the study."""
+
+    name: str
+    source: str
+    """Where it was published."""
+    scenario: str
+    """Where the labels are; empty for a method that knows one place only."""
+    discloses: str
+    """What its updates tell of a silo's images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardNetwork:
+    """The network, and what it began from."""
+
+    name: str
+    normalisation: str
+    parameters: int
+    """That were trained."""
+    frozen: int
+    """Parameters that stayed as they were."""
+    weights_sha256: str
+    """Of the file of weights that it started from; empty: from random ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardModel:
+    """Which model of which study this is."""
+
+    study: str
+    study_state: str
+    round: int
+    chosen: str
+    """How: "last", "best" or the number."""
+    planned_rounds: int
+    method: CardMethod
+    network: CardNetwork
+    classes: tuple[str, ...]
+    """In label order."""
+    image: ImageForm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorImages:
+    """How many images the coordinator has, and how many of its files are none."""
+
+    labelled: int
+    validation: int
+    test: int
+    unreadable_files: int | None
+    """Of those left out; None where that was not counted."""
+    left_out_files: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardSilo:
+    """One silo: the images that it has announced, and how often it answered how."""
+
+    silo: str
+    labelled: int | None
+    """None: not announced."""
+    unlabelled: int | None
+    updates: int
+    abstentions: int
+    refusals: int
+    late: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardSilos:
+    """The silos that were asked, and their sums."""
+
+    count: int
+    names_left_out: bool
+    silos: tuple[CardSilo, ...]
+    labelled: int
+    unlabelled: int
+
+    @property
+    def updates(self) -> int:
+        """Of all silos."""
+        return sum(each.updates for each in self.silos)
+
+    @property
+    def abstentions(self) -> int:
+        """Of all silos."""
+        return sum(each.abstentions for each in self.silos)
+
+    @property
+    def refusals(self) -> int:
+        """Of all silos."""
+        return sum(each.refusals for each in self.silos)
+
+    @property
+    def late(self) -> int:
+        """Of all silos."""
+        return sum(each.late for each in self.silos)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardData:
+    """The images of both sides."""
+
+    coordinator: CoordinatorImages
+    silos: CardSilos
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardTest(Measures):
+    """The numbers of `measure`, with what they are."""
+
+    source: str
+    """Which images, in words; `STUDY_TEST` for the study's own."""
+    sha256_images: str
+    confidence_level: float
+    """Of every interval."""
+    definitions: Mapping[str, str]
+    """Number -> how it is computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelsAlone:
+    """The same network, trained on the coordinator's labels alone."""
+
+    accuracy: float
+    num_labelled: int
+    epochs: int
+    accuracy_interval: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardCost:
+    """Bytes from the beginning to the end of a round. What a simulation does not measure is None."""
+
+    up_to_round: int
+    payload_down: int
+    payload_up: int
+    message_down: int | None
+    message_up: int | None
+    wire_down: int | None
+    wire_up: int | None
+    wire_estimated: bool
+    dense_model: int
+    """Bytes of one dense model."""
+    dense_total: int
+    downloads: int
+    uploads: int
+    updates_accepted: int
+    payload_share_of_dense: float | None
+    wire_share_of_dense: float | None
+
+    @property
+    def dense_down(self) -> int:
+        """What the downloads would have cost as dense models."""
+        return self.dense_model * self.downloads
+
+    @property
+    def dense_up(self) -> int:
+        """What the accepted updates would have cost as dense models."""
+        return self.dense_model * self.uploads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardOnnx(OnnxCheck):
+    """How the ONNX graph was checked."""
+
+    absolute_tolerance: float
+    relative_tolerance: float
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardFile:
+    """One file of the hand-over."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventChain:
+    """The ledger's chain of events when the card was written."""
+
+    head: str
+    events: int
+    intact: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Software:
+    """Versions of what computed the numbers of the card, and when."""
+
+    semisilo: str
+    python: str
+    torch: str
+    numpy: str
+    written: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """By what the model and the card can be traced. Digests are SHA-256, hex."""
+
+    state_sha256: str
+    settings_sha256: str
+    study_file_sha256: str | None
+    """None where the file is gone."""
+    event_chain: EventChain
+    numerics_of_training: Mapping[str, object] | None
+    """Sorted by name."""
+    numerics_of_this_card: NumericsRecord
+    software: Software
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """Everything that a card says."""
+
+    format: int
+    intended_use: tuple[str, ...]
+    model: CardModel
+    data: CardData
+    test: CardTest | None
+    """None without test images."""
+    recorded_accuracy: float | None
+    """What the ledger has for this round on the same images."""
+    labelled_only: LabelsAlone | None
+    """None where that was not trained."""
+    cost: CardCost
+    onnx: CardOnnx | None
+    """None where no graph was written."""
+    files: Mapping[str, CardFile]
+    """By name."""
+    provenance: Provenance
+    settings: Mapping[str, Mapping[str, object]]
+    limits: tuple[str, ...] = ()
+    """`limits_of` the rest."""
+
+    @property
+    def shows_gain(self) -> bool:
+        """Whether the accuracy may be compared with that of the labels alone: on the same images, with silos that had
+        part in it."""
+        return (self.test is not None and self.labelled_only is not None and self.test.source == STUDY_TEST
+                and self.cost.updates_accepted > 0)
+
+
+# From the study -------------------------------------------------------------------------------------------------------
+
+
+def settings_shown(config: Tables) -> dict[str, dict[str, object]]:
     """All settings of a study; of an absolute path only its last part: the rest is the coordinator's affair."""
     tables = {name: dict(table) for name, table in config.items()}
     for table, keys in _PATHS.items():
@@ -57,25 +316,22 @@ def settings_shown(config: Mapping[str, Any]) -> dict[str, Any]:
 _PATHS = {"data": ("labelled", "validation", "test"), "model": ("weights",)}
 
 
-def study_facts(chosen: ChosenModel, facts: ModelFacts, spec: MethodSpec) -> dict[str, Any]:
+def card_model(chosen: ChosenModel, facts: ModelFacts, spec: MethodSpec) -> CardModel:
     """Which model of which study this is."""
-    frozen = chosen.study.frozen
-    return {"study": facts.study, "study_state": str(chosen.study.state), "round": chosen.round.number,
-            "chosen": chosen.rule, "planned_rounds": chosen.study.config["study"]["rounds"],
-            "method": {"name": spec.name, "source": spec.source, "scenario": _scenario(chosen.study.config),
-                       "discloses": spec.discloses},
-            "network": {"name": facts.model.name, "normalisation": facts.model.normalisation_layers,
-                        "parameters": None if frozen is None else frozen.num_parameters,
-                        "frozen": 0 if frozen is None else frozen.num_frozen,
-                        "weights_sha256": "" if frozen is None else frozen.weights_digest},
-            "classes": list(facts.model.classes), "image": to_dict(facts.image)}
+    row, frozen = chosen.study, chosen.study.frozen
+    assert frozen is not None, "a model is chosen of a study whose images were read"
+    return CardModel(
+        study=facts.study, study_state=str(row.state), round=chosen.round.number, chosen=chosen.rule,
+        planned_rounds=row.config["study"]["rounds"],
+        method=CardMethod(name=spec.name, source=spec.source, discloses=spec.discloses,
+                          scenario=str(row.config.get("method", {}).get("settings", {}).get("scenario", ""))),
+        network=CardNetwork(name=facts.model.name, normalisation=facts.model.normalisation_layers,
+                            parameters=frozen.num_parameters, frozen=frozen.num_frozen,
+                            weights_sha256=frozen.weights_digest),
+        classes=facts.model.classes, image=facts.image)
 
 
-def _scenario(config: Mapping[str, Any]) -> str:
-    return str(config.get("method", {}).get("settings", {}).get("scenario", ""))
-
-
-def silo_facts(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, names: bool) -> dict[str, Any]:
+def card_silos(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, names: bool) -> CardSilos:
     """What the silos that were asked have announced and answered, up to a round.
 
     Args:
@@ -84,107 +340,106 @@ def silo_facts(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, n
     answers = {silo: part.outcomes for silo, part in participants_of(summary, up_to=up_to).items() if part.outcomes}
     known = {row.name: row for row in silos}
     rows = []
-    for number, silo in enumerate(answers, 1):
+    for number, (silo, outcomes) in enumerate(answers.items(), 1):
         row = known.get(silo)
-        rows.append({"silo": silo if names else f"silo {number}",
-                     "labelled": None if row is None else row.labelled_count,
-                     "unlabelled": None if row is None else row.unlabelled_count,
-                     "updates": answers[silo][TaskState.UPDATED], "abstentions": answers[silo][TaskState.ABSTAINED],
-                     "refusals": answers[silo][TaskState.REFUSED], "late": answers[silo][TaskState.EXPIRED]})
-    return {"count": len(rows), "names_left_out": not names, "silos": rows,
-            "labelled": sum(row["labelled"] or 0 for row in rows),
-            "unlabelled": sum(row["unlabelled"] or 0 for row in rows)}
+        rows.append(CardSilo(silo=silo if names else f"silo {number}",
+                             labelled=None if row is None else row.labelled_count,
+                             unlabelled=None if row is None else row.unlabelled_count,
+                             updates=outcomes[TaskState.UPDATED], abstentions=outcomes[TaskState.ABSTAINED],
+                             refusals=outcomes[TaskState.REFUSED], late=outcomes[TaskState.EXPIRED]))
+    return CardSilos(count=len(rows), names_left_out=not names, silos=tuple(rows),
+                     labelled=sum(row.labelled or 0 for row in rows),
+                     unlabelled=sum(row.unlabelled or 0 for row in rows))
 
 
-def measure_facts(measures: Measures, *, source: str, digest: str) -> dict[str, Any]:
+def card_test(measures: Measures, *, source: str, digest: str) -> CardTest:
     """The numbers of `measure`, with what they are."""
-    return {**to_dict(measures), "source": source, "sha256_images": digest, "confidence_level": 0.95,
-            "definitions": {
-                "accuracy_interval": "Wilson's score interval of right / images",
-                "balanced_accuracy": "mean recall of the classes that occur",
-                "balanced_accuracy_interval": "percentile bootstrap, 2000 resamples within each class, named seed"
-                                              " balanced_accuracy_bootstrap of the study",
-                "recall_interval": "Wilson", "precision_interval": "Wilson",
-                "auroc": "one class against the rest, of the class's probability; macro: mean over classes",
-                "expected_error": f"expected calibration error: sum over {BINS} equal bins of the confidence of"
-                                  " (images in the bin / images) x |accuracy - mean confidence|",
-                "brier": "mean over images of the sum over classes of (probability - truth)^2, from 0 to 2",
-                "negative_log_likelihood": "mean of -ln(probability of the true class)"}}
+    numbers = {each.name: getattr(measures, each.name) for each in fields(measures)}
+    return CardTest(**numbers, source=source, sha256_images=digest, confidence_level=LEVEL, definitions={
+        "accuracy_interval": "Wilson's score interval of right / images",
+        "balanced_accuracy": "mean recall of the classes that occur",
+        "balanced_accuracy_interval": "percentile bootstrap, 2000 resamples within each class, named seed"
+                                      " balanced_accuracy_bootstrap of the study",
+        "recall_interval": "Wilson", "precision_interval": "Wilson",
+        "auroc": "one class against the rest, of the class's probability; macro: mean over classes",
+        "expected_error": f"expected calibration error: sum over {BINS} equal bins of the confidence of"
+                          " (images in the bin / images) x |accuracy - mean confidence|",
+        "brier": "mean over images of the sum over classes of (probability - truth)^2, from 0 to 2",
+        "negative_log_likelihood": "mean of -ln(probability of the true class)"})
 
 
-def onnx_facts(check: OnnxCheck) -> dict[str, Any]:
+def card_onnx(check: OnnxCheck) -> CardOnnx:
     """How the ONNX graph was checked."""
-    return {**to_dict(check), "absolute_tolerance": ABSOLUTE_TOLERANCE, "relative_tolerance": RELATIVE_TOLERANCE,
-            "input": "images: float32 (batch, channels, size, size), 0 to 1",
-            "output": "logits: float32 (batch, classes)"}
+    found = {each.name: getattr(check, each.name) for each in fields(check)}
+    return CardOnnx(**found, absolute_tolerance=ABSOLUTE_TOLERANCE, relative_tolerance=RELATIVE_TOLERANCE,
+                    input="images: float32 (batch, channels, size, size), 0 to 1",
+                    output="logits: float32 (batch, classes)")
 
 
-def cost_facts(summary: StudySummary, *, up_to: int) -> dict[str, Any]:
+def card_cost(summary: StudySummary, *, up_to: int) -> CardCost:
     """Bytes from the beginning to the end of a round."""
     traffic = traffic_of((cost for cost in summary.costs if cost.round <= up_to),
                          dense_bytes=summary.traffic.dense_bytes)
     network = bool(traffic.wire or traffic.message_down or traffic.message_up)
-    dense = traffic.dense_total
-    return {"up_to_round": up_to, "payload_down": traffic.payload_down, "payload_up": traffic.payload_up,
-            "message_down": traffic.message_down if network else None,
-            "message_up": traffic.message_up if network else None,
-            "wire_down": traffic.wire_down if network else None, "wire_up": traffic.wire_up if network else None,
-            "wire_estimated": traffic.estimated, "dense_model": traffic.dense_bytes, "dense_total": dense,
-            "downloads": traffic.downloads, "uploads": traffic.uploads,
-            "updates_accepted": sum(entry.updates for entry in summary.rounds
-                                    if entry.number <= up_to and entry.state is RoundState.COMPLETED),
-            "payload_share_of_dense": traffic.payload_share,
-            "wire_share_of_dense": traffic.share if network else None}
+    return CardCost(
+        up_to_round=up_to, payload_down=traffic.payload_down, payload_up=traffic.payload_up,
+        message_down=traffic.message_down if network else None, message_up=traffic.message_up if network else None,
+        wire_down=traffic.wire_down if network else None, wire_up=traffic.wire_up if network else None,
+        wire_estimated=traffic.estimated, dense_model=traffic.dense_bytes, dense_total=traffic.dense_total,
+        downloads=traffic.downloads, uploads=traffic.uploads,
+        updates_accepted=sum(entry.updates for entry in summary.rounds
+                             if entry.number <= up_to and entry.state is RoundState.COMPLETED),
+        payload_share_of_dense=traffic.payload_share, wire_share_of_dense=traffic.share if network else None)
 
 
-def software_versions() -> dict[str, str]:
-    """Of what computed the numbers of the card."""
-    return {"semisilo": __version__, "python": platform.python_version(), "torch": str(torch.__version__),
-            "numpy": np.__version__, "written": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
+def software_here() -> Software:
+    """Of what computes the numbers of a card."""
+    return Software(semisilo=__version__, python=platform.python_version(), torch=str(torch.__version__),
+                    numpy=np.__version__, written=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
 
 
-def limits_of(facts: Mapping[str, Any]) -> list[str]:
+def limits_of(card: ModelCard) -> tuple[str, ...]:
     """What to bear in mind with just these numbers, and what was not measured."""
     found: list[str] = []
-    test, chosen = facts["test"], facts["model"]["chosen"]
+    test = card.test
     if test is None:
         found.append("The accuracy was not measured: the coordinator has no test images.")
     else:
         found.append("Intervals treat every test image as independent. Several images of one patient, or from one"
                      " device, make the true intervals wider.")
-        if test["source"] == STUDY_TEST:
+        if test.source == STUDY_TEST:
             found.append("The test accuracy of every round was shown while the study ran; whoever chose settings by it"
                          " has made these numbers optimistic.")
-            if chosen == "best":
+            if card.model.chosen == "best":
                 found.append("This round was chosen because its accuracy on these very test images is the highest, so"
                              " that the accuracy is optimistic. Measure it on other images: --test SOURCE.")
-        absent = [each["name"] for each in test["classes"] if each["images"] == 0]
+        absent = [each.name for each in test.classes if each.images == 0]
         if absent:
             found.append(f"No test image is of these classes, so nothing is known of them: {', '.join(absent)}.")
-        few = [each["name"] for each in test["classes"] if 0 < each["images"] < 30]
+        few = [each.name for each in test.classes if 0 < each.images < 30]
         if few:
             found.append(f"Fewer than 30 test images each are of: {', '.join(few)}; their intervals are wide.")
-        if test["auroc_macro"] is None:
+        if test.auroc_macro is None:
             found.append("No AUROC was measured: the test images are all of one class.")
-        if test["temperature"] == 1.0:
+        if test.temperature == 1.0:
             found.append("No temperature was fitted: probabilities are those of the network.")
         else:
             found.append("The temperature was fitted on the validation images, which may differ from those to come.")
-    if facts["cost"]["updates_accepted"] == 0 and facts["model"]["round"] > 0:
+    if card.cost.updates_accepted == 0 and card.model.round > 0:
         found.append("No update of any silo was accepted up to this round: no silo has part in this model, and what it"
                      " is worth is the coordinator's own doing.")
-    if facts["labelled_only"] is None:
+    if card.labelled_only is None:
         found.append("Training on the coordinator's labels alone was not measured, so the gain is not known.")
-    if facts["onnx"] is None:
+    if card.onnx is None:
         found.append("No ONNX graph was written.")
-    elif facts["onnx"]["source"] == "random":
+    elif card.onnx.source == "random":
         found.append("The ONNX graph was compared on random images, since the coordinator has none.")
-    if facts["cost"]["wire_down"] is None:
+    if card.cost.wire_down is None:
         found.append("This is a simulation: no message and no wire bytes were measured.")
-    elif facts["cost"]["wire_estimated"]:
+    elif card.cost.wire_estimated:
         found.append("Wire bytes are estimated from the messages: the kernel's counters could not be read.")
     found.append("Counts of silos are what they have announced; nobody has checked them, and images at silos may be in"
                  " the test set as well.")
     found.append("Not measured: differences between patients (age, sex, origin), devices, sites or over time; behaviour"
                  " on images of another kind, damaged or made to deceive; what the weights reveal of training images.")
-    return found
+    return tuple(found)

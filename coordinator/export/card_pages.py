@@ -9,11 +9,12 @@ Tests: tests/coordinator/export/test_export.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from semisilo.common.config import to_dict
 from semisilo.common.text.describe import (
     describe_bytes,
     describe_percentage,
@@ -23,12 +24,12 @@ from semisilo.common.text.describe import (
 )
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.setting_rows import setting_rows
-from semisilo.coordinator.export.choose_model import STUDY_TEST
+from semisilo.coordinator.export.card import CardSilo, CardSilos, ModelCard
+from semisilo.coordinator.export.intervals import Interval
 
 __all__ = ["card_html", "card_markdown"]
 
 _DASH = "–"
-_ANSWERS = ("updates", "abstentions", "refusals", "late")
 _MOST_CONFUSED = 20
 """Classes up to which the whole confusion matrix is shown; it is always in the JSON file."""
 
@@ -75,75 +76,71 @@ class _Page:
     sections: tuple[_Section, ...]
 
 
-def card_markdown(facts: Mapping[str, Any]) -> str:
+def card_markdown(card: ModelCard) -> str:
     """The card as Markdown (tables as on GitHub)."""
-    parts = [f"# {_md(_title(facts))}", _md(_subtitle(facts))]
-    for section in _sections(facts):
+    parts = [f"# {_md(_title(card))}", _md(_subtitle(card))]
+    for section in _sections(card):
         parts.append(f"## {section.title}")
         for block in section.blocks:
             parts.append(_md_block(block))
     return "\n\n".join(parts) + "\n"
 
 
-def card_html(facts: Mapping[str, Any]) -> str:
+def card_html(card: ModelCard) -> str:
     """The card as a page without scripts; pictures are the files beside it."""
-    return render_html(__name__, _Page(_title(facts), _subtitle(facts), tuple(_sections(facts))))
+    return render_html(__name__, _Page(_title(card), _subtitle(card), tuple(_sections(card))))
 
 
 # What stands in it ----------------------------------------------------------------------------------------------------
 
 
-def _title(facts: Mapping[str, Any]) -> str:
-    model = facts["model"]
-    return f"Model card: {model['study']}, round {model['round']}"
+def _title(card: ModelCard) -> str:
+    model = card.model
+    return f"Model card: {model.study}, round {model.round}"
 
 
-def _subtitle(facts: Mapping[str, Any]) -> str:
-    model, test = facts["model"], facts["test"]
+def _subtitle(card: ModelCard) -> str:
+    model, test = card.model, card.test
     accuracy = ("accuracy not measured" if test is None else
-                f"test accuracy {describe_percentage(test['accuracy'])},"
-                f" 95 % interval {_interval(test['accuracy_interval'])}")
-    return (f"{model['network']['name']} for {len(model['classes'])} classes, trained with {model['method']['name']};"
+                f"test accuracy {describe_percentage(test.accuracy)},"
+                f" 95 % interval {_interval(test.accuracy_interval)}")
+    return (f"{model.network.name} for {len(model.classes)} classes, trained with {model.method.name};"
             f" {accuracy}. Not for clinical use.")
 
 
-def _sections(facts: Mapping[str, Any]) -> list[_Section]:
-    return [_Section("Use", (_Points(tuple(facts["intended_use"])),)), _model(facts), _data(facts), _worth(facts),
-            *_classes(facts), *_calibration(facts), _cost(facts),
-            _Section("Limits", (_Points(tuple(facts["limits"])),)), _files(facts), _provenance(facts), _settings(facts)]
+def _sections(card: ModelCard) -> list[_Section]:
+    return [_Section("Use", (_Points(card.intended_use),)), _model(card), _data(card), _worth(card),
+            *_classes(card), *_calibration(card), _cost(card),
+            _Section("Limits", (_Points(card.limits),)), _files(card), _provenance(card), _settings(card)]
 
 
-def _model(facts: Mapping[str, Any]) -> _Section:
-    model, image = facts["model"], facts["model"]["image"]
-    rows = [("Network", model["network"]["name"]), ("Normalisation layers", model["network"]["normalisation"]),
-            ("Trained parameters", f"{model['network']['parameters']:,}"),
-            *([("Frozen parameters", f"{model['network']['frozen']:,}")] if model["network"]["frozen"] else []),
-            *([("Started from weights (SHA-256)", model["network"]["weights_sha256"])]
-              if model["network"]["weights_sha256"] else []),
-            ("Classes, in label order", ", ".join(model["classes"])),
-            ("Images", f"{image['size']} x {image['size']}, {'grey' if image['channels'] == 1 else 'colour'},"
-                       f" resize {image['resize']}"),
-            ("Mean, standard deviation", f"{_numbers(image['mean'])}; {_numbers(image['std'])}"),
-            ("Method", f"{model['method']['name']}, {model['method']['scenario']}"),
-            ("Source of the method", model["method"]["source"]),
-            ("What the method discloses", model["method"]["discloses"]),
-            ("Round", f"{model['round']} of {model['planned_rounds']} ({model['chosen']}); the study is"
-                      f" {model['study_state']}")]
-    return _Section("Model", (_table("The model", ("What", "Value"), tuple(rows), words=2),))
+def _model(card: ModelCard) -> _Section:
+    model, image = card.model, card.model.image
+    rows = [("Network", model.network.name), ("Normalisation layers", model.network.normalisation),
+            ("Trained parameters", f"{model.network.parameters:,}"),
+            *([("Frozen parameters", f"{model.network.frozen:,}")] if model.network.frozen else []),
+            *([("Started from weights (SHA-256)", model.network.weights_sha256)]
+              if model.network.weights_sha256 else []),
+            ("Classes, in label order", ", ".join(model.classes)),
+            ("Images", f"{image.size} x {image.size}, {'grey' if image.channels == 1 else 'colour'},"
+                       f" resize {image.resize}"),
+            ("Mean, standard deviation", f"{_numbers(image.mean)}; {_numbers(image.std)}"),
+            ("Method", f"{model.method.name}, {model.method.scenario}"),
+            ("Source of the method", model.method.source),
+            ("What the method discloses", model.method.discloses),
+            ("Round", f"{model.round} of {model.planned_rounds} ({model.chosen}); the study is {model.study_state}")]
+    return _Section("Model", (_table("The model", ("What", "Value"), rows, words=2),))
 
 
-def _data(facts: Mapping[str, Any]) -> _Section:
-    own, silos = facts["data"]["coordinator"], facts["data"]["silos"]
+def _data(card: ModelCard) -> _Section:
+    own, silos = card.data.coordinator, card.data.silos
     table = _table("Images at the coordinator", ("Set", "Images"),
-                   tuple((name, str(own[name])) for name in ("labelled", "validation", "test")))
-    rows: list[tuple[str, ...]] = [
-        (each["silo"], _count(each["labelled"]), _count(each["unlabelled"]),
-         *(str(each[name]) for name in _ANSWERS)) for each in silos["silos"]]
-    rows.append(("all", str(silos["labelled"]), str(silos["unlabelled"]),
-                 *(str(sum(each[name] for each in silos["silos"])) for name in _ANSWERS)))
+                   (("labelled", str(own.labelled)), ("validation", str(own.validation)), ("test", str(own.test))))
+    rows = [(each.silo, *_counts(each)) for each in silos.silos]
+    rows.append(("all", *_counts(silos)))
     many = _table("Images at the silos, as announced", ("Silo", "Labelled", "Unlabelled", "Updates", "Abstentions",
-                                                        "Refusals", "Expired"), tuple(rows))
-    note = [_Text(text) for text in _left_out(own["left_out_files"], own["unreadable_files"])]
+                                                        "Refusals", "Expired"), rows)
+    note = [_Text(text) for text in _left_out(own.left_out_files, own.unreadable_files)]
     return _Section("Data", (_Text("Images at the coordinator:"), table, *note,
                              _Text("Images at the silos, as these have announced them, and how often they answered:"),
                              many))
@@ -163,119 +160,118 @@ def _left_out(count: int, broken: int | None) -> list[str]:
     return [f"{files(broken)} could not be read and {'was' if broken == 1 else 'were'} left out{more}."]
 
 
-def _worth(facts: Mapping[str, Any]) -> _Section:
-    test, alone = facts["test"], facts["labelled_only"]
+def _worth(card: ModelCard) -> _Section:
+    test, alone = card.test, card.labelled_only
     if test is None:
         return _Section("Result", (_Text("Not measured: there are no test images."),))
-    rows = [("Accuracy", describe_percentage(test["accuracy"]), _interval(test["accuracy_interval"])),
-            ("Balanced accuracy", describe_percentage(test["balanced_accuracy"]),
-             _interval(test["balanced_accuracy_interval"])),
-            ("AUROC, macro", _DASH if test["auroc_macro"] is None else f"{test['auroc_macro']:.4f}", _DASH)]
+    rows = [("Accuracy", describe_percentage(test.accuracy), _interval(test.accuracy_interval)),
+            ("Balanced accuracy", describe_percentage(test.balanced_accuracy),
+             _interval(test.balanced_accuracy_interval)),
+            ("AUROC, macro", _DASH if test.auroc_macro is None else f"{test.auroc_macro:.4f}", _DASH)]
     if alone is not None:
-        rows.append(("Labels alone, no silos", describe_percentage(alone["accuracy"]),
-                     _interval(alone["accuracy_interval"])))
-    if alone is not None and test["source"] == STUDY_TEST and facts["cost"]["updates_accepted"]:
-        rows.append(("Gain", f"{describe_points(test['accuracy'], alone['accuracy'])} points", _DASH))
-    before = facts["recorded_accuracy"]
-    check = ("" if before is None else " The ledger has the same accuracy for this round." if before == test["accuracy"]
+        rows.append(("Labels alone, no silos", describe_percentage(alone.accuracy),
+                     _interval(alone.accuracy_interval)))
+    if alone is not None and card.shows_gain:
+        rows.append(("Gain", f"{describe_points(test.accuracy, alone.accuracy)} points", _DASH))
+    before = card.recorded_accuracy
+    check = ("" if before is None else " The ledger has the same accuracy for this round." if before == test.accuracy
              else f" The ledger has {describe_percentage(before)} for this round.")
     blocks: list[_Block] = [
-        _Text(f"{test['right']} of {test['images']} images are right; measured on {test['source']}.{check} Intervals of"
+        _Text(f"{test.right} of {test.images} images are right; measured on {test.source}.{check} Intervals of"
               " 95 %: Wilson's for shares; for the balanced accuracy a bootstrap within each class"
               " (2000 resamples of a named seed)."),
         _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
-        blocks.append(_Text(f"Labels alone: the same network trained on the {alone['num_labelled']} labelled images of"
-                            f" the coordinator for {alone['epochs']} epochs, on the study's own test images."))
+        blocks.append(_Text(f"Labels alone: the same network trained on the {alone.num_labelled} labelled images of"
+                            f" the coordinator for {alone.epochs} epochs, on the study's own test images."))
     return _Section("Result", tuple(blocks))
 
 
-def _classes(facts: Mapping[str, Any]) -> list[_Section]:
-    test = facts["test"]
+def _classes(card: ModelCard) -> list[_Section]:
+    test = card.test
     if test is None:
         return []
-    rows = tuple((each["name"], str(each["images"]), describe_percentage(each["recall"]),
-                  _interval(each["recall_interval"]), str(each["predicted"]),
-                  describe_percentage(each["precision"]), _interval(each["precision_interval"]),
-                  _DASH if each["auroc"] is None else f"{each['auroc']:.3f}") for each in test["classes"])
+    rows = tuple((each.name, str(each.images), describe_percentage(each.recall),
+                  _interval(each.recall_interval), str(each.predicted),
+                  describe_percentage(each.precision), _interval(each.precision_interval),
+                  _DASH if each.auroc is None else f"{each.auroc:.3f}") for each in test.classes)
     table = _table("Every class", ("Class", "Images", "Recall", "95 % interval", "Predicted", "Precision",
                                    "95 % interval", "AUROC"), rows)
     blocks: list[_Text | _Table] = [table]
-    names = [each["name"] for each in test["classes"]]
+    names = [each.name for each in test.classes]
     if len(names) <= _MOST_CONFUSED:
         blocks += [_Text("Confusion: a row for each true class, a column for each predicted one."),
                    _table("Confusion", ("True", *names), tuple(
                        (name, *(str(cell) for cell in row))
-                       for name, row in zip(names, test["confusion"], strict=True)))]
+                       for name, row in zip(names, test.confusion, strict=True)))]
     else:
         blocks.append(_Text("The confusion matrix is in model_card.json."))
     return [_Section("Every class", tuple(blocks))]
 
 
-def _calibration(facts: Mapping[str, Any]) -> list[_Section]:
-    test = facts["test"]
+def _calibration(card: ModelCard) -> list[_Section]:
+    test = card.test
     if test is None:
         return []
-    first, after = test["calibration"], test["calibration_with_temperature"]
+    first, after = test.calibration, test.calibration_with_temperature
     both = [first, *([after] if after else [])]
-    columns = ("What", "As it comes", *([f"Temperature {test['temperature']:.4g}"] if after else []))
-    names = (("Expected calibration error", "expected_error"), ("Brier score", "brier"),
-             ("Negative log-likelihood", "negative_log_likelihood"))
-    rows = tuple((name, *(f"{each[key]:.4f}" for each in both)) for name, key in names)
+    columns = ("What", "As it comes", *([f"Temperature {test.temperature:.4g}"] if after else []))
+    rows = (("Expected calibration error", *(f"{each.expected_error:.4f}" for each in both)),
+            ("Brier score", *(f"{each.brier:.4f}" for each in both)),
+            ("Negative log-likelihood", *(f"{each.negative_log_likelihood:.4f}" for each in both)))
     text = ("Expected calibration error: over 15 equal bins of the confidence, the mean distance of accuracy and mean"
             " confidence, weighted by images. Brier score: mean over images of the sum over classes of (probability -"
             " truth)², from 0 to 2.")
     if after:
-        text += (f" The temperature was fitted on the {facts['data']['coordinator']['validation']} validation images"
+        text += (f" The temperature was fitted on the {card.data.coordinator.validation} validation images"
                  " alone; predictions do not change with it. Whoever uses the model divides the logits by it, as"
                  " semisilo predict does.")
     return [_Section("Calibration", (_table("Calibration", columns, rows), _Text(text),
                                      _Picture("reliability.png", "Accuracy by confidence of the prediction")))]
 
 
-def _cost(facts: Mapping[str, Any]) -> _Section:
-    cost = facts["cost"]
-    rows = [("Payload", *_both(cost["payload_down"], cost["payload_up"]),
-             describe_share(cost["payload_share_of_dense"]))]
-    if cost["wire_down"] is not None:
-        rows += [("Messages", *_both(cost["message_down"], cost["message_up"]), _DASH),
-                 ("Wire, estimated" if cost["wire_estimated"] else "Wire", *_both(cost["wire_down"], cost["wire_up"]),
-                  describe_share(cost["wire_share_of_dense"]))]
-    rows.append(("Dense, for comparison", *_both(cost["dense_model"] * cost["downloads"],
-                                                 cost["dense_model"] * cost["uploads"]), "100 %"))
+def _cost(card: ModelCard) -> _Section:
+    cost = card.cost
+    rows = [("Payload", *_both(cost.payload_down, cost.payload_up), describe_share(cost.payload_share_of_dense))]
+    if cost.wire_down is not None:
+        rows += [("Messages", *_both(cost.message_down, cost.message_up), _DASH),
+                 ("Wire, estimated" if cost.wire_estimated else "Wire", *_both(cost.wire_down, cost.wire_up),
+                  describe_share(cost.wire_share_of_dense))]
+    rows.append(("Dense, for comparison", *_both(cost.dense_down, cost.dense_up), "100 %"))
     return _Section("Cost", (
-        _Text(f"Bytes up to the end of round {cost['up_to_round']}: {cost['downloads']} downloads, {cost['uploads']}"
-              f" accepted updates; a dense model has {describe_bytes(cost['dense_model'])}."),
+        _Text(f"Bytes up to the end of round {cost.up_to_round}: {cost.downloads} downloads, {cost.uploads}"
+              f" accepted updates; a dense model has {describe_bytes(cost.dense_model)}."),
         _table("Cost", ("What", "Down", "Up", "Of dense"), tuple(rows))))
 
 
-def _files(facts: Mapping[str, Any]) -> _Section:
-    rows = tuple((name, describe_bytes(each["bytes"]), each["sha256"]) for name, each in facts["files"].items())
+def _files(card: ModelCard) -> _Section:
+    rows = tuple((name, describe_bytes(each.bytes), each.sha256) for name, each in card.files.items())
     blocks: list[_Text | _Table] = [_table("Files", ("File", "Size", "SHA-256"), rows, words=3)]
-    onnx = facts["onnx"]
+    onnx = card.onnx
     if onnx is not None:
         blocks.append(_Text(
-            f"model.onnx: {onnx['input']}; {onnx['output']}. Normalisation is inside; class names and preprocessing are"
-            f" in its metadata. Checked with onnx {onnx['versions']['onnx']} and onnxruntime"
-            f" {onnx['versions']['onnxruntime']}, opset {onnx['opset']}, on {onnx['images']} {onnx['source']} images,"
-            f" one alone and in batches: the largest difference of a logit is {onnx['largest_difference']:.3g}"
-            f" (permitted: {onnx['absolute_tolerance']:g} and {onnx['relative_tolerance']:g} of the largest logit,"
-            f" which is {onnx['largest_logit']:.3g}); {onnx['same_predictions']} of {onnx['images']} predictions are"
+            f"model.onnx: {onnx.input}; {onnx.output}. Normalisation is inside; class names and preprocessing are"
+            f" in its metadata. Checked with onnx {onnx.versions['onnx']} and onnxruntime"
+            f" {onnx.versions['onnxruntime']}, opset {onnx.opset}, on {onnx.images} {onnx.source} images,"
+            f" one alone and in batches: the largest difference of a logit is {onnx.largest_difference:.3g}"
+            f" (permitted: {onnx.absolute_tolerance:g} and {onnx.relative_tolerance:g} of the largest logit,"
+            f" which is {onnx.largest_logit:.3g}); {onnx.same_predictions} of {onnx.images} predictions are"
             " the same."))
     return _Section("Files", tuple(blocks))
 
 
-def _provenance(facts: Mapping[str, Any]) -> _Section:
-    found = facts["provenance"]
-    rows: list[tuple[str, str]] = [(name.replace("_", " "), str(value) if value not in (None, "") else _DASH)
-                                   for name, value in found.items() if not isinstance(value, Mapping)]
-    for name in ("event_chain", "numerics_of_training", "numerics_of_this_card", "software"):
-        rows += [(f"{name.replace('_', ' ')}: {key}", str(value)) for key, value in (found[name] or {}).items()]
-    return _Section("Provenance", (_table("Provenance", ("What", "Value"), tuple(rows), words=2),))
+def _provenance(card: ModelCard) -> _Section:
+    found = card.provenance
+    rows = [("state sha256", found.state_sha256 or _DASH), ("settings sha256", found.settings_sha256),
+            ("study file sha256", found.study_file_sha256 or _DASH)]
+    for name, values in (("event chain", found.event_chain), ("numerics of training", found.numerics_of_training or {}),
+                         ("numerics of this card", found.numerics_of_this_card), ("software", found.software)):
+        rows += [(f"{name}: {key}", str(value)) for key, value in to_dict(values).items()]
+    return _Section("Provenance", (_table("Provenance", ("What", "Value"), rows, words=2),))
 
 
-def _settings(facts: Mapping[str, Any]) -> _Section:
-    rows = tuple((f"[{table}]", key, value) for table, key, value in setting_rows(facts["settings"]))
+def _settings(card: ModelCard) -> _Section:
+    rows = tuple((f"[{table}]", key, value) for table, key, value in setting_rows(card.settings))
     return _Section("Settings", (_Text("All settings, as frozen when the study was queued; of an absolute path its last"
                                        " part:"),
                                  _table("Settings", ("Table", "Key", "Value"), rows, words=3)))
@@ -285,20 +281,21 @@ def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], 
     return _Table(Table(caption, columns, rows, words))
 
 
-def _interval(value: Mapping[str, float] | None) -> str:
-    return _DASH if value is None else describe_range(value["low"], value["high"])
+def _interval(value: Interval | None) -> str:
+    return _DASH if value is None else describe_range(value.low, value.high)
 
 
-def _count(value: int | None) -> str:
-    return _DASH if value is None else str(value)
+def _counts(of: CardSilo | CardSilos) -> tuple[str, ...]:
+    numbers = (of.labelled, of.unlabelled, of.updates, of.abstentions, of.refusals, of.late)
+    return tuple(_DASH if number is None else str(number) for number in numbers)
 
 
 def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
 
 
-def _both(down: int, up: int) -> tuple[str, str]:
-    return describe_bytes(down), describe_bytes(up)
+def _both(down: int | None, up: int | None) -> tuple[str, str]:
+    return _DASH if down is None else describe_bytes(down), _DASH if up is None else describe_bytes(up)
 
 
 # Markdown -------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Which model of a study is handed over: of the last round, the best one, or a certain one. From the ledger.
-
-Tests: tests/coordinator/export/test_export.py.
-"""
+"""Which model of a study is handed over: of the last round, the best one, or a certain one. From the ledger."""
 
 from __future__ import annotations
 

@@ -40,14 +40,21 @@ from semisilo.common.storage.state_files import StateFiles
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,
-    cost_facts,
+    CardData,
+    CardFile,
+    CoordinatorImages,
+    EventChain,
+    LabelsAlone,
+    ModelCard,
+    Provenance,
+    card_cost,
+    card_model,
+    card_onnx,
+    card_silos,
+    card_test,
     limits_of,
-    measure_facts,
-    onnx_facts,
     settings_shown,
-    silo_facts,
-    software_versions,
-    study_facts,
+    software_here,
 )
 from semisilo.coordinator.export.card_pages import card_html, card_markdown
 from semisilo.coordinator.export.choose_model import STUDY_TEST, ChosenModel, choose_model
@@ -56,6 +63,7 @@ from semisilo.coordinator.export.intervals import wilson
 from semisilo.coordinator.export.measures import Measures, measure, temperature_for
 from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
@@ -93,8 +101,13 @@ class Exported:
     """A folder that was written."""
 
     folder: Path
-    card: Mapping[str, Any]
-    """The content of model_card.json."""
+    facts: ModelCard
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """The content of model_card.json."""
+        content: Mapping[str, Any] = to_dict(self.facts)
+        return content
 
     @property
     def model(self) -> Path:
@@ -110,7 +123,7 @@ class _Opened:
     data: StudyData
     model: nn.Module
     facts: ModelFacts
-    numerics: Mapping[str, Any]
+    numerics: NumericsRecord
     seed: int
 
 
@@ -152,7 +165,7 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
     finally:
         shutil.rmtree(work, ignore_errors=True)
     tell(1.0, "done")
-    return Exported(folder=target, card=card)
+    return Exported(folder=target, facts=card)
 
 
 # Opening --------------------------------------------------------------------------------------------------------------
@@ -207,7 +220,7 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     facts = ModelFacts(model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image,
                        study=row.name, method=config.method.name, round=chosen.round.number,
                        state=chosen.round.state_digest)
-    return _Opened(chosen=chosen, data=data, model=model.to(device).eval(), facts=facts, numerics=to_dict(record),
+    return _Opened(chosen=chosen, data=data, model=model.to(device).eval(), facts=facts, numerics=record,
                    seed=config.study.seed)
 
 
@@ -237,7 +250,7 @@ def _fitted(opened: _Opened) -> float:
 
 def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, study_folder: Path,
            images: ImageSet | None, source: str, measures: Measures | None, logits_NK: NDArray[np.float32] | None,
-           tell: Progress) -> dict[str, Any]:
+           tell: Progress) -> ModelCard:
     weights = work / "model.safetensors"
     tell(0.0, "writing the weights")
     write_model(weights, opened.model, opened.facts)
@@ -257,7 +270,7 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
     summary = summarise(ledger, opened.chosen.study.name)
     card = _card(opened, ledger, summary, study_folder, images, source, measures, check,
                  {path.name: path for path in sorted(work.glob("model.*"))}, silo_names=choice.silo_names)
-    text = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(to_dict(card), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, content in ((_CARD, text), ("model_card.md", card_markdown(card)), ("model_card.html", card_html(card))):
         write_durably(work / name, content.encode("utf-8"))
     return card
@@ -295,41 +308,47 @@ def _checked(path: Path, opened: _Opened, images: ImageSet | None) -> OnnxCheck:
 
 def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: Path, images: ImageSet | None,
           source: str, measures: Measures | None, check: OnnxCheck | None, files: Mapping[str, Path], *,
-          silo_names: bool) -> dict[str, Any]:
+          silo_names: bool) -> ModelCard:
     chosen, frozen = opened.chosen, opened.data.frozen
     number = chosen.round.number
-    trail = audit(ledger, chosen.study.name)
-    head = ledger.last_event()
-    recorded = chosen.round.metrics.get("accuracy")
-    study_file = study_folder / "study.toml"
-    labelled_only = chosen.study.baseline
-    baseline = None if labelled_only is None else labelled_only.metrics.get("accuracy")
-    facts: dict[str, Any] = {
-        "format": CARD_FORMAT, "intended_use": list(INTENDED_USE),
-        "model": study_facts(chosen, opened.facts, find_method(opened.facts.method)),
-        "data": {"coordinator": {"labelled": frozen.num_labelled, "validation": frozen.num_validation,
-                                 "test": frozen.num_test, "unreadable_files": frozen.num_broken,
-                                 "left_out_files": len(frozen.skipped)},
-                 "silos": silo_facts(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)},
-        "test": None if measures is None or images is None else
-        measure_facts(measures, source=source, digest=_digest_of(images)),
-        "recorded_accuracy": recorded if source == STUDY_TEST else None,
-        "labelled_only": None if labelled_only is None or baseline is None else {
-            "accuracy": baseline, "num_labelled": labelled_only.num_labelled, "epochs": labelled_only.epochs,
-            "accuracy_interval": to_dict(wilson(round(baseline * frozen.num_test), frozen.num_test))},
-        "cost": cost_facts(summary, up_to=number), "onnx": None if check is None else onnx_facts(check),
-        "files": {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()},
-        "provenance": {
-            "state_sha256": chosen.round.state_digest,
-            "settings_sha256": hashlib.sha256(canonical_json(chosen.study.config).encode()).hexdigest(),
-            "study_file_sha256": _sha256(study_file) if study_file.is_file() else None,
-            "event_chain": {"head": "" if head is None else head.chain,
-                            "events": 0 if head is None else head.number,
-                            "intact": not trail.problem},
-            "numerics_of_training": _sorted(chosen.study.numerics), "numerics_of_this_card": dict(opened.numerics),
-            "software": software_versions()},
-        "settings": settings_shown(chosen.study.config)}
-    return {**facts, "limits": limits_of(facts)}
+    card = ModelCard(
+        format=CARD_FORMAT, intended_use=INTENDED_USE,
+        model=card_model(chosen, opened.facts, find_method(opened.facts.method)),
+        data=CardData(
+            coordinator=CoordinatorImages(
+                labelled=frozen.num_labelled, validation=frozen.num_validation, test=frozen.num_test,
+                unreadable_files=frozen.num_broken, left_out_files=len(frozen.skipped)),
+            silos=card_silos(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)),
+        test=None if measures is None or images is None else
+        card_test(measures, source=source, digest=_digest_of(images)),
+        recorded_accuracy=chosen.round.metrics.get("accuracy") if source == STUDY_TEST else None,
+        labelled_only=_labels_alone(chosen.study, num_test=frozen.num_test),
+        cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),
+        files={name: CardFile(bytes=path.stat().st_size, sha256=_sha256(path)) for name, path in files.items()},
+        provenance=_provenance(opened, ledger, study_folder / "study.toml"),
+        settings=settings_shown(chosen.study.config))
+    return replace(card, limits=limits_of(card))
+
+
+def _labels_alone(study: StudyRow, *, num_test: int) -> LabelsAlone | None:
+    trained = study.baseline
+    accuracy = None if trained is None else trained.metrics.get("accuracy")
+    if trained is None or accuracy is None:
+        return None
+    return LabelsAlone(accuracy=accuracy, num_labelled=trained.num_labelled, epochs=trained.epochs,
+                       accuracy_interval=wilson(round(accuracy * num_test), num_test))
+
+
+def _provenance(opened: _Opened, ledger: Ledger, study_file: Path) -> Provenance:
+    study = opened.chosen.study
+    head, trail = ledger.last_event(), audit(ledger, study.name)
+    return Provenance(
+        state_sha256=opened.chosen.round.state_digest,
+        settings_sha256=hashlib.sha256(canonical_json(study.config).encode()).hexdigest(),
+        study_file_sha256=_sha256(study_file) if study_file.is_file() else None,
+        event_chain=EventChain(head="" if head is None else head.chain, events=0 if head is None else head.number,
+                               intact=not trail.problem),
+        numerics_of_training=_sorted(study.numerics), numerics_of_this_card=opened.numerics, software=software_here())
 
 
 def _sorted(numerics: NumericsRecord | None) -> dict[str, object] | None:

@@ -1,8 +1,6 @@
 """What a model is worth on a set of labelled images: the numbers of a model card, from its logits alone.
 
 Shapes: N images, K classes.
-
-Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def open_federation(folder: Path) -> Federation:
         raise UsageError(f"{folder.resolve()} is not a federation folder: there is no federation.toml.",
                          remedy="Go there with cd, name it with --folder, or make one: coordinator init NAME.")
     data = load_toml(path)
-    parts: dict[str, Any] = {}
+    parts: dict[str, Any] = {}  # Any: a dataclass of its own for each table
     for name, cls in (("federation", FederationSettings), ("address", AddressSettings), ("limits", LimitSettings),
                       ("page", PageSettings), ("tracking", TrackingSettings)):
         if name in data:

@@ -1,7 +1,4 @@
-"""The file of the ledger: opening, migrations, transactions that survive kill -9, and the hash-chained events.
-
-Tests: tests/coordinator/ledger/test_ledger.py.
-"""
+"""The file of the ledger: opening, migrations, transactions that survive kill -9, and the hash-chained events."""
 
 from __future__ import annotations
 
@@ -97,8 +94,12 @@ class LedgerFile:
         Args:
             lasting: on disk when this returns. False for what does no harm if the *machine* stops before the next
                 lasting transaction, which takes it along: a kill of the process loses nothing either way.
+        Raises: RuntimeError for a lasting one within one that is not: it would not be on disk when this returns. What
+            may be as lasting as the transaction around it is a `part` of that.
         """
         if self._db.in_transaction:
+            if lasting and self._waits and not self._lasting:
+                raise RuntimeError("a lasting transaction cannot be part of one that is not lasting")
             yield self._db
             return
         with self._explaining():
@@ -115,6 +116,15 @@ class LedgerFile:
                     with suppress(sqlite3.Error):
                         self._db.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def part(self) -> Iterator[sqlite3.Connection]:
+        """What belongs to the transaction around it, and is as lasting as that; where there is none, a lasting one."""
+        if self._db.in_transaction:
+            yield self._db
+            return
+        with self.transaction() as db:
+            yield db
 
     def query(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """Rows of a statement. Only the modules of the ledger call this: other questions get a name there."""
@@ -142,10 +152,10 @@ class LedgerFile:
         return EventHead(number=rows[0]["number"], chain=rows[0]["chain"]) if rows else None
 
     def event(self, kind: str, *, study: str = "", **detail: Any) -> None:
-        """Appends to the audit trail: `chain = sha256(previous chain + this row)`."""
+        """Appends to the audit trail: `chain = sha256(previous chain + this row)`. As lasting as what it tells of."""
         if self._origin:
             detail["origin"] = self._origin
-        with self.transaction() as db:
+        with self.part() as db:
             last = self.last_event()
             number, previous = (last.number + 1, last.chain) if last is not None else (1, "")
             unix, text = time.time(), canonical_json(detail)

@@ -6,7 +6,7 @@ the payload rows of `semisilo.coordinator.ledger.costs`, whose bytes these rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from semisilo.common.errors import BadPayload
@@ -16,7 +16,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["DownloadEncodings", "EncodingUse", "add_encoded", "encodings_by_round", "encodings_of", "held_groups"]
+__all__ = ["DownloadEncodings", "EncodingUse", "add_encoded", "encoding_totals", "encodings_of", "held_groups"]
 
 _REMEMBERED_FILES = 64
 _LAST = {FRAMING: 2, UNKNOWN: 1}
@@ -36,6 +36,11 @@ class EncodingUse:
     """The same elements as they lie in memory."""
     saved_bytes: int
     """Dense bytes less bytes; below 0 where the encoding cost something, as framing does."""
+
+    @property
+    def share_of_dense(self) -> float | None:
+        """Bytes over dense bytes; None where there is nothing dense, as of framing."""
+        return self.bytes / self.dense_bytes if self.dense_bytes else None
 
 
 def add_encoded(ledger: Ledger, rows: Iterable[Encoded], *, study: str, round: int, direction: Direction) -> None:
@@ -57,14 +62,16 @@ def encodings_of(ledger: Ledger, study: str) -> list[EncodingUse]:
     return sorted(uses, key=lambda use: (use.direction, _LAST.get(use.encoding, 0), -use.saved_bytes, use.encoding))
 
 
-def encodings_by_round(ledger: Ledger, study: str) -> dict[int, list[EncodingUse]]:
-    """The same for each round that has any."""
-    result: dict[int, list[EncodingUse]] = {}
-    for row in ledger.query("SELECT * FROM encoded WHERE study = ? ORDER BY round, direction, encoding", study):
-        result.setdefault(row["round"], []).append(EncodingUse(
-            encoding=row["encoding"], direction=row["direction"], blocks=row["blocks"], bytes=row["bytes"],
-            dense_bytes=row["dense_bytes"], saved_bytes=row["dense_bytes"] - row["bytes"]))
-    return result
+def encoding_totals(uses: Sequence[EncodingUse]) -> tuple[EncodingUse, ...]:
+    """All encodings together, for each direction: down, then up. Their `encoding` is "all"."""
+    directions: tuple[Direction, ...] = ("down", "up")
+    return tuple(_total([use for use in uses if use.direction == direction], direction) for direction in directions)
+
+
+def _total(uses: Sequence[EncodingUse], direction: Direction) -> EncodingUse:
+    return EncodingUse(encoding="all", direction=direction, blocks=sum(use.blocks for use in uses),
+                       bytes=sum(use.bytes for use in uses), dense_bytes=sum(use.dense_bytes for use in uses),
+                       saved_bytes=sum(use.saved_bytes for use in uses))
 
 
 def held_groups(payloads: Iterable[PayloadRef]) -> list[Encoded]:

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import TaskClosed, UnknownName
@@ -53,7 +52,7 @@ class Ledger(LedgerFile):
 
     # Studies ----------------------------------------------------------------------------------------------------------
 
-    def queue_study(self, name: str, config: Mapping[str, Any]) -> None:
+    def queue_study(self, name: str, config: Mapping[str, object]) -> None:
         """Adds a checked study at the end of the queue."""
         with self.transaction() as db:
             position = db.execute("SELECT coalesce(max(position), 0) + 1 FROM study").fetchone()[0]
@@ -61,7 +60,7 @@ class Ledger(LedgerFile):
                        (name, position, StudyState.QUEUED, canonical_json(config), time.time()))
             self.event("study_queued", study=name, config=config)
 
-    def requeue_study(self, name: str, config: Mapping[str, Any]) -> None:
+    def requeue_study(self, name: str, config: Mapping[str, object]) -> None:
         """Gives a study that failed or was stopped another try, from where it stood.
 
         Before its first commit that is the very beginning: what other settings have measured no longer counts.
@@ -184,7 +183,7 @@ class Ledger(LedgerFile):
                         metrics: Mapping[str, float] | None = None, phase: int | None = None,
                         reason: str = "") -> None:
         """Moves a round on, with what the step has produced, in one transaction."""
-        with self.transaction() as db:
+        with self.part() as db:
             before = self.round(study, number).state
             check_transition(ROUND_TRANSITIONS, before, state)
             db.execute("UPDATE round SET state = ?, reason = ? WHERE study = ? AND number = ?",
@@ -293,7 +292,7 @@ class Ledger(LedgerFile):
         Raises: TaskClosed when another process, such as `coordinator revoke`, has ended it since it was read.
         """
         check_transition(TASK_TRANSITIONS, task.state, state)
-        with self.transaction() as db:
+        with self.part() as db:
             changed = db.execute("UPDATE task SET state = ?, closed_unix = ?, update_id = ?, reason = ?,"
                                  " metrics_json = ? WHERE task_id = ? AND state = ?",
                                  (state, time.time(), update_id, reason, canonical_json(dict(metrics or {})),
@@ -361,7 +360,7 @@ class Ledger(LedgerFile):
 
     def folded(self, study: str, round: int, kept: Mapping[str, str | None]) -> None:
         """Notes whose updates a phase has folded and what is kept for them; it counts once the round is committed."""
-        with self.transaction() as db:
+        with self.part() as db:
             for silo, digest in kept.items():
                 db.execute("INSERT INTO silo_state (study, silo, pending_round, pending_kept_digest)"
                            " VALUES (?, ?, ?, ?) ON CONFLICT (study, silo) DO UPDATE SET"

@@ -1,8 +1,6 @@
 """The tables of the ledger, as a list of migrations: entry n brings a ledger from version n to n + 1.
 
 Times are Unix seconds (UTC). Digests are SHA-256, hex. JSON columns hold canonical JSON.
-
-Tests: tests/coordinator/ledger/test_ledger.py.
 """
 
 from __future__ import annotations

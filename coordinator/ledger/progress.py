@@ -1,7 +1,4 @@
-"""How far studies are: their heads, counts and lengths of rounds, phases. Few rows, however long a study is.
-
-Tests: tests/coordinator/monitoring/test_prometheus.py.
-"""
+"""How far studies are: their heads, counts and lengths of rounds, phases. Few rows, however long a study is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rows of the ledger as typed values.
-
-Tests: tests/coordinator/ledger/test_ledger.py.
-"""
+"""The rows of the ledger as typed values."""
 
 from __future__ import annotations
 

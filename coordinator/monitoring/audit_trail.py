@@ -1,7 +1,4 @@
-"""The audit trail for the page: events by filter, and the hash chain checked a stretch at a time.
-
-Tests: tests/coordinator/monitoring/test_facts.py.
-"""
+"""The audit trail for the page: events by filter, and the hash chain checked a stretch at a time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Sums of the ledger's costs that are kept up to date by reading only what was added since the last look.
 
 A long study has millions of cost rows; the page asks every second. Rows are only ever added to that table.
-
-Tests: tests/coordinator/monitoring/test_facts.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What each silo has brought to a study, over all its rounds or up to one: for the report and the model card.
-
-Tests: tests/coordinator/report/test_report.py.
-"""
+"""What each silo has brought to a study, over all its rounds or up to one: for the report and the model card."""
 
 from __future__ import annotations
 

@@ -34,9 +34,8 @@ from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.rounds.live_file import LiveStatus
 
-__all__ = ["CONTENT_TYPE", "FORMER", "OVERHEAD", "Exposition"]
+__all__ = ["FORMER", "OVERHEAD", "Exposition"]
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OVERHEAD = "(overhead)"
 """Label `silo` of bytes that belong to no silo; no silo can have that name."""
 FORMER = "(former)"
@@ -60,7 +59,7 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus's text format 0.0.4 (`CONTENT_TYPE`)."""
+        """All metrics in Prometheus's text format 0.0.4."""
         return generate_latest(self._registry)
 
 

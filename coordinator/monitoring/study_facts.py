@@ -1,7 +1,4 @@
-"""What every reader says of a study and of its open round: `status`, the page and the terminal show these facts.
-
-Tests: tests/coordinator/monitoring/test_facts.py.
-"""
+"""What every reader says of a study and of its open round: `status`, the page and the terminal show these facts."""
 
 from __future__ import annotations
 

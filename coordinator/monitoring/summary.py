@@ -87,6 +87,8 @@ class StudySummary:
     """From start to end, or until now; None before the start."""
     encodings: tuple[EncodingUse, ...] = ()
     """What each encoding carried; empty for a study from before that was counted."""
+    encoding_totals: tuple[EncodingUse, ...] = ()
+    """All encodings together: down, then up; empty where none was counted."""
 
     @property
     def planned_rounds(self) -> int:
@@ -126,11 +128,11 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
 
     Raises: UnknownName when the ledger has no such study.
     """
-    from semisilo.coordinator.ledger.encodings import (
-        encodings_of,  # late: it needs numpy, and `coordinator status` does not
-    )
+    # Late: it needs numpy, and `coordinator status` does not.
+    from semisilo.coordinator.ledger.encodings import encoding_totals, encodings_of
 
     row = ledger.study(study)
+    encodings = tuple(encodings_of(ledger, study))
     dense, costs, book = row.dense_bytes, tuple(costs_of(ledger, study)), StudyCosts()
     for cost in costs:
         book.add(cost)
@@ -143,7 +145,7 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     return StudySummary(row=row, rounds=rounds, costs=costs, traffic=book.traffic(dense_bytes=dense),
                         labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
-                        encodings=tuple(encodings_of(ledger, study)))
+                        encodings=encodings, encoding_totals=encoding_totals(encodings) if encodings else ())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

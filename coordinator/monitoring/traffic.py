@@ -1,17 +1,20 @@
-"""What rounds and studies cost in bytes, added up in one way for every reader.
-
-Tests: tests/coordinator/monitoring/test_summary.py.
-"""
+"""What rounds and studies cost in bytes, added up in one way for every reader."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from semisilo.coordinator.ledger.costs import Cost, Direction, Kind
 
-__all__ = ["RoundCosts", "StudyCosts", "Traffic", "share_of", "traffic_of"]
+__all__ = ["OVERHEAD", "SILOS", "CostLine", "RoundCosts", "StudyCosts", "Traffic", "cost_lines", "share_of",
+           "traffic_of"]
+
+SILOS = "silos"
+OVERHEAD = "overhead"
+"""Items of wire bytes: what connections of silos carried, and what belongs to no silo."""
+_KINDS: tuple[Kind, ...] = ("payload", "message", "wire")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,14 +60,39 @@ class Traffic:
         return self.dense_bytes * (self.downloads + self.uploads)
 
     @property
+    def dense_down(self) -> int:
+        """What the downloads would have cost as dense models."""
+        return self.dense_bytes * self.downloads
+
+    @property
+    def dense_up(self) -> int:
+        """What the accepted updates would have cost as dense models."""
+        return self.dense_bytes * self.uploads
+
+    @property
+    def simulated(self) -> bool:
+        """Whether there are payload bytes only, as of a simulation."""
+        return bool(self.payload) and not (self.wire or self.message_down or self.message_up)
+
+    @property
     def share_down(self) -> float | None:
         """Payload bytes per download as a share of a dense model; None without downloads or model."""
-        return share_of(self.payload_down, self.dense_bytes * self.downloads)
+        return share_of(self.payload_down, self.dense_down)
 
     @property
     def share_up(self) -> float | None:
         """Payload bytes per accepted update as a share of a dense model."""
-        return share_of(self.payload_up, self.dense_bytes * self.uploads)
+        return share_of(self.payload_up, self.dense_up)
+
+    @property
+    def wire_share_down(self) -> float | None:
+        """Wire bytes to silos as a share of the downloads as dense models."""
+        return share_of(self.wire_down, self.dense_down)
+
+    @property
+    def wire_share_up(self) -> float | None:
+        """Wire bytes from silos as a share of the accepted updates as dense models."""
+        return share_of(self.wire_up, self.dense_up)
 
     @property
     def payload_share(self) -> float | None:
@@ -148,6 +176,33 @@ class StudyCosts:
         """(group or RPC, bytes each way) of one kind, most bytes first."""
         found = [(item, ways) for (each, item), ways in self.by_item.items() if each == kind]
         return iter(sorted(found, key=lambda pair: (-pair[1]["down"] - pair[1]["up"], pair[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """Bytes of one kind and item of a study, each way."""
+
+    kind: Kind
+    item: str
+    """Tensor group (payload), RPC (message), `SILOS` or `OVERHEAD` (wire)."""
+    down: int
+    up: int
+    count: int
+    """Transfers or messages behind them."""
+
+
+def cost_lines(costs: Iterable[Cost]) -> tuple[CostLine, ...]:
+    """The cost rows of a study added up by item: payload, messages, wire; `OVERHEAD` stands last, and is always
+    there."""
+    sizes: Counter[tuple[Kind, str, Direction]] = Counter()
+    counts: Counter[tuple[Kind, str]] = Counter({("wire", OVERHEAD): 0})
+    for cost in costs:
+        item = cost.item if cost.kind != "wire" else SILOS if cost.silo else OVERHEAD
+        sizes[cost.kind, item, cost.direction] += cost.bytes
+        counts[cost.kind, item] += cost.count
+    keys = sorted(counts, key=lambda key: (_KINDS.index(key[0]), key == ("wire", OVERHEAD), key[1]))
+    return tuple(CostLine(kind, item, sizes[kind, item, "down"], sizes[kind, item, "up"], counts[kind, item])
+                 for kind, item in keys)
 
 
 def traffic_of(costs: Iterable[Cost], *, dense_bytes: int = 0) -> Traffic:

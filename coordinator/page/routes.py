@@ -193,6 +193,7 @@ class _Routes:
                        "Actions need the operator's token.", "Print it with: coordinator page --token.")
 
 
+# Any: each value has the type that `fields` names for it, which is checked here.
 async def _body(request: Request, fields: Mapping[str, Any]) -> dict[str, Any] | Response:
     """The JSON object of a request with these fields and no others; those of type (T, default) may be left out."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

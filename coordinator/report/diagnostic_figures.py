@@ -273,7 +273,7 @@ def _mean_over_silos(study: StudySummary, name: str) -> list[tuple[int, float]]:
     return points
 
 
-def _is_number(metrics: Mapping[str, Any], name: str) -> bool:
+def _is_number(metrics: Mapping[str, object], name: str) -> bool:
     value = metrics.get(name)
     return isinstance(value, (int, float)) and math.isfinite(value)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from semisilo.common.text.describe import (
 )
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.setting_rows import setting_rows
+from semisilo.coordinator.ledger.encodings import EncodingUse
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.roster import SiloRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
@@ -33,7 +33,7 @@ from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.participants import Participant, participants_of
 from semisilo.coordinator.monitoring.silo_state import SiloSigns, activity_of
 from semisilo.coordinator.monitoring.summary import AuditSummary, RoundSummary, StudySummary, method_name
-from semisilo.coordinator.monitoring.traffic import Traffic, share_of
+from semisilo.coordinator.monitoring.traffic import OVERHEAD, SILOS, Traffic, cost_lines
 from semisilo.coordinator.report.figures import DrawnFigure
 
 __all__ = ["render_page"]
@@ -115,7 +115,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         figures=tuple(_Figure(each.title, each.description, _data_uri(each.light_png), _data_uri(each.dark_png))
                       for each in figures),
         rounds=_rounds(study), round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
-        costs=_costs(study), simulated_bytes=_simulated(traffic), wire_estimated=traffic.estimated,
+        costs=_costs(study), simulated_bytes=traffic.simulated, wire_estimated=traffic.estimated,
         dense_model=describe_bytes(traffic.dense_bytes), encodings=_encodings(study), silos=_silos(study, silos),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
         provenance=_provenance(study, state_digest)))
@@ -196,61 +196,38 @@ def _round_notes(entry: RoundSummary) -> list[str]:
 def _costs(study: StudySummary) -> Table | None:
     if not study.costs:
         return None
-    sizes: Counter[tuple[str, str, str]] = Counter()
-    counts: Counter[tuple[str, str]] = Counter()
-    for cost in study.costs:
-        item = cost.item if cost.kind != "wire" else ("silos" if cost.silo else "overhead")
-        sizes[cost.kind, item, cost.direction] += cost.bytes
-        counts[cost.kind, item] += cost.count
     words = {"payload": "Payload", "message": "Messages", "wire": "Wire"}
-    rows = []
-    for kind in ("payload", "message", "wire"):
-        found = {item for each, item, _ in sizes if each == kind} | ({"overhead"} if kind == "wire" else set())
-        items = sorted(found, key=lambda item: (item == "overhead", item))
-        for item in items:
-            down, up = sizes[kind, item, "down"], sizes[kind, item, "up"]
-            label = {"silos": "connections of silos", "overhead": "overhead, no silo’s"}.get(item, item) \
-                if kind == "wire" else item
-            rows.append([f"{words[kind]}: {label}", _bytes(down), _bytes(up), describe_bytes(down + up),
-                         str(counts[kind, item] or "")])
+    labels = {("wire", SILOS): "connections of silos", ("wire", OVERHEAD): "overhead, no silo’s"}
+    rows = [[f"{words[line.kind]}: {labels.get((line.kind, line.item), line.item)}", _bytes(line.down), _bytes(line.up),
+             describe_bytes(line.down + line.up), str(line.count or "")] for line in cost_lines(study.costs)]
     traffic = study.traffic
     wire = "Wire, all (estimated)" if traffic.estimated else "Wire, all"
     totals = [[wire, _bytes(traffic.wire_down), _bytes(traffic.wire_up), describe_bytes(traffic.wire), ""],
-              ["Dense, for comparison", _bytes(traffic.dense_bytes * traffic.downloads),
-               _bytes(traffic.dense_bytes * traffic.uploads), describe_bytes(traffic.dense_total),
-               str(traffic.downloads + traffic.uploads)],
+              ["Dense, for comparison", _bytes(traffic.dense_down), _bytes(traffic.dense_up),
+               describe_bytes(traffic.dense_total), str(traffic.downloads + traffic.uploads)],
               ["Payload, % of dense", describe_share(traffic.share_down), describe_share(traffic.share_up),
                describe_share(traffic.payload_share), ""],
-              ["Wire, % of dense", describe_share(share_of(traffic.wire_down, traffic.dense_bytes * traffic.downloads)),
-               describe_share(share_of(traffic.wire_up, traffic.dense_bytes * traffic.uploads)),
+              ["Wire, % of dense", describe_share(traffic.wire_share_down), describe_share(traffic.wire_share_up),
                describe_share(traffic.share), ""]]
-    if _simulated(traffic):
+    if traffic.simulated:
         totals = [row for row in totals if not row[0].startswith("Wire")]
         rows = [row for row in rows if not row[0].startswith("Wire")]
     return Table("What went down and up", ("What", "Down", "Up", "Both", "Count"), rows, totals=totals)
 
 
-def _simulated(traffic: Traffic) -> bool:
-    """Of a simulation there are payload bytes only."""
-    return bool(traffic.payload) and not (traffic.wire or traffic.message_down or traffic.message_up)
-
-
 def _encodings(study: StudySummary) -> Table | None:
     if not study.encodings:
         return None
-    arrows = {"down": "↓", "up": "↑"}
-    totals = []
-    rows = [[f"{arrows[use.direction]} {use.encoding}", describe_encoding(use.encoding), str(use.blocks or ""),
-             _bytes(use.bytes), _bytes(use.dense_bytes), _saved(use.saved_bytes),
-             describe_share(share_of(use.bytes, use.dense_bytes))] for use in study.encodings]
-    for direction in arrows:
-        uses = [use for use in study.encodings if use.direction == direction]
-        spent, dense = sum(use.bytes for use in uses), sum(use.dense_bytes for use in uses)
-        totals.append([f"{arrows[direction]} all", "", str(sum(use.blocks for use in uses) or ""), _bytes(spent),
-                       _bytes(dense), _saved(dense - spent), describe_share(share_of(spent, dense))])
     return Table("What each encoding saved",
-                 ("Encoding", "In words", "Blocks", "Payload", "The same, dense", "Saved", "% of dense"), rows,
-                 words=2, totals=totals)
+                 ("Encoding", "In words", "Blocks", "Payload", "The same, dense", "Saved", "% of dense"),
+                 [_encoding(use, describe_encoding(use.encoding)) for use in study.encodings], words=2,
+                 totals=[_encoding(use, "") for use in study.encoding_totals])
+
+
+def _encoding(use: EncodingUse, words: str) -> list[str]:
+    arrow = "↓" if use.direction == "down" else "↑"
+    return [f"{arrow} {use.encoding}", words, str(use.blocks or ""), _bytes(use.bytes), _bytes(use.dense_bytes),
+            _saved(use.saved_bytes), describe_share(use.share_of_dense)]
 
 
 def _saved(size: int) -> str:

@@ -21,7 +21,6 @@ from semisilo.common.text.logs import set_up_logging
 from semisilo.coordinator.federation.folder import Federation, open_federation
 from semisilo.coordinator.federation.tracking_table import TrackingSettings, mlflow_target
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import TrackedStudy, studies_with_results
 from semisilo.coordinator.report.report import write_report
 from semisilo.coordinator.tracking.facts import RoundReader
@@ -33,7 +32,6 @@ __all__ = ["Follower", "artefacts_of"]
 _LOG = logging.getLogger("semisilo.tracking")
 _LOOK_SECONDS = 2.0
 _AGAIN_SECONDS = 30.0
-_NOT_BEGUN = (StudyState.QUEUED,)
 
 
 class Follower:

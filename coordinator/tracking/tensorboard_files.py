@@ -20,7 +20,7 @@ from semisilo.common.errors import SemisiloError
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
 
-__all__ = ["event_file", "steps_in", "write_events"]
+__all__ = ["event_file", "write_events"]
 
 _FILE_VERSION = "brain.Event:2"
 _HEAD = struct.Struct("<QI")
@@ -59,15 +59,6 @@ def write_events(ledger: Ledger, study: str, folder: Path, *, reader: RoundReade
         file.flush()
         os.fsync(file.fileno())
     return len(rounds)
-
-
-def steps_in(path: Path) -> list[int]:
-    """The rounds that a file holds, in order; none when there is no file."""
-    try:
-        with path.open("rb") as file:
-            return [event.step for event, _ in _events(file) if event.HasField("summary")]
-    except FileNotFoundError:
-        return []
 
 
 @contextmanager

@@ -32,7 +32,7 @@ DataSource = str | Path | Arrays
 """A folder of class folders, an .npz file, "digits" and whatever else a study reads; or (images, labels): uint8
 (N, H, W) or (N, H, W, 3), and one label per image, numbers from 0 or names of classes."""
 
-Method = str | Mapping[str, Any]
+Method = str | Mapping[str, object]
 """A method's name, or its name and settings: {"name": "semifl", "confidence_threshold": 0.9}."""
 
 _LARGEST_AUTOMATIC_SIZE = 64
@@ -57,15 +57,15 @@ class Setup:
     """A source that `semisilo.common.data.readers` reads; absolute, or a named set."""
     test: str = ""
     silos: int = 10
-    split: str | Mapping[str, Any] = "iid"
+    split: str | Mapping[str, object] = "iid"
     num_labelled: int | None = None
     labelled_per_class: int | None = None
     num_test: int | str | None = None
     num_validation: int | str | None = None
     rounds: int = 20
-    model: str | Mapping[str, Any] = "small_cnn"
+    model: str | Mapping[str, object] = "small_cnn"
     image_size: int | None = None
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def study(self, method: NamedMethod, *, seed: int, labelled_only: bool) -> dict[str, object]:
         """The tables of a study file with a method.
@@ -188,7 +188,7 @@ def stored(data: DataSource, folder: Path) -> str:
     return str(path.absolute())
 
 
-def folder_name(label: str, tables: Mapping[str, Any]) -> str:
+def folder_name(label: str, tables: Mapping[str, object]) -> str:
     """Of a run: other settings have another folder, so that none is mistaken for another and each can go on."""
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", label).strip("-_")[:40] or "run"
     return f"{plain}-{hashlib.sha256(canonical_json(tables).encode()).hexdigest()[:10]}"

@@ -67,7 +67,7 @@ def export(
     if json_:
         typer.echo(json.dumps({"folder": str(found.folder), "card": found.card}, indent=2))
     else:
-        show_export(found.folder, found.card)
+        show_export(found.folder, found.facts)
 
 
 def predict(

@@ -1,7 +1,4 @@
-"""The clock of a simulation: it stands still while silos work one after the other, as if they did so at once.
-
-Tests: tests/semisilo/simulation/test_availability.py.
-"""
+"""The clock of a simulation: it stands still while silos work one after the other, as if they did so at once."""
 
 from __future__ import annotations
 

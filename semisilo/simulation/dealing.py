@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Dealt:
     split: Split
     test: ImageSet | None
     """The coordinator's test images."""
-    tables: Mapping[str, Any]
+    tables: Mapping[str, object]
     """The study of real silos with these parts."""
     config: StudyConfig
     """Its settings."""

@@ -1,7 +1,4 @@
-"""What the last tasks took at this silo, for forecasts: `rounds.json`. Nothing but a forecast depends on it.
-
-Tests: tests/silo/check/test_report.py.
-"""
+"""What the last tasks took at this silo, for forecasts: `rounds.json`. Nothing but a forecast depends on it."""
 
 from __future__ import annotations
 

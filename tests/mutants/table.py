@@ -27,6 +27,7 @@ _ENROLLMENT = "tests/coordinator/federation/test_enrollment.py"
 _COMPRESSION = "tests/silo/compute/test_lossy_update.py"
 _MEMORY = "tests/silo/site/test_memory.py"
 _LEDGER = "tests/coordinator/ledger/test_ledger.py"
+_DATABASE = "tests/coordinator/ledger/test_database.py"
 _ENGINE = "tests/coordinator/rounds/test_engine.py"
 _METER = "tests/common/rpc/test_meter.py"
 _BUDGET = "tests/silo/agent/test_daily_budget.py"
@@ -194,13 +195,13 @@ _ORDER = _mutants(
      "pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round = ?",
      "pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round <= ?", _LEDGER),
     ("ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if lasting else 'NORMAL'}", "OFF",
-     f"{_LEDGER}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
+     f"{_DATABASE}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
     ("new-ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if waits else 'NORMAL'}", "OFF",
-     f"{_LEDGER}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
+     f"{_DATABASE}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
     ("events-are-not-chained", "coordinator/ledger/database.py",
      "canonical_json([previous, number, unix, kind, study, text])",
      "canonical_json([number, unix, kind, study, text])",
-     f"{_LEDGER}::test_the_chain_of_events_is_the_documented_hash"),
+     f"{_DATABASE}::test_the_chain_of_events_is_the_documented_hash"),
 )
 
 _QUORUM = _mutants(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from semisilo.common.learning import tensors
 
-__all__ = ["NOTHING", "WeightedMean"]
+__all__ = ["WeightedMean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,3 @@ class WeightedMean:
     def mean(self) -> dict[str, Tensor] | None:
         """sum p_k x_k with p_k = weight_k / sum of weights, 1 / count when all are 0; None of nothing."""
         return None if self.total is None else tensors.scale(self.total, 1.0 / (self.weight or self.count))
-
-
-NOTHING = WeightedMean(None, 0.0, 0)

@@ -26,7 +26,7 @@ def index_digest(indices: ArrayLike) -> str:
 
 
 def split_manifest(
-    split: Split, labels_N: ArrayLike, *, classes: Sequence[str], source: str, settings: Mapping[str, Any],
+    split: Split, labels_N: ArrayLike, *, classes: Sequence[str], source: str, settings: Mapping[str, object],
     silo_names: Sequence[str] | None = None, rounds_per_step: int = 1,
 ) -> dict[str, Any]:  # JSON: those who write parts add what their files hold to each entry
     """Plain JSON types that name the split and let anyone check a part.

@@ -71,11 +71,6 @@ class Split:
             if not all(map(_is_sorted, steps)):
                 raise ValueError("the indices of a step are not sorted.")
 
-    @property
-    def num_steps(self) -> int:
-        """Steps in which unlabelled images stream in; 1 where they are all there from the start."""
-        return len(self.steps[0]) if self.steps else 1
-
     def steps_of(self, silo: int) -> Indices | None:
         """The step, from 0, in which each unlabelled image of a silo comes, in the order of `silos[silo]`; or None."""
         if not self.steps:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,17 +344,21 @@ def test_a_study_without_test_images_has_a_card_that_says_so(tmp_path: Path) -> 
     (1, None, "1 file of the coordinator was left out.")])
 def test_files_that_are_no_images_are_not_called_unreadable(hand_over: Exported, count: int, broken: int | None,
                                                             said: str) -> None:
-    card = json.loads(json.dumps(hand_over.card))
-    assert card["data"]["coordinator"]["unreadable_files"] == 0
+    card = hand_over.facts
+    assert card.data.coordinator.unreadable_files == 0
     assert "left out" not in card_markdown(card).partition("## Data")[2].partition("## Result")[0]
-    card["data"]["coordinator"] |= {"left_out_files": count, "unreadable_files": broken}
+    own = replace(card.data.coordinator, left_out_files=count, unreadable_files=broken)
+    card = replace(card, data=replace(card.data, coordinator=own))
     assert said in card_markdown(card)
     assert said in _Page(card_html(card)).text
 
 
 def test_names_that_hold_markup_stay_text(hand_over: Exported) -> None:
-    card = json.loads(json.dumps(hand_over.card))
-    card["model"]["classes"][0] = card["test"]["classes"][0]["name"] = "<script>alert(1)</script> | *x*"
+    card, name = hand_over.facts, "<script>alert(1)</script> | *x*"
+    assert card.test is not None
+    first, *others = card.test.classes
+    card = replace(card, model=replace(card.model, classes=(name, *card.model.classes[1:])),
+                   test=replace(card.test, classes=(replace(first, name=name), *others)))
     html, markdown = card_html(card), card_markdown(card)
     page = _Page(html)
     assert "script" not in page.tags

@@ -22,12 +22,13 @@ from semisilo.coordinator.ledger.costs import Cost, add_costs, costs_of, total_b
 from semisilo.coordinator.ledger.encodings import (
     DownloadEncodings,
     add_encoded,
-    encodings_by_round,
+    encoding_totals,
     encodings_of,
     held_groups,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
+from semisilo.coordinator.monitoring.summary import summarise
 from semisilo.coordinator.report.report import write_pages
 from semisilo.simulation import SimulationResult, run
 from tests.coordinator.compute.test_held_groups import asked, in_second_round
@@ -62,10 +63,12 @@ def test_the_encodings_of_a_study_add_up_to_its_payload_bytes_both_ways_and_in_e
         uses = [use for use in encodings_of(ledger, name) if use.direction == direction]
         assert sum(use.bytes for use in uses) == total_bytes(costs, kind="payload", direction=direction) > 0
         assert any(use.blocks for use in uses)
-        for number, rows in encodings_by_round(ledger, name).items():
-            spent = sum(cost.bytes for cost in costs
-                        if (cost.kind, cost.direction, cost.round) == ("payload", direction, number))
-            assert sum(row.bytes for row in rows if row.direction == direction) == spent
+        rounds = ledger.query("SELECT round, sum(bytes) AS bytes FROM encoded WHERE study = ? AND direction = ?"
+                              " GROUP BY round", name, direction)
+        for row in rounds:
+            assert row["bytes"] == sum(cost.bytes for cost in costs if (cost.kind, cost.direction, cost.round) == (
+                "payload", direction, row["round"]))
+        assert len(rounds) >= 2
 
 
 def test_dense_bytes_are_one_model_for_each_update_and_each_group_that_silos_needed(
@@ -78,6 +81,20 @@ def test_dense_bytes_are_one_model_for_each_update_and_each_group_that_silos_nee
     up = sum(use.dense_bytes for use in encodings_of(ledger, name) if use.direction == "up")
     assert up == updates * model
     assert all(use.saved_bytes == use.dense_bytes - use.bytes for use in encodings_of(ledger, name))
+
+
+def test_totals_are_the_sums_of_each_direction_and_none_of_nothing(simulated: SimulationResult) -> None:
+    ledger = ledger_of(simulated)
+    uses = encodings_of(ledger, ledger.studies()[0].name)
+    totals = encoding_totals(uses)
+    assert [(total.direction, total.encoding) for total in totals] == [("down", "all"), ("up", "all")]
+    for total in totals:
+        own = [use for use in uses if use.direction == total.direction]
+        assert (total.bytes, total.dense_bytes, total.blocks) == tuple(
+            sum(getattr(use, name) for use in own) for name in ("bytes", "dense_bytes", "blocks"))
+        assert total.saved_bytes == total.dense_bytes - total.bytes
+        assert total.share_of_dense == total.bytes / total.dense_bytes
+    assert [(total.bytes, total.share_of_dense) for total in encoding_totals(())] == [(0, None), (0, None)]
 
 
 def test_a_download_that_was_cut_counts_what_crossed(tmp_path: Path) -> None:
@@ -141,6 +158,11 @@ def test_the_report_has_a_row_and_a_bar_for_each_encoding(simulated: SimulationR
         arrow = {"down": "↓", "up": "↑"}[use.direction]
         assert f'<th scope="row">{arrow} {use.encoding}</th>' in page
         assert describe_encoding(use.encoding) in page
+    for total in summarise(ledger, name).encoding_totals:
+        arrow = {"down": "↓", "up": "↑"}[total.direction]
+        row = page.partition(f'<th scope="row">{arrow} all</th>')[2].partition("</tr>")[0]
+        assert describe_bytes(total.bytes) in row
+        assert describe_bytes(total.dense_bytes) in row
     most = max(uses, key=lambda use: use.dense_bytes)
     assert f"{describe_bytes(most.bytes)} instead of {describe_bytes(most.dense_bytes)}" in page
     assert (tmp_path / "encodings.png").stat().st_size > 5000

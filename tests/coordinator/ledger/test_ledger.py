@@ -1,26 +1,18 @@
-"""The ledger: opened from any version, atomic, append-only where it must be, and clear when its file is not usable."""
+"""The ledger: what its methods write, all or nothing, and what counts when. `test_database.py` is about its file."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import sqlite3
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import semisilo.coordinator.ledger.database as ledger_file
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, TaskClosed, UnknownName
+from semisilo.common.errors import TaskClosed, UnknownName
 from semisilo.common.methods.contract import ModelSettings, Numerics, NumericsRecord, Phase, TaskSpec
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.migrations import MIGRATIONS
 from semisilo.coordinator.ledger.records import (
     DeclaredUpdate,
     FrozenStudy,
@@ -31,6 +23,7 @@ from semisilo.coordinator.ledger.records import (
 )
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from tests.coordinator.ledger.test_database import dump_of, opened, synchronous_in
 from tests.coordinator.ledger_fixture import digest, open_collecting_round, study_config
 
 SILOS = ("alpha", "beta")
@@ -40,12 +33,6 @@ NUMERICS = NumericsRecord(device="cpu", torch="2", cpu_capability="AVX2", thread
 BASELINE = LabelledOnlyResult(metrics={"accuracy": 0.5}, epochs=1, lr=0.1, batch_size=10, steps=1, num_labelled=4,
                               history=(HistoryPoint(1, 0.7, 0.5),))
 TWO_PHASES = (Phase("train"), Phase("statistics", asks="roster", quorum="any"))
-
-
-def opened(folder: Path) -> Ledger:
-    ledger = Ledger(folder / "ledger.sqlite")
-    ledger.query("PRAGMA synchronous = OFF")
-    return ledger
 
 
 @pytest.fixture
@@ -65,12 +52,6 @@ def declared(task: TaskRow, name: str = "a") -> DeclaredUpdate:
                           declared_unix=1.0, accepted_unix=None, folded=False)
 
 
-def _dump(ledger: Ledger) -> dict[str, list[tuple[object, ...]]]:
-    """Every row of every table."""
-    names = [row["name"] for row in ledger.query("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    return {name: [tuple(row) for row in ledger.query(f"SELECT * FROM {name}")] for name in names}
-
-
 def collecting(ledger: Ledger, number: int = 1, silos: tuple[str, ...] = SILOS) -> None:
     if not ledger.studies():
         ledger.queue_study("s", study_config(rounds=3))
@@ -80,66 +61,7 @@ def collecting(ledger: Ledger, number: int = 1, silos: tuple[str, ...] = SILOS) 
     open_collecting_round(ledger, "s", number, silos)
 
 
-# Opening --------------------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_file_is_brought_to_this_version_and_opens_again(tmp_path: Path) -> None:
-    (tmp_path / "ledger.sqlite").touch()
-    opened(tmp_path).close()
-    again = opened(tmp_path)
-    assert again.query("PRAGMA user_version")[0][0] == len(MIGRATIONS)
-    assert again.query("PRAGMA journal_mode")[0][0] == "wal"
-    assert again.studies() == []
-    again.close()
-
-
-def test_a_ledger_of_an_older_version_is_migrated_with_its_rows(tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    first = opened(tmp_path)
-    first.queue_study("s", study_config(rounds=3))
-    first.close()
-    monkeypatch.setattr(ledger_file, "MIGRATIONS",
-                        (*MIGRATIONS, "ALTER TABLE study ADD COLUMN note TEXT NOT NULL DEFAULT 'none';"))
-    second = opened(tmp_path)
-    assert second.query("PRAGMA user_version")[0][0] == len(MIGRATIONS) + 1
-    assert [row["note"] for row in second.query("SELECT note FROM study")] == ["none"]
-    second.close()
-
-
-def test_a_migration_that_fails_half_way_leaves_the_version_before(tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(tmp_path).close()
-    monkeypatch.setattr(ledger_file, "MIGRATIONS",
-                        (*MIGRATIONS, "CREATE TABLE extra (name TEXT); CREATE TABLE study (name TEXT);"))
-    with pytest.raises(sqlite3.OperationalError, match="already exists"):
-        Ledger(tmp_path / "ledger.sqlite")
-    monkeypatch.undo()
-    again = opened(tmp_path)
-    assert again.query("PRAGMA user_version")[0][0] == len(MIGRATIONS)
-    assert again.query("SELECT 1 FROM sqlite_master WHERE name = 'extra'") == []
-    again.close()
-
-
-def _synchronous(ledger: Ledger, **options: bool) -> int:
-    """SQLite's setting during a transaction: 0 OFF, 1 NORMAL (a commit may be lost when the machine stops), 2 FULL (it
-    is on disk)."""
-    with ledger.transaction(**options) as db:
-        return int(db.execute("PRAGMA synchronous").fetchone()[0])
-
-
-def test_what_must_last_is_on_disk_when_its_transaction_ends(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    assert ledger.query("PRAGMA synchronous")[0][0] == 2, "migrations last too"
-    assert _synchronous(ledger) == 2
-    assert _synchronous(ledger, lasting=False) == 1
-    assert _synchronous(ledger, lasting=True) == 2, "also after one that need not last"
-    with ledger.transaction():
-        assert _synchronous(ledger, lasting=False) == 2, "a part of what lasts lasts"
-    ledger.close()
-    simulated = Ledger(tmp_path / "simulated.sqlite", waits=False)
-    assert simulated.query("PRAGMA synchronous")[0][0] == 1
-    assert [_synchronous(simulated, lasting=lasting) for lasting in (True, False)] == [1, 1]
-    simulated.close()
+# Transactions ---------------------------------------------------------------------------------------------------------
 
 
 def test_answers_and_ends_of_rounds_last_and_announcements_need_not(tmp_path: Path) -> None:
@@ -153,7 +75,7 @@ def test_answers_and_ends_of_rounds_last_and_announcements_need_not(tmp_path: Pa
     task = task_of(ledger)
 
     def is_full(write: Callable[[], object]) -> bool:
-        was_full = _synchronous(ledger) == 2
+        was_full = synchronous_in(ledger) == 2
         statements.clear()
         write()
         levels = [text for text in statements if text.startswith("PRAGMA synchronous =")]
@@ -170,157 +92,14 @@ def test_answers_and_ends_of_rounds_last_and_announcements_need_not(tmp_path: Pa
     ledger.close()
 
 
-def test_processes_that_open_a_new_ledger_at_the_same_time_all_succeed(tmp_path: Path) -> None:
-    code = "import sys, pathlib; from semisilo.coordinator.ledger.ledger import Ledger; sys.stdin.read(1);" \
-           "print(Ledger(pathlib.Path(sys.argv[1])).check_events())"
-    others = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "ledger.sqlite")], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [other.communicate("x", timeout=300) for other in others] == [("0\n", "")] * 4
-
-
-def test_a_ledger_of_a_newer_semisilo_is_refused_and_left_alone(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
-    db.close()
-    before = (tmp_path / "ledger.sqlite").read_bytes()
-    with pytest.raises(StorageDamaged, match="newer semisilo") as caught:
-        Ledger(tmp_path / "ledger.sqlite")
-    assert "Upgrade" in caught.value.remedy
-    assert (tmp_path / "ledger.sqlite").read_bytes() == before
-
-
-def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    path.write_bytes(b"my holiday photographs" * 100)
-    with pytest.raises(StorageDamaged, match="not a database") as caught:
-        Ledger(path)
-    assert str(path) in caught.value.text
-    assert "backup" in caught.value.remedy
-    assert path.read_bytes() == b"my holiday photographs" * 100
-
-
-def test_a_place_that_cannot_be_written_is_no_damaged_ledger(tmp_path: Path) -> None:
-    with pytest.raises(SemisiloError, match="unable to open") as caught:
-        Ledger(tmp_path / "nowhere" / "ledger.sqlite")
-    assert not isinstance(caught.value, StorageDamaged)
-    assert "able to write" in caught.value.remedy
-
-
-def test_a_ledger_that_another_program_locks_is_named_after_a_while(tmp_path: Path, ledger: Ledger,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger.query("PRAGMA busy_timeout = 50")
-    with sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(SemisiloError, match="kept it locked"):
-            ledger.event("never")
-        other.execute("ROLLBACK")
-    other.close()
-    ledger.event("now")
-    assert ledger.check_events() == 1
-
-
-# Transactions ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_transaction_that_is_rolled_back_leaves_nothing(ledger: Ledger) -> None:
-    ledger.queue_study("s", study_config(rounds=3))
-    dump = _dump(ledger)
-
-    def write_and_be_interrupted() -> None:
-        with ledger.transaction():
-            ledger.queue_study("t", study_config(rounds=1))
-            ledger.set_study_state("s", StudyState.PREPARING)
-            ledger.event("seen")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_and_be_interrupted()
-    assert _dump(ledger) == dump
-    with ledger.transaction():  # the control: the same without the end is kept, and the ledger still works
-        ledger.queue_study("t", study_config(rounds=1))
-    assert [row.name for row in ledger.studies()] == ["s", "t"]
-
-
 def test_every_method_that_writes_several_rows_is_all_or_nothing(ledger: Ledger) -> None:
     collecting(ledger)
-    dump = _dump(ledger)
+    dump = dump_of(ledger)
     with pytest.raises(sqlite3.IntegrityError):  # the same phase again: its row is in the way
         ledger.open_phase(ledger.phase("s", 1, 0), [])
     with pytest.raises(AssertionError):  # after the row of the update the round cannot move
         ledger.commit_round("s", 1, metrics={})
-    assert _dump(ledger) == dump
-
-
-def test_what_one_process_has_committed_another_sees_and_hears_of(tmp_path: Path, ledger: Ledger) -> None:
-    other = opened(tmp_path)
-    version = other.data_version()
-    assert other.data_version() == version
-    ledger.queue_study("s", study_config(rounds=3))
-    assert other.data_version() != version
-    assert other.study("s").state is StudyState.QUEUED
-    other.close()
-
-
-def test_a_full_disk_is_said_so_and_loses_nothing(ledger: Ledger) -> None:
-    ledger.queue_study("s", study_config(rounds=3))
-    dump = _dump(ledger)
-    pages = ledger.query("PRAGMA page_count")[0][0]
-    ledger.query(f"PRAGMA max_page_count = {pages + 1}")
-    with pytest.raises(DiskFull, match="disk is full") as caught:
-        ledger.event("large", text="x" * 100_000)
-    assert "safe" in caught.value.remedy
-    assert _dump(ledger) == dump
-    ledger.query("PRAGMA max_page_count = 100000")
-    ledger.event("large", text="x" * 100_000)
-    assert ledger.check_events() == 2
-
-
-def test_a_mistake_in_sql_is_not_blamed_on_the_disk(ledger: Ledger) -> None:
-    with pytest.raises(sqlite3.OperationalError, match="no such table"):
-        ledger.query("SELECT * FROM absent")
-
-
-# Events ---------------------------------------------------------------------------------------------------------------
-
-
-def test_the_chain_of_events_is_the_documented_hash(ledger: Ledger) -> None:
-    ledger.event("first", study="s", number=1)
-    ledger.event("second", text="ä")
-    previous = ""
-    for row in ledger.query("SELECT * FROM event ORDER BY number"):
-        content = json.dumps([previous, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]],
-                             separators=(",", ":"), ensure_ascii=False)
-        previous = hashlib.sha256(content.encode()).hexdigest()
-        assert row["chain"] == previous
-    assert ledger.check_events() == 2
-
-
-@pytest.mark.parametrize("change", [
-    "UPDATE event SET kind = 'harmless' WHERE number = 2", "UPDATE event SET unix = unix + 1 WHERE number = 2",
-    "UPDATE event SET detail_json = '{}' WHERE number = 2", "UPDATE event SET study = 't' WHERE number = 2",
-    "UPDATE event SET number = 9 WHERE number = 3", "DELETE FROM event WHERE number = 2",
-    "UPDATE event SET chain = (SELECT chain FROM event WHERE number = 1) WHERE number = 2"])
-def test_an_altered_event_is_found(tmp_path: Path, ledger: Ledger, change: str) -> None:
-    for number in range(3):
-        ledger.event("kind", study="s", number=number)
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
-        for trigger in ("event_is_append_only_1", "event_is_append_only_2"):
-            db.execute(f"DROP TRIGGER {trigger}")
-        assert ledger.check_events() == 3
-        db.execute(change)
-    db.close()
-    with pytest.raises(StorageDamaged, match=r"event [239] was altered"):
-        ledger.check_events()
-
-
-@pytest.mark.parametrize("change", ["UPDATE event SET kind = 'x'", "DELETE FROM event",
-                                    "UPDATE event SET detail_json = '{}' WHERE number = 1"])
-def test_events_cannot_be_changed_or_removed(ledger: Ledger, change: str) -> None:
-    ledger.event("kind")
-    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        ledger.query(change)
-    assert ledger.check_events() == 1
+    assert dump_of(ledger) == dump
 
 
 # Studies --------------------------------------------------------------------------------------------------------------
@@ -582,28 +361,6 @@ def test_the_committed_state_is_that_of_the_last_completed_round(ledger: Ledger)
     last = ledger.last_round("s")
     assert last is not None
     assert (last.number, last.state) == (2, RoundState.FAILED)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_the_ledger_of_another_user_is_named_with_the_remedy() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        opened(folder).close()
-        done = _as_nobody(folder / "ledger.sqlite")
-    assert done.stderr == ""
-    assert done.stdout.startswith(f"SemisiloError {folder / 'ledger.sqlite'}: ")
-    assert f"able to write {folder}" in done.stdout
-
-
-def _as_nobody(path: Path) -> subprocess.CompletedProcess[str]:
-    """Writes an event as a user who may only read."""
-    code = "import os, sys, pathlib; from semisilo.coordinator.ledger.ledger import Ledger\n" \
-           "from semisilo.common.errors import SemisiloError\n" \
-           "os.setgid(65534); os.setuid(65534)\n" \
-           "try:\n    Ledger(pathlib.Path(sys.argv[1])).event('mine')\n" \
-           "except SemisiloError as error:\n    print(type(error).__name__, error.line())"
-    return subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300)
 
 
 def test_what_is_asked_for_each_silo_is_found_by_an_index(ledger: Ledger) -> None:

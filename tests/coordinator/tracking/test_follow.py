@@ -22,9 +22,9 @@ from semisilo.coordinator.tracking import follow
 from semisilo.coordinator.tracking.companion import keep_tracking
 from semisilo.coordinator.tracking.follow import Follower
 from semisilo.coordinator.tracking.hand_over import track_study
-from semisilo.coordinator.tracking.tensorboard_files import event_file, steps_in
+from semisilo.coordinator.tracking.tensorboard_files import event_file
 from tests.coordinator.ledger_fixture import Filled, fill_study
-from tests.coordinator.tracking.test_tensorboard import commit
+from tests.coordinator.tracking.test_tensorboard import commit, steps_in
 
 pytest.importorskip("tensorboard")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semisilo.coordinator.strategies.parts.weighted_mean import NOTHING, WeightedMean
+from semisilo.coordinator.strategies.parts.weighted_mean import WeightedMean
 from semisilo.coordinator.strategies.parts.weights import share_weights
+
+NOTHING = WeightedMean(None, 0.0, 0)
 
 
 def _mean(weights: list[float], values: list[list[float]]) -> WeightedMean:

@@ -100,7 +100,7 @@ def test_the_uneven_splits_of_fedmatch_are_refused_for_other_numbers_of_classes(
 def test_streaming_gives_ten_equal_steps_of_625_images():
     """62,500 images and 10 silos: 6250 each, 625 per step, where no class ran out before (the first silos)."""
     split = streaming_noniid(FASHION, 10, num_classes=10, seed=1)
-    assert split.num_steps == 10
+    assert {len(steps) for steps in split.steps} == {10}
     assert [len(step) for step in split.steps[0]] == [625] * 10
     for held, steps in zip(split.silos, split.steps, strict=True):
         assert len({len(step) for step in steps}) == 1, "equal steps"

@@ -312,11 +312,9 @@ def test_steps_that_are_no_partition_of_a_silos_images_cannot_be_made(steps, sai
         Split(silos, steps=arrays)
 
 
-def test_a_split_with_steps_tells_how_many():
+def test_a_split_with_steps_tells_the_step_of_every_image():
     silos = (np.array([1, 2, 3]), np.array([], dtype=np.int64))
     none = np.array([], dtype=np.int64)
-    assert Split(silos, steps=((np.array([3]), np.array([1, 2])), (none, none))).num_steps == 2
-    assert Split(silos).num_steps == 1
     assert Split(silos, steps=((np.array([3]), np.array([1, 2])), (none, none))).steps_of(0).tolist() == [1, 1, 0]
     assert Split(silos).steps_of(0) is None
 

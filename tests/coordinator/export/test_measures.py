@@ -1,0 +1,61 @@
+"""What a model is worth, from its answers alone, on a set that is small enough to count by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from semisilo.common.errors import ComputeFailed
+from semisilo.coordinator.export.calibration import fit_temperature
+from semisilo.coordinator.export.intervals import wilson
+from semisilo.coordinator.export.measures import measure, temperature_for
+
+LOGITS = np.array([[2, 0, 0], [1, 0, 0], [0, 3, 0], [2, 1, 0], [1, 1, 0]], dtype=np.float32)
+"""The predictions are 0, 0, 1, 0, and 0 again: of equal logits the lowest class."""
+LABELS = np.array([0, 0, 1, 1, 0])
+CLASSES = ("a", "b", "c")
+
+
+def test_counts_shares_and_intervals_are_those_of_the_confusion_matrix() -> None:
+    found = measure(LOGITS, LABELS, classes=CLASSES, seed=1)
+    assert found.confusion == ((3, 0, 0), (1, 1, 0), (0, 0, 0))
+    assert (found.images, found.right, found.accuracy, found.accuracy_interval) == (5, 4, 0.8, wilson(4, 5))
+    assert found.balanced_accuracy == pytest.approx((3 / 3 + 1 / 2) / 2), "classes that do not occur do not count"
+    a, b, c = found.classes
+    assert (a.images, a.predicted, a.right, a.recall, a.precision) == (3, 4, 3, 1.0, 0.75)
+    assert (b.recall, b.recall_interval, b.precision_interval) == (0.5, wilson(1, 2), wilson(1, 1))
+    assert (c.images, c.recall, c.recall_interval, c.precision, c.auroc) == (0, None, None, None, None)
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_the_right_order() -> None:
+    found = measure(LOGITS, LABELS, classes=CLASSES, seed=1)
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    for label in (0, 1):
+        pairs = [(inside, outside) for inside in p[label == LABELS, label] for outside in p[label != LABELS, label]]
+        assert found.classes[label].auroc == pytest.approx(
+            sum(1.0 if inside > outside else 0.5 if inside == outside else 0.0 for inside, outside in pairs)
+            / len(pairs))
+
+
+def test_a_temperature_changes_the_calibration_and_no_prediction() -> None:
+    plain = measure(LOGITS, LABELS, classes=CLASSES, seed=1)
+    assert (plain.temperature, plain.calibration_with_temperature) == (1.0, None)
+    cool = measure(LOGITS, LABELS, classes=CLASSES, seed=1, temperature=2.0)
+    assert cool.calibration_with_temperature is not None
+    assert (cool.confusion, cool.calibration) == (plain.confusion, plain.calibration)
+    assert cool.calibration_with_temperature.negative_log_likelihood == pytest.approx(-np.mean([
+        math.log(math.exp(row[label] / 2) / sum(math.exp(x / 2) for x in row))
+        for row, label in zip(LOGITS.tolist(), LABELS.tolist(), strict=True)]))
+    assert temperature_for(LOGITS, LABELS) == fit_temperature(LOGITS, LABELS)
+
+
+def test_answers_that_are_not_finite_are_not_measured() -> None:
+    for wrong in (np.nan, np.inf):
+        logits = LOGITS.copy()
+        logits[0, 0] = wrong
+        with pytest.raises(ComputeFailed, match="not finite"):
+            measure(logits, LABELS, classes=CLASSES, seed=1)
+        with pytest.raises(ComputeFailed, match="not finite"):
+            temperature_for(logits, LABELS)

@@ -1,0 +1,69 @@
+"""The tables of the ledger: what every version leads to, and what they do by themselves."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semisilo.coordinator.ledger.migrations import MIGRATIONS
+
+VERSION_1 = Path(__file__).with_name("ledger_version_1.sql")
+COST = "INSERT INTO cost VALUES ('s', 1, 'train', ?, 'up', ?, 'x', ?, 2, 0)"
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    for migration in MIGRATIONS:
+        made.executescript(migration)
+    yield made
+    made.close()
+
+
+def schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """Kind, name and text of everything; columns that were added later stand in the text of their table."""
+    return {(kind, name, " ".join(sql.split())) for kind, name, sql in db.execute(
+        "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'")}
+
+
+def test_a_ledger_of_version_1_becomes_what_a_new_one_is(db: sqlite3.Connection) -> None:
+    old = sqlite3.connect(":memory:", isolation_level=None)
+    old.executescript(VERSION_1.read_text(encoding="utf-8"))
+    assert schema(old) != schema(db)
+    for migration in MIGRATIONS[1:]:
+        old.executescript(migration)
+    tables = {name for kind, name, _ in schema(db) if kind == "table"}
+    assert {(kind, name) for kind, name, _ in schema(old)} == {(kind, name) for kind, name, _ in schema(db)}
+    for table in tables:
+        assert old.execute(f"PRAGMA table_info({table})").fetchall() == \
+            db.execute(f"PRAGMA table_info({table})").fetchall()
+    old.close()
+
+
+def test_every_table_refuses_values_of_another_type(db: sqlite3.Connection) -> None:
+    tables = [sql for kind, _, sql in schema(db) if kind == "table"]
+    assert len(tables) > 10
+    assert [sql for sql in tables if "STRICT" not in sql.rpartition(")")[2]] == []
+
+
+def test_costs_are_totalled_as_they_come_and_wire_bytes_by_day(db: sqlite3.Connection) -> None:
+    for silo, kind, size in (("a", "wire", 10), ("a", "wire", 5), ("a", "payload", 7), ("b", "wire", 1)):
+        db.execute(COST, (silo, kind, size))
+    assert db.execute("SELECT silo, kind, bytes, count FROM cost_total ORDER BY silo, kind").fetchall() == [
+        ("a", "payload", 7, 2), ("a", "wire", 15, 4), ("b", "wire", 1, 2)]
+    assert db.execute("SELECT silo, sum(bytes) FROM wire_by_day GROUP BY silo ORDER BY silo").fetchall() == [
+        ("a", 15), ("b", 1)]
+
+
+def test_totals_of_a_ledger_from_before_they_were_kept_are_made_when_it_is_migrated() -> None:
+    old = sqlite3.connect(":memory:", isolation_level=None)
+    old.executescript(MIGRATIONS[0])
+    for size in (10, 5):
+        old.execute(COST, ("a", "wire", size))
+    for migration in MIGRATIONS[1:]:
+        old.executescript(migration)
+    assert old.execute("SELECT silo, kind, bytes, count FROM cost_total").fetchall() == [("a", "wire", 15, 4)]
+    old.close()

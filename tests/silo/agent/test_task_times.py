@@ -1,0 +1,28 @@
+"""What the last tasks took: kept on disk, the oldest go, and a damaged file costs a forecast and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from semisilo.silo.agent.task_times import TaskTook, note_task, read_tasks
+
+TOOK = TaskTook(study="s", round=1, phase="train", method="semifl", unix=5.0, images=10, train_seconds=2.5)
+
+
+def test_tasks_are_read_back_oldest_first_and_only_the_last_thirty_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.json"
+    assert read_tasks(path) == ()
+    for number in range(33):
+        note_task(path, replace(TOOK, round=number))
+    assert read_tasks(path) == tuple(replace(TOOK, round=number) for number in range(3, 33))
+    assert [each.name for each in tmp_path.iterdir()] == ["rounds.json"], "nothing is left beside it"
+
+
+def test_a_file_that_cannot_be_read_counts_as_none_and_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.json"
+    for content in (b"", b"{", b"[]", b'{"tasks": [{"study": 1}]}', b'{"surprise": []}', b"\xff"):
+        path.write_bytes(content)
+        assert read_tasks(path) == (), content
+    note_task(path, TOOK)
+    assert read_tasks(path) == (TOOK,)
