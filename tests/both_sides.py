@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
 
 from semisilo.common.config import to_dict
 from semisilo.common.errors import TensorsMissing
@@ -64,9 +63,8 @@ NETWORKS = {"plain": "tests.both_sides:plain_network", "batch norm": "tests.both
 
 
 def without_waiting_for_the_disk(patch: pytest.MonkeyPatch) -> None:
-    """Objects are killed in these tests and the machine is not: what was written is there. One thread for torch."""
+    """Objects are killed in these tests and the machine is not: what was written is there."""
     patch.setattr(os, "fsync", lambda handle: None)
-    torch.set_num_threads(1)
 
 
 def plain_network(*, num_classes: int, channels: int, size: int) -> torch.nn.Module:
@@ -106,6 +104,8 @@ class Images:
 
 def write_images(folder: Path, silos: Sequence[str], *, labelled: int = 4, unlabelled: int = 9) -> Images:
     """Digits of three classes for everyone: different ones, of each class as many."""
+    from sklearn.datasets import load_digits  # takes a second that others need not wait
+
     digits = load_digits(n_class=len(CLASSES))
     pixels = (digits.images * 15).astype(np.uint8)
     by_class = [np.flatnonzero(digits.target == label) for label in range(len(CLASSES))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -27,14 +27,6 @@ from semisilo.silo.trainers import load_trainer
 DIGITS = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,))
 SMALL = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 PLAIN = AugmentationSettings(policy="none")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _digits_net() -> nn.Module:

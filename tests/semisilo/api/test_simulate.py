@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ PAGE = ROOT / "docs" / "python.md"
 SMALL: dict[str, Any] = {"silos": 3, "num_labelled": 20, "rounds": 1, "labelled_only": False, "progress": False,
                          "tables": {"simulation": {"split": {"fraction": 0.12}}}}
 QUICK = {"name": "semifl", "local_epochs": 1, "coordinator_epochs": 1, "confidence_threshold": 0.11}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
