@@ -13,6 +13,7 @@ Tests: tests/common/data/test_readers.py.
 
 from __future__ import annotations
 
+import functools
 import lzma
 import math
 import zipfile
@@ -66,11 +67,7 @@ def digits(split: str, *, source: str) -> Arrays:
     if split not in ("", "train", "test"):
         raise BadData(f"{source}: the digits have no split '{split}'.",
                       remedy="Write digits, digits#train or digits#test.")
-    from sklearn.datasets import load_digits
-
-    loaded = load_digits()
-    labels_N = loaded.target.astype(np.int64)
-    images = np.floor(loaded.images * (255 / 16) + 0.5).astype(np.uint8)
+    images, labels_N = (values.copy() for values in _scans())
     if split:
         for_test = np.zeros(len(labels_N), dtype=bool)
         for label in range(10):
@@ -79,6 +76,15 @@ def digits(split: str, *, source: str) -> Arrays:
         images, labels_N = images[chosen], labels_N[chosen]
     classes = tuple(str(digit) for digit in range(10))
     return Arrays(source, source, images.shape, images, labels_N, classes, classes_named=True)
+
+
+@functools.cache
+def _scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """All digits and what they are. Kept: a simulation deals them again and again, and they are text in a package."""
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    return np.floor(loaded.images * (255 / 16) + 0.5).astype(np.uint8), loaded.target.astype(np.int64)
 
 
 def npz(
