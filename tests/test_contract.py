@@ -37,8 +37,8 @@ from tests.both_sides import (
     Federation,
     Images,
     Sent,
+    quickly,
     study_tables,
-    without_waiting_for_the_disk,
     write_images,
 )
 from tests.method_studies import STUDIES, MethodStudy
@@ -61,7 +61,7 @@ every_method_slowly = pytest.mark.parametrize("study", [
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        without_waiting_for_the_disk(patch)
+        quickly(patch)
         yield
 
 

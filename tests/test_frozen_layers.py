@@ -37,8 +37,8 @@ from tests.both_sides import (
     Images,
     Silo,
     network_with_batch_norm,
+    quickly,
     study_tables,
-    without_waiting_for_the_disk,
     write_images,
 )
 from tests.method_studies import STUDIES, MethodStudy
@@ -56,7 +56,7 @@ every_method = pytest.mark.parametrize("study", FIRST, ids=str)
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        without_waiting_for_the_disk(patch)
+        quickly(patch)
         yield
 
 

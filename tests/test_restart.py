@@ -1,9 +1,8 @@
 """kill -9 of real processes at every stage: after a restart the study ends with the bits of an undisturbed run.
 
-A start of both sides takes many seconds of the processor. The quick test kills a silo and the coordinator in the middle
-of an upload, while the other silo lives on;
-each stage by itself is slow, and is killed quickly with objects in one process in test_overwriting.py and
-coordinator/rounds/test_engine.py.
+A start of both sides takes many seconds of the processor. The quick test kills the coordinator and a silo in the middle
+of an upload, while the other silo lives on; each stage by itself is slow, and is killed quickly with objects in one
+process in test_overwriting.py and coordinator/rounds/test_engine.py.
 """
 
 from __future__ import annotations
