@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import types
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,14 +23,6 @@ from semisilo.common.models.resnet9 import ResNet9
 from semisilo.common.models.wide_resnet import WideResNet28
 
 CLASSES = tuple(f"class {index}" for index in range(10))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _count(model: nn.Module) -> int:

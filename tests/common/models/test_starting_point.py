@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torchvision import models
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, BadData
@@ -25,19 +23,19 @@ NAMES = tuple("abcdefg")
 SEED = 11
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def build(name: str, **settings: Any) -> nn.Module:
+    """A network of torchvision, which takes a second to import."""
+    from torchvision import models
+
+    model: nn.Module = getattr(models, name)(**settings)
+    return model
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ResNet-18 of torchvision for 7 classes that has seen some images, as a state_dict."""
     torch.manual_seed(2)
-    model = models.resnet18(num_classes=7)
+    model = build("resnet18", num_classes=7)
     with torch.no_grad():
         for _ in range(3):
             model.train()(torch.randn(4, 3, 32, 32))
@@ -51,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(path: Path) -> nn.Module:
     from safetensors.torch import load_file
 
-    model = models.resnet18(num_classes=7)
+    model = build("resnet18", num_classes=7)
     model.load_state_dict(load_file(path))
     return model.eval()
 
@@ -156,7 +154,7 @@ def test_a_file_without_its_head_leaves_the_head_random(trained: Path, tmp_path:
 def test_names_of_a_network_that_begin_like_a_wrapper_stay(tmp_path: Path) -> None:
     """torchvision's ViT has parameters that begin with "encoder."."""
     with torch.random.fork_rng():
-        model = models.vit_b_32(image_size=32, num_classes=3)
+        model = build("vit_b_32", image_size=32, num_classes=3)
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
     found = start(tmp_path / "vit.safetensors", name="vit_b_32", classes=("a", "b", "c"))
     assert found.left_random == ()
@@ -259,7 +257,7 @@ def test_the_weights_of_another_network_are_recognised_as_such(trained: Path) ->
 
 def test_weights_for_another_image_size_name_the_setting(tmp_path: Path) -> None:
     with torch.random.fork_rng():
-        save_file(models.vit_b_32(image_size=64, num_classes=7).state_dict(), tmp_path / "vit.safetensors")
+        save_file(build("vit_b_32", image_size=64, num_classes=7).state_dict(), tmp_path / "vit.safetensors")
     error = refused(tmp_path / "vit.safetensors", name="vit_b_32")
     assert "encoder.pos_embedding is [1, 5, 768] in the file and [1, 2, 768] here" in error.text
     assert "[data] image size" in error.remedy
@@ -271,7 +269,7 @@ def test_normalisation_layers_that_the_study_has_left_out_are_named(trained: Pat
 
 def test_other_values_of_a_buffer_are_refused_since_silos_would_not_get_them(tmp_path: Path) -> None:
     with torch.random.fork_rng():
-        weights = models.swin_t(num_classes=7).state_dict()
+        weights = build("swin_t", num_classes=7).state_dict()
     name = next(each for each in weights if each.endswith("relative_position_index"))
     save_file({key: each.contiguous() for key, each in weights.items()}, tmp_path / "good.safetensors")
     assert start(tmp_path / "good.safetensors", name="swin_t").left_random == ()

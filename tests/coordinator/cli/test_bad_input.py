@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.processes import free_ports, run_command
 
@@ -54,6 +53,8 @@ class Hub:
 
     def study(self, name: str, text: str = GOOD) -> Path:
         """Writes a study with a small labelled set; returns its file."""
+        from sklearn.datasets import load_digits
+
         folder = self.folder / "studies" / name
         folder.mkdir(exist_ok=True)
         digits = load_digits()

@@ -15,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from sklearn.datasets import load_digits
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.form import ImageForm
@@ -73,6 +72,8 @@ PHASE = Phase("train")
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with class folders of 4 digits each, and a test.npz of 50 others."""
+    from sklearn.datasets import load_digits
+
     folder = tmp_path_factory.mktemp("images")
     digits = load_digits()
     pixels = (digits.images * 15).astype(np.uint8)

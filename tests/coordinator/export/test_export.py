@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
-from sklearn.metrics import confusion_matrix, precision_score, roc_auc_score
 
 import semisilo.coordinator.export.export as export_module
 from semisilo.common.errors import BadData, NotPermitted, UsageError
@@ -40,10 +37,8 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module", autouse=True)
 def _torch_as_before() -> Iterator[None]:
     """An export sets torch's numerics for its process."""
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    torch.set_num_threads(1)
+    mode = torch.get_deterministic_debug_mode()
     yield
-    torch.set_num_threads(threads)
     torch.set_deterministic_debug_mode(mode)
 
 
@@ -159,6 +154,8 @@ def test_the_model_that_a_study_leaves_behind_can_be_used_like_an_export(simulat
 
 def test_the_graph_takes_fractions_in_batches_of_any_size_and_says_what_it_is(simulated: SimulationResult,
                                                                               hand_over: Exported) -> None:
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(str(hand_over.folder / "model.onnx"), providers=["CPUExecutionProvider"])
     model, facts = read_model(hand_over.model)
     images_NCHW, _ = images_of(simulated, "test")
@@ -182,6 +179,8 @@ def test_the_graph_names_no_place_of_this_machine(hand_over: Exported) -> None:
 def test_a_graph_that_differs_from_the_network_is_not_handed_over(
         wrong: str, simulated: SimulationResult, hand_over: Exported, tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnx
+
     def tampered(path: Path, model: torch.nn.Module, facts: ModelFacts) -> None:
         shutil.copy(hand_over.folder / "model.onnx", path)
         if wrong == "cut":
@@ -215,6 +214,8 @@ def test_without_onnx_the_card_says_so(simulated: SimulationResult, tmp_path: Pa
 
 def test_the_numbers_of_the_card_are_those_of_scikit_learn_on_the_same_answers(simulated: SimulationResult,
                                                                                hand_over: Exported) -> None:
+    from sklearn.metrics import confusion_matrix, precision_score, roc_auc_score
+
     model, facts = read_model(hand_over.model)
     images_NCHW, labels_N = images_of(simulated, "test")
     logits_NK = logits_of(model, images_NCHW, facts.image).numpy()

@@ -39,12 +39,7 @@ VERSION_1 = Path(__file__).with_name("ledger_version_1.sql")
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run(study("semifl", rounds=2, silos=3), out=tmp_path_factory.mktemp("simulated"), device="cpu")
-    finally:
-        torch.set_num_threads(threads)
+    return run(study("semifl", rounds=2, silos=3), out=tmp_path_factory.mktemp("simulated"), device="cpu")
 
 
 def ledger_of(result: SimulationResult) -> Ledger:

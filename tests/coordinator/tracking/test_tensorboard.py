@@ -191,16 +191,11 @@ def test_neither_torch_nor_tensorflow_is_loaded_to_write(filled: Filled, tmp_pat
 
 @pytest.mark.slow
 def test_a_simulation_writes_one_too_and_keeps_it_up_to_date(tmp_path: Path) -> None:
-    import torch
-
     from semisilo.simulation import run
     from semisilo.simulation.output import report, write_output
     from tests.semisilo.studies import study
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     result = run(study("semifl", rounds=2), out=tmp_path / "run", device="cpu")
-    torch.set_num_threads(threads)
     write_output(result)
     assert not (tmp_path / "run" / "tensorboard").exists()
     write_output(result, tensorboard=True)
