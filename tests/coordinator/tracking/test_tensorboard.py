@@ -152,12 +152,15 @@ def _write_for_ever(federation: str, out: str) -> None:
 
 def test_kill_9_at_any_moment_leaves_a_file_that_is_gone_on_with(filled: Filled, tmp_path: Path) -> None:
     out = tmp_path / "tb"
-    for pause in (0.25, 0.3, 0.37):
+    for pause in (0.005, 0.05):
         process = multiprocessing.get_context("spawn").Process(
             target=_write_for_ever, args=(str(filled.federation.ledger), str(out)))
         process.start()
-        time.sleep(1.0 + pause)
         assert process.pid is not None
+        while not (out.is_dir() and any(out.iterdir())):
+            assert process.is_alive()
+            time.sleep(0.001)
+        time.sleep(pause)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         write_events(filled.ledger, "first", out)
