@@ -572,6 +572,21 @@ def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     json.dumps(to_dict(found), allow_nan=False)
 
 
+def test_a_process_gives_the_same_bits_as_this_one(federation: Path) -> None:
+    async def scenario() -> tuple[OpenedStudy, Prepared]:
+        compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")
+        try:
+            return await compute.call(opening(federation)), await compute.call(Prepare())
+        finally:
+            await compute.close()
+
+    first, prepared = asyncio.run(scenario())
+    operations, answer = opened(federation)
+    assert answer == first
+    assert prepare(operations) == prepared
+
+
+@pytest.mark.slow
 def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(federation: Path) -> None:
     async def scenario() -> tuple[OpenedStudy, Prepared, Evaluated]:
         compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")

@@ -127,7 +127,8 @@ def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_lo
         filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One in the middle of a body that is wanted, one of a body that is not, one of a second request."""
     begun = (
-        b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+        b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 99\r\n\r\n{",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost:")
     monkeypatch.setattr("semisilo.coordinator.page.server._MOST_CONNECTIONS", 3)

@@ -15,6 +15,7 @@ import pytest
 
 from semisilo.common.errors import SemisiloError
 from semisilo.coordinator.ledger.costs import costs_of, total_bytes
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.tracking import tensorboard_files
 from semisilo.coordinator.tracking.facts import RoundReader
@@ -50,7 +51,11 @@ def points(found: Any, tag: str) -> list[tuple[int, float]]:
 
 
 def commit(filled: Filled, number: int) -> None:
-    ledger = filled.ledger
+    with filled.ledger.transaction():
+        _commit(filled.ledger, number)
+
+
+def _commit(ledger: Ledger, number: int) -> None:
     open_collecting_round(ledger, "first", number, SILOS)
     for silo in SILOS:
         answer(ledger, "first", number, silo, TaskState.UPDATED, ratio=0.7)
