@@ -272,8 +272,8 @@ def test_a_test_set_at_the_coordinator_is_measured_although_there_are_no_labels_
 
 
 def test_a_model_that_does_not_fit_the_images_is_refused_before_the_study_starts(federation: Path) -> None:
-    with pytest.raises(BadConfiguration):
-        opened(federation, model={"name": "alexnet"})
+    with pytest.raises(BadConfiguration, match="8x8"):
+        opened(federation, model={"name": "resnet9"})
 
 
 def test_the_operators_own_study_file_permits_the_factory_that_it_names(
