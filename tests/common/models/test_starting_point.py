@@ -67,8 +67,8 @@ def start(path: Path | None, *, form: ImageForm = COLOUR, classes: tuple[str, ..
 def small_vit(*, num_classes: int, channels: int, size: int) -> nn.Module:
     """torchvision's vision transformer, which has no small one among its own, with one layer for 32 x 32 patches."""
     assert channels == 3
-    return build("VisionTransformer", image_size=size, patch_size=32, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=16,
-                 num_classes=num_classes)
+    return build("VisionTransformer", image_size=size, patch_size=32, num_layers=1, num_heads=2, hidden_dim=8,
+                 mlp_dim=16, num_classes=num_classes)
 
 
 def small_swin(*, num_classes: int, channels: int, size: int) -> nn.Module:
