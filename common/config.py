@@ -67,13 +67,15 @@ def load_toml(path: Path) -> Tables:
 
 def to_dict(value: Any) -> Any:
     """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text."""
+    if value is None or type(value) in _PLAIN:
+        return value  # most values, before anything that takes time
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: to_dict(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, typing.Mapping):
+    if isinstance(value, Mapping):
         return {str(key): to_dict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_dict(item) for item in value]
@@ -115,6 +117,12 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
         return cls(**values)
     except ValueError as error:
         raise BadConfiguration(f"{_at(where)}{error}") from None
+
+
+@functools.cache
+def _names(cls: Hashable) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(field.name for field in dataclasses.fields(typing.cast(Any, cls)))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
 
 from semisilo.common.config import to_dict
+from semisilo.common.data.formats import archive
 from semisilo.common.errors import TensorsMissing
 from semisilo.common.methods.contract import Meaning, TaskSpec
 from semisilo.common.payload.cache import TensorCache
@@ -52,8 +52,8 @@ from semisilo.silo.site.policy import Permit, Policy
 from semisilo.silo.site.stores import collect_tensors, open_cache
 from tests.coordinator.federation_in_memory import Killed, NoAccounts
 
-__all__ = ["CLASSES", "NETWORKS", "Federation", "Images", "Killed", "Sent", "Silo", "deliver", "study_tables",
-           "without_waiting_for_the_disk", "write_images"]
+__all__ = ["CLASSES", "NETWORKS", "Federation", "Images", "Killed", "Sent", "Silo", "deliver", "quickly",
+           "study_tables", "write_images"]
 
 AnswerT = TypeVar("AnswerT")
 
@@ -63,10 +63,29 @@ NETWORKS = {"plain": "tests.both_sides:plain_network", "batch norm": "tests.both
             "wide": "tests.both_sides:wide_network"}
 
 
-def without_waiting_for_the_disk(patch: pytest.MonkeyPatch) -> None:
-    """Objects are killed in these tests and the machine is not: what was written is there. One thread for torch."""
+def quickly(patch: pytest.MonkeyPatch) -> None:
+    """Spares what costs time and shows nothing here. Objects are killed in these tests and the machine is not: what was
+    written is there. Files are written in this thread. Images are no state: however many objects ask for those of a
+    file, it is read once, and each is given arrays of its own.
+    """
+    read = archive.npz
+    known: dict[tuple[object, ...], archive.Arrays] = {}
+
+    def npz(path: Path, split: str, **asked: Any) -> archive.Arrays:
+        key = path, path.stat().st_mtime_ns, split, *asked.values()
+        if key not in known:
+            known[key] = read(path, split, **asked)
+        found = known[key]
+        return replace(found, images=None if found.images is None else found.images.copy(),
+                       labels_N=None if found.labels_N is None else found.labels_N.copy())
+
+    async def at_once(call: Callable[..., AnswerT], *arguments: Any, **options: Any) -> AnswerT:
+        await asyncio.sleep(0)
+        return call(*arguments, **options)
+
     patch.setattr(os, "fsync", lambda handle: None)
-    torch.set_num_threads(1)
+    patch.setattr(archive, "npz", npz)
+    patch.setattr(asyncio, "to_thread", at_once)
 
 
 def plain_network(*, num_classes: int, channels: int, size: int) -> torch.nn.Module:
@@ -106,6 +125,8 @@ class Images:
 
 def write_images(folder: Path, silos: Sequence[str], *, labelled: int = 4, unlabelled: int = 9) -> Images:
     """Digits of three classes for everyone: different ones, of each class as many."""
+    from sklearn.datasets import load_digits  # takes a second that others need not wait
+
     digits = load_digits(n_class=len(CLASSES))
     pixels = (digits.images * 15).astype(np.uint8)
     by_class = [np.flatnonzero(digits.target == label) for label in range(len(CLASSES))]

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from semisilo.common.text.cli_errors import run_cli
 from tests.proxy import Proxy
@@ -119,6 +118,8 @@ class FederationOfProcesses:
                                               else 'listen = ""'))
         first = self.hub / "studies" / "first"
         (first / "study.toml").write_text(study.format(timeout=timeout))
+        from sklearn.datasets import load_digits  # takes a second that others need not wait
+
         digits = load_digits()
         pixels, labels = np.round(digits.images * 255 / 16).astype(np.uint8), digits.target
         np.savez(first / "labelled.npz", train_images=pixels[:80], train_labels=labels[:80])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -27,14 +27,6 @@ from semisilo.silo.trainers import load_trainer
 DIGITS = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,))
 SMALL = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 PLAIN = AugmentationSettings(policy="none")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _digits_net() -> nn.Module:
@@ -105,7 +97,7 @@ def _digits() -> tuple[ImageSet, ImageSet]:
     return train, test
 
 
-def _digits_study(method: str, *, rounds: int = 5, at_coordinator: bool = False, **settings: Any) -> Study:
+def _digits_study(method: str, *, rounds: int = 3, at_coordinator: bool = False, **settings: Any) -> Study:
     """Three silos with 300 images each; 20 labels of every class are at the coordinator, or spread over the silos."""
     train, test = _digits()
     labels_N = train.labels_N
@@ -150,7 +142,7 @@ SILOS = {name: SiloData(labelled=_small(count, count), unlabelled=_small(2 * cou
     ("fedavg", {"objective": "mean_teacher", "teacher": "local", "steps_rule": "fed_shvr", "unlabelled_batch": 32}),
 ])
 def test_with_labels_at_silos_digits_are_learnt(method: str, settings: dict[str, Any]) -> None:
-    """60 to 70 labels at each of three silos: far above the 10 % of guessing after five rounds."""
+    """60 to 70 labels at each of three silos: far above the 10 % of guessing after three rounds."""
     study = _digits_study(method, momentum=0.9, **{"lr": 0.05, **settings})
     study.run()
     assert study.accuracy() > 0.5

@@ -37,8 +37,8 @@ from tests.both_sides import (
     Federation,
     Images,
     Sent,
+    quickly,
     study_tables,
-    without_waiting_for_the_disk,
     write_images,
 )
 from tests.method_studies import STUDIES, MethodStudy
@@ -53,15 +53,21 @@ every_case = pytest.mark.parametrize(("study", "network"), CASES, ids=[f"{study}
 every_method = pytest.mark.parametrize("study", FIRST, ids=str)
 _WITH_MEMORY = ("semifl", "fedmatch", "scaffold", "fed_shvr")
 """Methods that keep something for each silo, or from round to round."""
+every_case_of_memory = pytest.mark.parametrize(("study", "network"), [
+    (study, network) if network != "plain" or study.method in _WITH_MEMORY else
+    pytest.param(study, network, marks=pytest.mark.slow) for study, network in CASES],
+    ids=[f"{study}-{net}" for study, net in CASES])
+"""With batch-norm statistics there is all that a method holds; without them only those that hold more than a model."""
 every_method_slowly = pytest.mark.parametrize("study", [
     each if each.method in _WITH_MEMORY else pytest.param(each, marks=pytest.mark.slow) for each in FIRST], ids=str)
-"""Quick for methods that keep something; for those that keep nothing the engine's own tests are the quick guard."""
+"""Quick for methods that keep something; for those that keep nothing the engine's own tests, and test_overwriting.py
+for lost tensors, are the quick guard."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        without_waiting_for_the_disk(patch)
+        quickly(patch)
         yield
 
 
@@ -300,7 +306,7 @@ def test_a_number_that_the_strategy_computes_with_is_refused_when_it_cannot_be(
 # The same bits --------------------------------------------------------------------------------------------------------
 
 
-@every_case
+@every_case_of_memory
 def test_new_objects_for_every_step_and_another_order_of_arrival_change_no_bit(
         tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy, network: str) -> None:
     """State, what is kept for silos and their memory go through their files before every use, under another state of
@@ -328,7 +334,7 @@ def test_the_control_a_strategy_that_keeps_something_beside_its_state_is_found_o
                 for fresh in (False, True)}) == 2
 
 
-@every_method
+@every_method_slowly
 def test_silos_that_lose_their_tensors_are_sent_the_same_bits_again(
         tmp_path: Path, images: Images, undisturbed: Any, study: MethodStudy) -> None:
     found = federation(tmp_path / "f", images, study)
@@ -368,7 +374,7 @@ def test_one_silo_alone_is_enough(tmp_path: Path, images: Images, study: MethodS
 def test_a_silo_that_comes_late_and_one_that_abstains_now_and_then_take_part(
         tmp_path: Path, images: Images, study: MethodStudy) -> None:
     """Silo c is there from round 2 on, and b has nothing to say in round 2."""
-    _run_with_a_late_silo(tmp_path / "f", images, study, fresh=True)
+    _run_with_a_late_silo(tmp_path / "f", images, study, fresh=False)
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@ go, and stay as they are; what is trained is all the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ from tests.both_sides import (
     Images,
     Silo,
     network_with_batch_norm,
+    quickly,
     study_tables,
-    without_waiting_for_the_disk,
     write_images,
 )
 from tests.method_studies import STUDIES, MethodStudy
@@ -56,7 +57,7 @@ every_method = pytest.mark.parametrize("study", FIRST, ids=str)
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        without_waiting_for_the_disk(patch)
+        quickly(patch)
         yield
 
 
@@ -93,11 +94,29 @@ def federation(root: Path, folder: Path, images: Images, study: MethodStudy, *, 
                                          model=model), images, SILOS, fresh=fresh)
 
 
+@dataclass(frozen=True)
+class Run:
+    """A study that has come to its end."""
+
+    found: Federation
+    digest: str
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path, images: Images, trained: dict[str, torch.Tensor]) -> Callable[[MethodStudy], Run]:
+    """Runs a study once, however many tests look at it."""
+    @cache
+    def run(study: MethodStudy) -> Run:
+        found = federation(folder / str(study), folder, images, study)
+        return Run(found, found.run())
+
+    return run
+
+
 @every_method
 def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
-        tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor], study: MethodStudy) -> None:
-    found = federation(tmp_path / "f", folder, images, study)
-    found.run()
+        trained: dict[str, torch.Tensor], undisturbed: Callable[[MethodStudy], Run], study: MethodStudy) -> None:
+    found = undisturbed(study).found
     down = [sent for sent in found.down() if sent.name == "frozen"]
     carried = [sent for sent in down if sent.meaning is not None]
     assert sorted(sent.silo for sent in carried) == sorted(SILOS), "each silo is sent it once"
@@ -133,20 +152,20 @@ def test_frozen_tensors_come_once_never_go_and_stay_bit_for_bit(
     pytest.param(each, id=str(each), marks=() if each.method in ("semifl", "fedmatch") else pytest.mark.slow)
     for each in FIRST])
 def test_frozen_layers_give_the_same_bits_through_the_disk_and_in_another_order(
-        tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor], study: MethodStudy) -> None:
-    one = federation(tmp_path / "one", folder, images, study)
+        tmp_path: Path, folder: Path, images: Images, undisturbed: Callable[[MethodStudy], Run], study: MethodStudy
+        ) -> None:
+    one = undisturbed(study)
     other = federation(tmp_path / "other", folder, images, study, fresh=True)
-    assert one.run() == other.run(order=lambda names: sorted(names, reverse=True))
-    assert one.remembered() == other.remembered()
-    assert one.metrics(2) == other.metrics(2)
+    assert one.digest == other.run(order=lambda names: sorted(names, reverse=True))
+    assert one.found.remembered() == other.remembered()
+    assert one.found.metrics(2) == other.metrics(2)
 
 
 def test_a_silo_that_has_lost_its_cache_is_sent_the_frozen_tensors_again(
-        tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor]) -> None:
-    undisturbed = federation(tmp_path / "one", folder, images, FIRST[0]).run()
+        tmp_path: Path, folder: Path, images: Images, undisturbed: Callable[[MethodStudy], Run]) -> None:
     found = federation(tmp_path / "other", folder, images, FIRST[0])
     found.absent = lambda name: name == "b" and found.silos[name].lose_tensors() is not None
-    assert found.run() == undisturbed
+    assert found.run() == undisturbed(FIRST[0]).digest
     sent = [each.silo for each in found.down() if each.name == "frozen" and each.meaning is not None]
     assert sent.count("a") == sent.count("c") == 1
     assert sent.count("b") == 2
@@ -182,8 +201,8 @@ def test_backbone_freezes_all_but_the_head(
 
 
 def test_a_study_goes_on_after_a_restart_with_the_same_frozen_tensors_or_not_at_all(
-        tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor]) -> None:
-    undisturbed = federation(tmp_path / "one", folder, images, FIRST[0]).run()
+        tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor],
+        undisturbed: Callable[[MethodStudy], Run]) -> None:
     own = tmp_path / "weights"
     own.mkdir()
     (own / "trained.safetensors").write_bytes((folder / "trained.safetensors").read_bytes())
@@ -205,15 +224,14 @@ def test_a_study_goes_on_after_a_restart_with_the_same_frozen_tensors_or_not_at_
     (own / "trained.safetensors").write_bytes((folder / "trained.safetensors").read_bytes())
     config = federation(tmp_path / "two", own, images, FIRST[0])
     config.ledger.requeue_study("s", config.ledger.study("s").config)
-    assert config.run() == undisturbed
+    assert config.run() == undisturbed(FIRST[0]).digest
 
 
 def test_the_models_file_holds_the_whole_network_and_says_nothing_of_the_hubs_files(
-        tmp_path: Path, folder: Path, images: Images, trained: dict[str, torch.Tensor]) -> None:
-    found = federation(tmp_path / "f", folder, images, FIRST[0])
-    found.run()
+        folder: Path, trained: dict[str, torch.Tensor], undisturbed: Callable[[MethodStudy], Run]) -> None:
+    found = undisturbed(FIRST[0]).found
     written = found.model(2)
-    path = tmp_path / "f" / "model-2.safetensors"
+    path = found.folder / "model-2.safetensors"
     assert str(folder).encode() not in path.read_bytes()
     model, facts = read_model(path, allow_factories=("tests.both_sides:network_with_batch_norm",))
     assert facts.model.weights == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from sklearn.datasets import load_digits
 
 from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
@@ -31,14 +29,6 @@ SILOS = ("silo-000", "silo-001")
 AT_COORDINATOR, AT_SILO = "labels-at-coordinator", "labels-at-silo"
 METHODS = {AT_COORDINATOR: ("semifl", "fedmatch"), AT_SILO: ("fedavg", "fed_shvr")}
 FROZEN = ["conv1", "bn1", "layer1", "layer2"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +128,8 @@ round_timeout = "{timeout}"
 
 def write_pictures(folder: Path, indices: range, *, size: tuple[int, int], ending: str, classes: bool) -> None:
     """Digits as files of one size (width, height), in class folders or flat."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits(n_class=3)
     for index in indices:
         into = folder / f"class-{digits.target[index]}" if classes else folder

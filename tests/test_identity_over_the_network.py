@@ -340,6 +340,7 @@ def test_a_certificate_that_ends_on_an_open_connection_is_refused_there(federati
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_certificate_that_really_ends_during_a_connection_is_refused_without_a_new_handshake(federation):
     """The same with the true clock and a certificate of two seconds, or of more where two do not suffice for a call."""
     async def run(seconds: float) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.processes import FederationOfProcesses, federation
 
@@ -49,6 +48,8 @@ round_timeout = "{timeout}"
 def deal(processes: FederationOfProcesses) -> None:
     """alpha: an .npz of two parts whose unlabelled images come in two steps, of 20 and 40 images, the first for two
     rounds. beta: the same without steps. gamma: folders. No image is held twice."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     pixels = np.round(digits.images * 255 / 16).astype(np.uint8)
     for number, silo in enumerate(SILOS):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from semisilo.common.methods import METHODS
 from semisilo.simulation import run
@@ -107,14 +106,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
                 started[scenario] = stack.enter_context(deploy(folder, scenario))
             return started[scenario]
         yield find
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("each", [*studies_of(AT_COORDINATOR), *studies_of(AT_SILO)], ids=str)

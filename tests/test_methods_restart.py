@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.dealing import deal_study
@@ -61,14 +60,6 @@ COORDINATOR = {
     "during_the_fold": "semisilo.coordinator.compute.operations:Operations.aggregate:2:before",
     "between_fold_and_commit": "semisilo.coordinator.ledger.ledger:Ledger.commit_round:3:before",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

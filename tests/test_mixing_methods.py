@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.methods.contract import Meaning
-from tests.both_sides import Federation, Images, study_tables, without_waiting_for_the_disk, write_images
+from tests.both_sides import Federation, Images, quickly, study_tables, write_images
 
 SILOS = ("a", "b", "c", "d", "e")
 
@@ -20,7 +20,7 @@ SILOS = ("a", "b", "c", "d", "e")
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
     with pytest.MonkeyPatch.context() as patch:
-        without_waiting_for_the_disk(patch)
+        quickly(patch)
         yield write_images(tmp_path_factory.mktemp("images"), SILOS)
 
 

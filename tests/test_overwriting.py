@@ -34,8 +34,8 @@ from tests.both_sides import (
     Killed,
     Silo,
     deliver,
+    quickly,
     study_tables,
-    without_waiting_for_the_disk,
     write_images,
 )
 from tests.overwriting_method import OVERWRITING, Kept
@@ -51,7 +51,7 @@ def _method() -> Iterator[None]:
         patch.setitem(BUILT_IN, "overwriting", MethodPlugin(
             spec=OVERWRITING, strategy="tests.overwriting_method:OverwritingStrategy",
             trainer="tests.overwriting_method:OverwritingTrainer"))
-        without_waiting_for_the_disk(patch)
+        quickly(patch)
         yield
 
 

@@ -127,7 +127,7 @@ def _receive(connection: ssl.SSLSocket, size_bytes: int) -> None:
         raise ConnectionError("The other end went away.")
 
 
-def _copy_rate(size_bytes: int = 100_000_000, repetitions: int = 5) -> float:
+def _copy_rate(size_bytes: int, repetitions: int = 5) -> float:
     """Bytes per second of one thread's memory copy."""
     source, target = np.ones(size_bytes, np.uint8), np.zeros(size_bytes, np.uint8)
     seconds = []
@@ -139,14 +139,15 @@ def _copy_rate(size_bytes: int = 100_000_000, repetitions: int = 5) -> float:
 
 
 def measure_limits(cells: Sequence[tuple[int, int]], densities: Sequence[float], *,
-                   repetitions: int = 5) -> dict[str, Any]:
+                   repetitions: int = 5, moved_bytes: int = 100_000_000) -> dict[str, Any]:
     """All limits.
 
     Args:
         cells: pairs of silos and parameters.
+        moved_bytes: so many are sent, and copied in memory, to find the rates.
     Returns: for JSON; rates in bytes per second, rounds by "K x P".
     """
-    single = tls_round_seconds(1, 100_000_000, repetitions)
+    single = tls_round_seconds(1, moved_bytes, repetitions)
     rounds = {}
     for silos, parameters in cells:
         found = tls_round_seconds(silos, dense_bytes(parameters), repetitions)
@@ -155,9 +156,9 @@ def measure_limits(cells: Sequence[tuple[int, int]], densities: Sequence[float],
             for direction, seconds in found.items()}
     sizes = sorted({parameters for _, parameters in cells})
     return {
-        "tls_bytes_per_second": {direction: 100_000_000 / statistics.median(seconds)
+        "tls_bytes_per_second": {direction: moved_bytes / statistics.median(seconds)
                                  for direction, seconds in single.items()},
-        "copy_bytes_per_second": _copy_rate(),
+        "copy_bytes_per_second": _copy_rate(moved_bytes),
         "tls_dense_round": rounds,
         "dense_bytes": {str(size): dense_bytes(size) for size in sizes},
         "position_bound_bytes": {f"{size} x {density}": position_bound_bytes(size, density)

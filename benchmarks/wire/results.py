@@ -7,13 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
 from benchmarks.wire.cells import SYSTEMS
 
 __all__ = ["write_results"]
@@ -231,9 +224,16 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _draw(limits: Facts, found: dict[tuple[str, Shape], Facts], shapes: Sequence[Shape],
           columns: Sequence[str], path: Path) -> None:
-    with matplotlib.rc_context({"svg.hashsalt": "bench-wire", "font.size": 9, "axes.spines.top": False,
-                                "axes.spines.right": False}):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(12.5, 4.6), layout="constrained")
+    from matplotlib import rc_context  # takes half a second, which measuring does not wait for
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    with rc_context({"svg.hashsalt": "bench-wire", "font.size": 9, "axes.spines.top": False,
+                     "axes.spines.right": False}):
+        figure = Figure(figsize=(12.5, 4.6), layout="constrained")
+        FigureCanvasSVG(figure)
+        left, right = figure.subplots(1, 2)
         width = 0.8 / max(1, len(columns))
         for number, key in enumerate(columns):
             at = [index + (number - (len(columns) - 1) / 2) * width for index in range(len(shapes))]
@@ -267,4 +267,3 @@ def _draw(limits: Facts, found: dict[tuple[str, Shape], Facts], shapes: Sequence
         right.set_title("Bytes per round and silo, up and down, in % of dense")
         figure.legend(loc="outside lower center", ncols=len(columns) + 1, frameon=False)
         figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)

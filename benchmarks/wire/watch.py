@@ -34,6 +34,7 @@ _INET_DIAG_INFO = 2
 _DUMP_REQUEST = 0x301
 _ESTABLISHED_AND_CLOSING = 0xFFE & ~(1 << 10)  # all states but LISTEN
 _PERIOD_SECONDS = 0.02
+_GRACE_SECONDS = 2.0  # from being asked to end to being killed
 _MEMORY_EVERY = 10  # scans
 
 
@@ -135,8 +136,8 @@ class Processes:
         return text.decode(errors="replace").strip()
 
     def stop(self) -> None:
-        """Terminates, and after two seconds kills, everything that was started here."""
-        for sent, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+        """Terminates, and after a while kills, everything that was started here."""
+        for sent, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, 5.0)):
             for pid in self.owners():
                 with contextlib.suppress(OSError):
                     os.kill(pid, sent)

@@ -33,7 +33,7 @@ from semisilo.coordinator.report.figure_style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FIGURES", "DrawnFigure", "draw_figure", "draw_figures"]
+__all__ = ["FIGURES", "DrawnFigure", "describe_figure", "draw_figure", "draw_figures"]
 
 _SIZE_INCHES = (7.2, 3.9)
 _DPI = 160
@@ -61,8 +61,8 @@ def draw_figures(study: StudySummary) -> tuple[DrawnFigure, ...]:
         if light is None and name not in FIGURES:
             continue
         dark = _draw(draw, study, DARK)
-        description = (_describe(name, study) if name in FIGURES else describe_encodings(study) if name in _ENCODINGS
-                       else describe_diagnostic(name, study))
+        description = (describe_figure(name, study) if name in FIGURES else describe_encodings(study)
+                       if name in _ENCODINGS else describe_diagnostic(name, study))
         plots.append(DrawnFigure(name=name, title=title, description=description, light_png=light or _nothing(LIGHT),
                                  dark_png=dark or _nothing(DARK)))
     return tuple(plots)
@@ -227,7 +227,8 @@ _ENCODINGS: dict[str, tuple[str, Callable[[Axes, StudySummary, Theme], bool]]] =
 # In words -------------------------------------------------------------------------------------------------------------
 
 
-def _describe(name: str, study: StudySummary) -> str:
+def describe_figure(name: str, study: StudySummary) -> str:
+    """What one of `FIGURES` shows, with its numbers."""
     measured = measured_rounds(study)
     if name in ("accuracy_by_round", "accuracy_by_bytes"):
         kind, spent = _spent(study)

@@ -120,10 +120,11 @@ def _main(folder: str, parent: str) -> None:
     federation = open_federation(Path(folder))
     ledger = Ledger(federation.ledger)
     follower = Follower(federation, ledger, federation.config.tracking)
-    while not stop.wait(_LOOK_SECONDS):
+    while not stop.is_set():
         follower.look()
         if os.getppid() != int(parent):
             break
+        stop.wait(_LOOK_SECONDS)
     follower.look(last=True)
     ledger.close()
 

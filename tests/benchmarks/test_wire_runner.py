@@ -85,7 +85,9 @@ def test_the_bytes_of_a_silos_connection_are_counted_and_a_strangers_are_not(tmp
         assert watch.silo_peak_bytes() > 1_000_000
 
 
-def test_everything_that_was_started_ends_also_what_has_detached_itself(tmp_path: Path) -> None:
+def test_everything_that_was_started_ends_also_what_has_detached_itself(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.wire.watch._GRACE_SECONDS", 0.2)
     program = ("import subprocess, sys, time\n"
                "p = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, signal.SIG_IGN);"
                " print(1, flush=True); time.sleep(60)'], start_new_session=True)\n"
@@ -143,7 +145,7 @@ def _everything(tmp_path: Path) -> dict[str, Any]:
                       "coordinator_peak_bytes": 10**9 + 8 * cell.parameters * cell.silos,
                       "coordinator_import_bytes": 10**9, "silo_peak_bytes": 5}
         cells.append(facts)
-    limits = measure_limits([(2, 10_000)], [0.1], repetitions=1)
+    limits = measure_limits([(2, 10_000)], [0.1], repetitions=1, moved_bytes=1_000_000)
     round_ = limits["tls_dense_round"]["2 x 10000"]
     limits["tls_dense_round"] = {f"{silos} x {size}": round_ for silos in (2, 8) for size in (1_500_000, 25_000_000)}
     limits["dense_bytes"] = {"1500000": 6_000_000, "25000000": 100_000_000}
@@ -166,7 +168,11 @@ def test_the_page_shows_every_cell_and_what_failed(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_keeps_what_is_done_and_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C while a measurement runs: exit code 130, and nothing that carries the run's mark is left."""
+    """Ctrl-C while a measurement runs: exit code 130, and nothing that carries the run's mark is left. The raw limits
+    are what was measured before."""
+    limits = tmp_path / "build" / "quick" / "cells" / "limits.json"
+    limits.parent.mkdir(parents=True)
+    limits.write_text('{"kept": true}')
     environment = {**os.environ, "MARK_OF_THIS_TEST": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.wire.run", "--quick", "--only", "flower", "--peers",
                                 str(_sleeping_peer(tmp_path)), "--build", str(tmp_path / "build")],
@@ -181,6 +187,7 @@ def test_an_interrupted_run_keeps_what_is_done_and_leaves_no_process(tmp_path: P
         process.kill()
     assert process.returncode == 130, errors
     assert _marked(tmp_path) == []
+    assert limits.read_text() == '{"kept": true}'
 
 
 def _sleeping_peer(folder: Path) -> Path:

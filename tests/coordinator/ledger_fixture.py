@@ -71,17 +71,17 @@ def digest(text: str) -> str:
 def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS, labelled: int = 0) -> Filled:
     """A federation whose silos have enrolled and joined; nothing is queued."""
     federation = create_federation(folder, name="lung-federation", address="hub.example:8443")
-    ledger = Ledger(federation.ledger)
+    ledger = Ledger(federation.ledger, waits=False)
     ledger.query("PRAGMA synchronous = OFF")  # no test here pulls the plug, and a disk flush is slow
     roster = LedgerRoster(ledger)
-    for number, silo in enumerate(silos):
-        token = hashlib.sha256(f"token {silo}".encode()).digest()
-        roster.add_invitation(silo=silo, token_hash=token, expires_unix=4e9)
-        roster.use_invitation(token, key_fingerprint=b"f" * 32, certificate_der=b"c", serial=number + 1,
-                              not_after_unix=4e9)
-        roster.joined(silo, version="0.1.0", methods=("semifl",), labelled_count=labelled,
-                      unlabelled_count=470 - labelled, memory_study="", memory_round=0)
-    with ledger.transaction() as db:
+    with ledger.transaction() as db:  # one for all: each takes time
+        for number, silo in enumerate(silos):
+            token = hashlib.sha256(f"token {silo}".encode()).digest()
+            roster.add_invitation(silo=silo, token_hash=token, expires_unix=4e9)
+            roster.use_invitation(token, key_fingerprint=b"f" * 32, certificate_der=b"c", serial=number + 1,
+                                  not_after_unix=4e9)
+            roster.joined(silo, version="0.1.0", methods=("semifl",), labelled_count=labelled,
+                          unlabelled_count=470 - labelled, memory_study="", memory_round=0)
         db.execute("UPDATE silo SET seen_unix = ?", (time.time() - 3600,))
     return Filled(federation, ledger, roster)
 
@@ -102,7 +102,8 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
     done = rounds if done is None else done
     clock = _Clock(time.time() - SECONDS_PER_ROUND * (done + (0.5 if collecting else 0)) - PREPARATION_SECONDS)
     fake = SimpleNamespace(time=clock.read)
-    with mock.patch.object(ledger_module, "time", fake), mock.patch.object(ledger_file_module, "time", fake):
+    with mock.patch.object(ledger_module, "time", fake), mock.patch.object(ledger_file_module, "time", fake), \
+            filled.ledger.transaction():
         _fill(filled.ledger, name, rounds, done, test=test, silos=silos, collecting=collecting, complete=complete,
               estimated=estimated, clock=clock, labels_at_silo=labels_at_silo)
     return filled

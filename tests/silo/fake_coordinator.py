@@ -32,7 +32,10 @@ from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 from semisilo.common.wire import tensors_pb2
 from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
 
-__all__ = ["FakeCompute", "FakeCoordinator", "make_task", "random_bytes", "serving"]
+__all__ = ["HOLD_SECONDS", "FakeCompute", "FakeCoordinator", "make_task", "random_bytes", "serving"]
+
+HOLD_SECONDS = 0.05
+"""How long a poll is held at most, while there is no task."""
 
 
 def random_bytes(size: int, *, seed: int = 0) -> bytes:
@@ -102,14 +105,14 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
         await self._check("AwaitTask", request, context)
         self.hellos.append(request)
         if request.HasField("away") and self.heeds_away:
-            await asyncio.sleep(min(0.3, request.poll_timeout.ToTimedelta().total_seconds()))
+            await asyncio.sleep(min(HOLD_SECONDS, request.poll_timeout.ToTimedelta().total_seconds()))
             return pb.AwaitTaskResponse(standby=self.standby)
         if self.tasks:
             return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
         answer = self.standby if self.after is None else self.after
         if self.hold_polls:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(0.3, request.poll_timeout.ToTimedelta().total_seconds())):
+                async with asyncio.timeout(min(HOLD_SECONDS, request.poll_timeout.ToTimedelta().total_seconds())):
                     while not self.tasks:
                         await asyncio.sleep(0.01)
             if self.tasks:

@@ -13,6 +13,7 @@ Tests: tests/common/data/test_readers.py.
 
 from __future__ import annotations
 
+import functools
 import lzma
 import math
 import zipfile
@@ -66,19 +67,26 @@ def digits(split: str, *, source: str) -> Arrays:
     if split not in ("", "train", "test"):
         raise BadData(f"{source}: the digits have no split '{split}'.",
                       remedy="Write digits, digits#train or digits#test.")
-    from sklearn.datasets import load_digits
-
-    loaded = load_digits()
-    labels_N = loaded.target.astype(np.int64)
-    images = np.floor(loaded.images * (255 / 16) + 0.5).astype(np.uint8)
+    images, labels_N = _scans()
     if split:
         for_test = np.zeros(len(labels_N), dtype=bool)
         for label in range(10):
             for_test[np.flatnonzero(labels_N == label)[4::5]] = True
         chosen = for_test if split == "test" else ~for_test
         images, labels_N = images[chosen], labels_N[chosen]
+    else:
+        images, labels_N = images.copy(), labels_N.copy()
     classes = tuple(str(digit) for digit in range(10))
     return Arrays(source, source, images.shape, images, labels_N, classes, classes_named=True)
+
+
+@functools.cache
+def _scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """All digits and what they are. Kept: a simulation deals them again and again, and they are text in a package."""
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    return np.floor(loaded.images * (255 / 16) + 0.5).astype(np.uint8), loaded.target.astype(np.int64)
 
 
 def npz(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import semisilo.common.learning.sgd as sgd_module
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning.sgd import SGDSettings, clip_gradients, descend, make_optimiser, momentum_of, step
 
@@ -97,8 +100,29 @@ def test_parameters_that_the_loss_does_not_reach_stay() -> None:
     assert momentum_of(optimiser)["idle.weight"].tolist() == [[0.0]]
 
 
+def test_descent_needs_neither_the_optimisers_nor_the_compiler_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.optim` loads the compiler, which would cost every compute process seconds and memory. Here neither can be
+    imported, nor had from torch, and the module is executed once more."""
+    for name in [each for each in sys.modules if each.startswith(("torch.optim", "torch._dynamo"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("optim", "_dynamo"):
+        monkeypatch.setitem(sys.modules, f"torch.{name}", None)
+        if name in vars(torch):  # asking with `hasattr` would import it
+            monkeypatch.delattr(torch, name)
+        with pytest.raises(ImportError):
+            importlib.import_module(f"torch.{name}")
+    assert sgd_module.__spec__ is not None
+    fresh = importlib.util.module_from_spec(sgd_module.__spec__)
+    monkeypatch.setitem(sys.modules, fresh.__name__, fresh)  # where its dataclasses look for their types
+    assert sgd_module.__spec__.loader is not None
+    sgd_module.__spec__.loader.exec_module(fresh)
+    model = nn.Linear(1, 1)
+    fresh.step(fresh.make_optimiser(model, fresh.SGDSettings(lr=0.1)), model(torch.ones(1, 1)).sum())
+
+
+@pytest.mark.slow
 def test_training_does_not_load_the_compiler_of_torch() -> None:
-    """`torch.optim` does, which would cost every compute process seconds and memory."""
+    """As above with everything that the module imports, in a process of its own."""
     code = ("import sys, torch; from semisilo.common.learning.sgd import *; m = torch.nn.Linear(1, 1);"
             "step(make_optimiser(m, SGDSettings(lr=0.1)), m(torch.ones(1, 1)).sum());"
             "print('torch._dynamo' in sys.modules)")

@@ -104,6 +104,7 @@ def test_two_packages_that_offer_the_same_method_are_refused(site: Path) -> None
 
 
 def test_a_plug_in_whose_description_brings_torch_is_refused_in_a_light_process(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")  # found before torch itself, which takes seconds to import
     install(tmp_path, method="import torch\n" + METHOD.format(name="gossip", module="gossip_plugin"))
     code = ("import sys; sys.path.insert(0, sys.argv[1])\n"
             "from semisilo.common.errors import BadConfiguration\nfrom semisilo.common.methods import find_method\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +18,6 @@ from semisilo.common.models.freezing import fixed_statistics, freeze, frozen_nam
 
 FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
 CLASSES = ("a", "b", "c")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network(name: str = "small_cnn", **settings: Any) -> nn.Module:

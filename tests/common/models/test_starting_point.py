@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torchvision import models
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, BadData
@@ -23,27 +21,31 @@ COLOUR = ImageForm(size=32, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
 GREY = ImageForm(size=32, channels=1, mean=(0.5,), std=(0.5,))
 NAMES = tuple("abcdefg")
 SEED = 11
+NETWORK = "shufflenet_v2_x0_5"
+"""Of torchvision's networks with batch-norm the one with the fewest parameters: 0.35 million for 7 classes."""
+NUM_LAYERS = 56
+"""Its batch-norm layers."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def build(name: str, **settings: Any) -> nn.Module:
+    """A network of torchvision, which takes a second to import."""
+    from torchvision import models
+
+    model: nn.Module = getattr(models, name)(**settings)
+    return model
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ResNet-18 of torchvision for 7 classes that has seen some images, as a state_dict."""
+    """`NETWORK` as torchvision makes it for 7 classes, which has seen some images, as a state_dict."""
     torch.manual_seed(2)
-    model = models.resnet18(num_classes=7)
+    model = build(NETWORK, num_classes=7)
     with torch.no_grad():
         for _ in range(3):
             model.train()(torch.randn(4, 3, 32, 32))
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.01)
-    path = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
+    path = tmp_path_factory.mktemp("weights") / "trained.safetensors"
     save_file(model.state_dict(), path)
     return path
 
@@ -51,15 +53,32 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(path: Path) -> nn.Module:
     from safetensors.torch import load_file
 
-    model = models.resnet18(num_classes=7)
+    model = build(NETWORK, num_classes=7)
     model.load_state_dict(load_file(path))
     return model.eval()
 
 
-def start(path: Path | None, *, form: ImageForm = COLOUR, classes: tuple[str, ...] = NAMES, name: str = "resnet18",
+def start(path: Path | None, *, form: ImageForm = COLOUR, classes: tuple[str, ...] = NAMES, name: str = NETWORK,
           freeze: Any = (), **settings: Any) -> StartingPoint:
     return starting_point(ModelSettings(name=name, classes=classes, freeze=freeze, **settings), form, seed=SEED,
-                          weights=path)
+                          weights=path, allow_factories=(SMALL_VIT, SMALL_SWIN))
+
+
+def small_vit(*, num_classes: int, channels: int, size: int) -> nn.Module:
+    """torchvision's vision transformer, which has no small one among its own, with one layer for 32 x 32 patches."""
+    assert channels == 3
+    return build("VisionTransformer", image_size=size, patch_size=32, num_layers=1, num_heads=2, hidden_dim=8,
+                 mlp_dim=16, num_classes=num_classes)
+
+
+def small_swin(*, num_classes: int, channels: int, size: int) -> nn.Module:
+    """torchvision's Swin transformer, likewise."""
+    assert (channels, size) == (3, 32)
+    return build("SwinTransformer", patch_size=[4, 4], embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=[7, 7],
+                 num_classes=num_classes)
+
+
+SMALL_VIT, SMALL_SWIN = (f"{__name__}:{factory.__name__}" for factory in (small_vit, small_swin))
 
 
 def rewritten(path: Path, target: Path, change: Any) -> Path:
@@ -100,15 +119,15 @@ def test_frozen_as_a_whole_but_the_head_it_is_the_files_network_in_training_as_w
     x = torch.randn(3, 3, 32, 32)
     assert torch.allclose(model.train()(x), expected(x), atol=1e-5)
     statistics = {name for name in found.frozen if name.endswith((".mean", ".var"))}
-    assert len(statistics) == 2 * 20
+    assert len(statistics) == 2 * NUM_LAYERS
     assert found.num_frozen == sum(found.frozen[name].numel() for name in found.frozen.keys() - statistics)
-    assert found.num_frozen + 512 * 7 + 7 == sum(each.numel() for each in expected.parameters())
+    assert found.num_frozen + 1024 * 7 + 7 == sum(each.numel() for each in expected.parameters())
 
 
 def test_the_study_begins_with_the_weights_of_the_file_and_a_random_head_of_its_seed(trained: Path) -> None:
     found = start(trained, classes=("x", "y"))
     initial = initial_model(found.builder, SEED)
-    at_random = initial_model(model_builder(ModelSettings(name="resnet18", classes=("x", "y")), COLOUR), SEED)
+    at_random = initial_model(model_builder(ModelSettings(name=NETWORK, classes=("x", "y")), COLOUR), SEED)
     parameters = dict(reference(trained).named_parameters())
     for name, each in initial.items():
         if name.startswith("fc."):
@@ -129,7 +148,7 @@ def test_a_grey_image_enters_as_the_repeated_image_would(trained: Path) -> None:
     x = torch.randn(3, 1, 32, 32)
     assert torch.allclose(found.builder().eval()(x), reference(trained)(x.expand(-1, 3, -1, -1)), atol=1e-4)
     (note,) = found.notes
-    assert "conv1.weight" in note
+    assert "conv1.0.weight" in note
     assert "summed over the colours" in note
 
 
@@ -156,9 +175,9 @@ def test_a_file_without_its_head_leaves_the_head_random(trained: Path, tmp_path:
 def test_names_of_a_network_that_begin_like_a_wrapper_stay(tmp_path: Path) -> None:
     """torchvision's ViT has parameters that begin with "encoder."."""
     with torch.random.fork_rng():
-        model = models.vit_b_32(image_size=32, num_classes=3)
+        model = small_vit(num_classes=3, channels=3, size=32)
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
-    found = start(tmp_path / "vit.safetensors", name="vit_b_32", classes=("a", "b", "c"))
+    found = start(tmp_path / "vit.safetensors", name=SMALL_VIT, classes=("a", "b", "c"))
     assert found.left_random == ()
     x = torch.randn(2, 3, 32, 32)
     assert torch.allclose(found.builder().eval()(x), model.eval()(x), atol=1e-5)
@@ -190,21 +209,21 @@ def test_half_precision_becomes_the_networks_type(trained: Path, tmp_path: Path)
     found = initial_model(start(path).builder, SEED)
     expected = dict(reference(trained).named_parameters())
     assert {each.dtype for each in found.values()} == {torch.float32}
-    assert torch.equal(found["conv1.weight"], expected["conv1.weight"].bfloat16().float())
+    assert torch.equal(found["conv1.0.weight"], expected["conv1.0.weight"].bfloat16().float())
 
 
 def test_statistics_are_left_out_and_said_where_the_study_normalises_otherwise(trained: Path) -> None:
     found = start(trained, normalisation="group", freeze="backbone")
     assert not any(name.endswith((".mean", ".var")) for name in found.frozen)
-    assert any("20 batch-norm layers" in note for note in found.notes)
-    assert check_model(found.builder, COLOUR, 7) == 512 * 7 + 7
+    assert any(f"{NUM_LAYERS} batch-norm layers" in note for note in found.notes)
+    assert check_model(found.builder, COLOUR, 7) == 1024 * 7 + 7
 
 
 def test_layers_that_are_trained_are_measured_as_ever(trained: Path) -> None:
-    found = start(trained, freeze=["conv1", "bn1", "layer1"])
+    found = start(trained, freeze=["conv1", "stage2"])
     layers = batch_norm.layers_of(found.builder())
-    assert len(layers) == 20 - 5
-    assert not any(name.startswith(("bn1", "layer1")) for name in layers)
+    assert len(layers) == NUM_LAYERS - 1 - (5 + 3 * 3), "a first unit has 5, the others 3"
+    assert not any(name.startswith(("conv1", "stage2")) for name in layers)
 
 
 def test_without_weights_and_frozen_parts_nothing_is_different() -> None:
@@ -217,9 +236,9 @@ def test_without_weights_and_frozen_parts_nothing_is_different() -> None:
 
 
 def test_what_is_frozen_at_random_is_what_the_study_would_have_begun_with() -> None:
-    found = start(None, freeze=["conv1", "bn1"])
-    plain = initial_model(model_builder(ModelSettings(name="resnet18", classes=NAMES), COLOUR), SEED)
-    assert found.frozen.keys() == {"conv1.weight", "bn1.weight", "bn1.bias"}
+    found = start(None, freeze=["conv1"])
+    plain = initial_model(model_builder(ModelSettings(name=NETWORK, classes=NAMES), COLOUR), SEED)
+    assert found.frozen.keys() == {"conv1.0.weight", "conv1.1.weight", "conv1.1.bias"}
     assert all(torch.equal(each, plain[name]) for name, each in found.frozen.items())
     rest = initial_model(found.builder, SEED)
     assert rest.keys() | found.frozen.keys() == plain.keys()
@@ -240,28 +259,29 @@ def refused(path: Path, **options: Any) -> BadConfiguration:
 
 def test_tensors_that_are_missing_unknown_or_of_another_shape_are_named(trained: Path, tmp_path: Path) -> None:
     def change(each: dict[str, Tensor]) -> dict[str, Tensor]:
-        del each["layer1.0.conv1.weight"]
+        del each["stage2.0.branch1.0.weight"]
         each["layer9.weight"] = torch.zeros(3)
-        each["bn1.bias"] = torch.zeros(65)
+        each["conv1.1.bias"] = torch.zeros(25)
         return each
 
     text = refused(rewritten(trained, tmp_path / "w.pth", change)).text
-    assert "missing in the file: layer1.0.conv1.weight" in text
+    assert "missing in the file: stage2.0.branch1.0.weight" in text
     assert "unknown to the network: layer9.weight" in text
-    assert "bn1.bias is [65] in the file and [64] here" in text
+    assert "conv1.1.bias is [25] in the file and [24] here" in text
 
 
 def test_the_weights_of_another_network_are_recognised_as_such(trained: Path) -> None:
-    error = refused(trained, name="mobilenet_v3_small")
-    assert "probably not of a mobilenet_v3_small" in error.remedy
+    error = refused(trained, name="mobilenet_v3_large")
+    assert "probably not of a mobilenet_v3_large" in error.remedy
     assert " more" in error.text, "not all of the many names"
 
 
 def test_weights_for_another_image_size_name_the_setting(tmp_path: Path) -> None:
     with torch.random.fork_rng():
-        save_file(models.vit_b_32(image_size=64, num_classes=7).state_dict(), tmp_path / "vit.safetensors")
-    error = refused(tmp_path / "vit.safetensors", name="vit_b_32")
-    assert "encoder.pos_embedding is [1, 5, 768] in the file and [1, 2, 768] here" in error.text
+        weights = small_vit(num_classes=7, channels=3, size=64).state_dict()
+    save_file(weights, tmp_path / "vit.safetensors")
+    error = refused(tmp_path / "vit.safetensors", name=SMALL_VIT)
+    assert "encoder.pos_embedding is [1, 5, 8] in the file and [1, 2, 8] here" in error.text
     assert "[data] image size" in error.remedy
 
 
@@ -271,22 +291,22 @@ def test_normalisation_layers_that_the_study_has_left_out_are_named(trained: Pat
 
 def test_other_values_of_a_buffer_are_refused_since_silos_would_not_get_them(tmp_path: Path) -> None:
     with torch.random.fork_rng():
-        weights = models.swin_t(num_classes=7).state_dict()
+        weights = small_swin(num_classes=7, channels=3, size=32).state_dict()
     name = next(each for each in weights if each.endswith("relative_position_index"))
     save_file({key: each.contiguous() for key, each in weights.items()}, tmp_path / "good.safetensors")
-    assert start(tmp_path / "good.safetensors", name="swin_t").left_random == ()
+    assert start(tmp_path / "good.safetensors", name=SMALL_SWIN).left_random == ()
     weights[name] = weights[name] + 1
     save_file({key: each.contiguous() for key, each in weights.items()}, tmp_path / "bad.safetensors")
-    assert f"{name} has other values" in refused(tmp_path / "bad.safetensors", name="swin_t").text
+    assert f"{name} has other values" in refused(tmp_path / "bad.safetensors", name=SMALL_SWIN).text
 
 
 def test_a_tensor_that_claims_to_be_enormous_is_only_compared(trained: Path, tmp_path: Path) -> None:
     """A view without memory behind it: 2^60 elements of one."""
-    path = rewritten(trained, tmp_path / "w.pth", lambda each: {**each, "bn1.bias": torch.zeros(1).expand(2**60)})
-    assert "bn1.bias is [1152921504606846976]" in refused(path).text
+    path = rewritten(trained, tmp_path / "w.pth", lambda each: {**each, "conv1.1.bias": torch.zeros(1).expand(2**60)})
+    assert "conv1.1.bias is [1152921504606846976]" in refused(path).text
 
 
-@pytest.mark.parametrize("name", ["layer1.0.conv1.weight", "fc.bias"])
+@pytest.mark.parametrize("name", ["stage2.0.branch1.0.weight", "fc.bias"])
 def test_numbers_that_are_not_finite_are_refused(trained: Path, tmp_path: Path, name: str) -> None:
     def change(each: dict[str, Tensor]) -> dict[str, Tensor]:
         each[name].view(-1)[3] = torch.nan

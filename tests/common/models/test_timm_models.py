@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -31,15 +30,11 @@ CLASSES = ("a", "b", "c")
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("timm must not look for anything on the internet")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("name", "size", "channels"), [

@@ -1,9 +1,10 @@
-"""What an operator may get wrong, through the real command in processes of their own: one clear line, the right exit
-status, nothing lost, and after mending it a restart works."""
+"""What an operator may get wrong, through the real command: one clear line, the right exit status, nothing lost, and
+after mending it a restart works."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -19,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.processes import free_ports, run_command
 
@@ -36,6 +36,7 @@ image = { size = 8, channels = 1 }
 name = "semifl"
 coordinator_epochs = 1
 """
+BEGUN = ("preparing", "waiting")
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 
 
@@ -44,7 +45,7 @@ class Hub:
 
     def __init__(self, folder: Path, *, own_processes: bool = False) -> None:
         """`own_processes`: every command is a process of its own, which keeps nothing open, as a disk wants it that is
-        taken away; else only `serve` is."""
+        taken away; else only a `serve` is that goes on."""
         self.folder, self._own_processes = folder, own_processes
         self.port = free_ports()
         self.run("init", "lung", "--address", f"127.0.0.1:{self.port}", expect=0)
@@ -54,6 +55,8 @@ class Hub:
 
     def study(self, name: str, text: str = GOOD) -> Path:
         """Writes a study with a small labelled set; returns its file."""
+        from sklearn.datasets import load_digits
+
         folder = self.folder / "studies" / name
         folder.mkdir(exist_ok=True)
         digits = load_digits()
@@ -70,7 +73,7 @@ class Hub:
 
     def run(self, *words: str, expect: int) -> str:
         """Runs a command to its end; returns what it says on standard error."""
-        if self._own_processes or words[0] == "serve":
+        if self._own_processes or "--exit-when-finished" in words:
             process = self.start(*words)
             try:
                 out, err = process.communicate(timeout=300)
@@ -109,6 +112,7 @@ class Hub:
                 assert time.monotonic() < end, states
                 time.sleep(0.2)
             yield log
+            assert process.poll() is None, process.communicate()
         finally:
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=300)
@@ -132,9 +136,10 @@ def test_a_misspelt_study_file_is_one_line_visible_in_status_and_runs_once_it_is
         assert hub.error("serve", expect=2) == f"error: {line}"
         assert hub.studies() == {"first": ("failed", line)}
     hub.study("first")
-    with hub.serving(lambda states: states["first"][0] == "waiting"):
+    with hub.serving(lambda states: states["first"][0] in BEGUN):
         pass
-    assert hub.studies() == {"first": ("waiting", "")}
+    state, reason = hub.studies()["first"]
+    assert (state in BEGUN, reason) == (True, "")
 
 
 def images(folder: Path, *names: str) -> None:
@@ -239,11 +244,11 @@ def test_an_enrollment_port_that_is_taken_later_does_not_end_serve(hub: Hub) -> 
 
 
 def test_a_second_serve_is_refused_and_the_first_goes_on(hub: Hub) -> None:
-    with hub.serving(lambda states: states.get("first", ("", ""))[0] == "waiting"):
+    with hub.serving(lambda states: "first" in states):
         line = hub.error("serve", expect=1)
         assert "Another 'coordinator serve' runs" in line
         assert "Stop it first" in line
-        assert hub.studies()["first"][0] == "waiting"
+        assert hub.studies()["first"][0] in ("queued", *BEGUN)
 
 
 def test_a_broken_federation_file_stops_every_command_with_the_same_line(hub: Hub) -> None:
@@ -283,6 +288,7 @@ def small_disk(megabytes: int) -> Iterator[Path]:
         try:
             yield Path(name)
         finally:
+            gc.collect()  # closes what commands in this process have left open
             subprocess.run(["umount", name], check=True)
 
 
@@ -322,7 +328,8 @@ def test_a_full_disk_is_said_so_and_the_study_goes_on_when_there_is_room(tmp_pat
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with small_disk(4) as disk:
-        hub = Hub(disk / "lung", own_processes=True)
+        hub = Hub(disk / "lung")
+        gc.collect()  # a disk is not taken away from who has a file of it open
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         for words in (("serve",), ("status",), ("invite", "alpha"), ("new", "second")):
             line = hub.error(*words, expect=1)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from sklearn.datasets import load_digits
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.form import ImageForm
@@ -73,6 +72,8 @@ PHASE = Phase("train")
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with class folders of 4 digits each, and a test.npz of 50 others."""
+    from sklearn.datasets import load_digits
+
     folder = tmp_path_factory.mktemp("images")
     digits = load_digits()
     pixels = (digits.images * 15).astype(np.uint8)
@@ -272,8 +273,8 @@ def test_a_test_set_at_the_coordinator_is_measured_although_there_are_no_labels_
 
 
 def test_a_model_that_does_not_fit_the_images_is_refused_before_the_study_starts(federation: Path) -> None:
-    with pytest.raises(BadConfiguration):
-        opened(federation, model={"name": "alexnet"})
+    with pytest.raises(BadConfiguration, match="8x8"):
+        opened(federation, model={"name": "resnet9"})
 
 
 def test_the_operators_own_study_file_permits_the_factory_that_it_names(
@@ -572,6 +573,21 @@ def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     json.dumps(to_dict(found), allow_nan=False)
 
 
+def test_a_process_gives_the_same_bits_as_this_one(federation: Path) -> None:
+    async def scenario() -> tuple[OpenedStudy, Prepared]:
+        compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")
+        try:
+            return await compute.call(opening(federation)), await compute.call(Prepare())
+        finally:
+            await compute.close()
+
+    first, prepared = asyncio.run(scenario())
+    operations, answer = opened(federation)
+    assert answer == first
+    assert prepare(operations) == prepared
+
+
+@pytest.mark.slow
 def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(federation: Path) -> None:
     async def scenario() -> tuple[OpenedStudy, Prepared, Evaluated]:
         compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
-from sklearn.metrics import log_loss
 
 from semisilo.common.errors import BadData
 from semisilo.coordinator.export.calibration import (
@@ -48,6 +46,8 @@ def test_a_model_that_is_always_sure_and_half_right_is_off_by_a_half() -> None:
 
 
 def test_the_likelihood_is_that_of_scikit_learn_and_the_brier_score_that_of_its_formula() -> None:
+    from sklearn.metrics import log_loss
+
     p = probabilities(LOGITS)
     found = calibration_of(p, LABELS)
     assert found.negative_log_likelihood == pytest.approx(log_loss(LABELS, p))
@@ -105,6 +105,8 @@ def test_a_class_that_does_not_occur_has_no_area() -> None:
 
 
 def test_the_temperature_is_the_one_that_scipy_finds_and_never_worse_than_none() -> None:
+    from scipy.optimize import minimize_scalar
+
     sharp = LOGITS * 6
     found = fit_temperature(sharp, LABELS)
     by_scipy = minimize_scalar(lambda t: negative_log_likelihood(sharp, LABELS, temperature=t), bounds=(0.1, 50),

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from semisilo.common.methods.contract import PayloadRef, TensorGroup
 from semisilo.common.payload.codec import Plan
 from semisilo.common.payload.torch_tensors import encode_groups
-from semisilo.common.payload.usage import HELD, UNKNOWN, Encoded, describe_encoding
+from semisilo.common.payload.usage import FRAMING, HELD, UNKNOWN, Encoded, describe_encoding
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import describe_bytes
 from semisilo.coordinator.ledger import database as ledger_file_module
@@ -29,6 +30,8 @@ from semisilo.coordinator.ledger.encodings import (
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 from semisilo.coordinator.monitoring.summary import summarise
+from semisilo.coordinator.report.encoding_figure import draw_encodings
+from semisilo.coordinator.report.figure_style import LIGHT
 from semisilo.coordinator.report.report import write_pages
 from semisilo.simulation import SimulationResult, run
 from tests.coordinator.compute.test_held_groups import asked, in_second_round
@@ -39,12 +42,7 @@ VERSION_1 = Path(__file__).with_name("ledger_version_1.sql")
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run(study("semifl", rounds=2, silos=3), out=tmp_path_factory.mktemp("simulated"), device="cpu")
-    finally:
-        torch.set_num_threads(threads)
+    return run(study("semifl", rounds=2, silos=3), out=tmp_path_factory.mktemp("simulated"), device="cpu")
 
 
 def ledger_of(result: SimulationResult) -> Ledger:
@@ -149,6 +147,7 @@ def test_counting_takes_less_than_a_hundredth_of_a_small_round(tmp_path: Path) -
 # Showing --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_the_report_has_a_row_and_a_bar_for_each_encoding(simulated: SimulationResult, tmp_path: Path) -> None:
     ledger = ledger_of(simulated)
     name = ledger.studies()[0].name
@@ -165,9 +164,14 @@ def test_the_report_has_a_row_and_a_bar_for_each_encoding(simulated: SimulationR
         assert describe_bytes(total.dense_bytes) in row
     most = max(uses, key=lambda use: use.dense_bytes)
     assert f"{describe_bytes(most.bytes)} instead of {describe_bytes(most.dense_bytes)}" in page
-    assert (tmp_path / "encodings.png").stat().st_size > 5000
+    assert (tmp_path / "encodings.png").exists()
+    axes = Figure().add_subplot()
+    assert draw_encodings(axes, summarise(ledger, name), LIGHT)
+    wanted = {use for use in uses if use.encoding != FRAMING}
+    assert len(axes.patches) == 2 * len(wanted) == 2 * len(axes.get_yticks()) > 0
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_from_before_has_neither(tmp_path: Path) -> None:
     old_ledger(tmp_path / "ledger.sqlite").close()
     ledger = Ledger(tmp_path / "ledger.sqlite")

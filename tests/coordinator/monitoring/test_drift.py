@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.spatial.distance import jensenshannon
-from scipy.stats import chi2
 
 from semisilo.coordinator.monitoring.drift import (
     EARLIER_ROUNDS,
@@ -35,6 +33,8 @@ def test_the_distance_has_its_analytic_values(p: dict[int, float], q: dict[int, 
 
 
 def test_the_distance_is_that_of_scipy_in_bits() -> None:
+    from scipy.spatial.distance import jensenshannon
+
     generator = np.random.default_rng(3)
     for _ in range(20):
         p, q = generator.dirichlet([0.4] * 7), generator.dirichlet([0.4] * 7)
@@ -44,6 +44,8 @@ def test_the_distance_is_that_of_scipy_in_bits() -> None:
 
 @pytest.mark.parametrize("degrees", [1, 2, 9, 99])
 def test_the_quantile_is_at_most_four_per_cent_too_high(degrees: int) -> None:
+    from scipy.stats import chi2
+
     assert 0.999 < chi_squared_quantile(degrees, 0.999) / chi2.ppf(0.999, degrees) < 1.04
 
 

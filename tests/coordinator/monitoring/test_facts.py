@@ -368,13 +368,13 @@ def test_a_study_that_never_began_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_a_hundred_silos_is_answered_quickly(tmp_path: Path) -> None:
-    """20 rounds of 100 silos: far from what reading row by row at every look would take, on however busy a machine."""
+    """5 rounds of 100 silos: far from what reading row by row at every look would take, on however busy a machine."""
     silos = tuple(f"silo-{number:03d}" for number in range(100))
-    filled = fill_study(tmp_path / "hub", rounds=20, done=20, silos=silos)
+    filled = fill_study(tmp_path / "hub", rounds=5, done=5, silos=silos)
     reader = reader_of(filled)
-    start = time.monotonic()
+    start = time.process_time()
     to_json(reader.study("first"))
-    assert time.monotonic() - start < 30
-    start = time.monotonic()
-    assert len(to_json(reader.study("first"))) < 2_000_000
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 7.5
+    start = time.process_time()
+    assert len(to_json(reader.study("first"))) < 500_000
+    assert time.process_time() - start < 2.5

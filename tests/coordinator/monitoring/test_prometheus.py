@@ -175,22 +175,22 @@ def test_only_the_last_studies_that_ended_have_series(tmp_path: Path) -> None:
     assert shown == {f"broken{number:02}" for number in range(10, 30)}
 
 
-def test_200_silos_and_500_rounds_take_less_than_a_few_moments(tmp_path: Path) -> None:
+def test_200_silos_and_100_rounds_take_less_than_a_few_moments(tmp_path: Path) -> None:
     silos = tuple(f"hospital-{number:03}" for number in range(200))
-    filled = fill_study(tmp_path / "fed", rounds=501, done=1, complete=False, silos=silos)
+    filled = fill_study(tmp_path / "fed", rounds=101, done=1, complete=False, silos=silos)
     spec = json.dumps({"padding": "x" * 1500})
     metrics = json.dumps({"label_ratio": 0.5, "loss": 0.1, **{f"pseudo_labels/{k}": 1.0 for k in range(10)}})
     now = time.time()
     with filled.ledger.transaction() as db:
         db.executemany("INSERT INTO round VALUES ('first', ?, 'completed', 0, '[]', ?, ?, ?, '', '', ?, '')",
                        [(number, json.dumps(silos), now + number, now + number + 1, '{"accuracy": 0.9}')
-                        for number in range(2, 501)])
+                        for number in range(2, 101)])
         db.executemany(
             "INSERT INTO task VALUES (?, 'first', ?, 0, ?, ?, ?, ?, ?, ?, NULL, ?, ?)",
-            [(f"{number}/{silo}", number, silo, "refused" if number % 50 == 0 else "updated", spec, now, now, now,
-              "BAD_DATA: x", metrics) for number in range(2, 501) for silo in silos])
+            [(f"{number}/{silo}", number, silo, "refused" if number % 10 == 0 else "updated", spec, now, now, now,
+              "BAD_DATA: x", metrics) for number in range(2, 101) for silo in silos])
         db.executemany("INSERT INTO cost VALUES ('first', ?, 'train', ?, 'up', 'wire', 'tcp', 7, 1, 0)",
-                       [(number, silo) for number in range(2, 501) for silo in silos])
+                       [(number, silo) for number in range(2, 101) for silo in silos])
     metrics_page = exposition(filled)
     metrics_page.text()
     took = []
@@ -201,7 +201,7 @@ def test_200_silos_and_500_rounds_take_less_than_a_few_moments(tmp_path: Path) -
     found = {family.name: family for family in text_string_to_metric_families(text.decode())}
     assert value(found, "semisilo_tasks_total", outcome="refused") == 2000
     assert value(found, "semisilo_task_refusals_total", code="BAD_DATA") == 2000
-    assert min(took) < 2, took  # some 0.05 s on an idle machine
+    assert min(took) < 0.5, took  # some 0.01 s on an idle machine
     assert len(text) < 300_000
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ ACTIONS = {"pause": {"study": "first"}, "resume": {"study": "first"}, "stop": {"
 @pytest.fixture
 def filled(tmp_path: Path) -> Filled:
     return fill_study(tmp_path / "hub", done=3, collecting=True)
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    """The same for all tests that only ask, or ask for what is refused. None of them changes it."""
+    filled = fill_study(tmp_path_factory.mktemp("still") / "hub", done=3, collecting=True)
+    before = filled.ledger.last_event()
+    yield filled
+    assert filled.ledger.last_event() == before
 
 
 def code(answer: httpx.Response) -> str:
@@ -76,12 +86,12 @@ def test_pause_extend_resume_and_stop_do_what_they_say(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("study", ["\\ud800", "a\\u0000b", "first\\n"])
-def test_text_that_is_none_is_refused_in_one_line(filled: Filled, study: str) -> None:
+def test_text_that_is_none_is_refused_in_one_line(still: Filled, study: str) -> None:
     async def work(page: Page) -> None:
         answer = await page.client.post("/api/actions/pause", content=f'{{"study":"{study}"}}', headers={
             "authorization": f"Bearer {TOKEN}", "content-type": "application/json"})
         assert (answer.status_code, code(answer)) == (400, "WRONG_FIELD")
-    asking(filled, work)
+    asking(still, work)
 
 
 def test_a_silo_is_invited_and_revoked(filled: Filled) -> None:
@@ -110,19 +120,19 @@ def test_a_silo_is_invited_and_revoked(filled: Filled) -> None:
 @pytest.mark.parametrize("body", [
     {"seconds": 60, "study": 3}, {"seconds": "60"}, {"seconds": True}, {"seconds": 60, "force": 1}, {}, [], 5,
     {"seconds": 10**400}, {"seconds": 60, "study": "x" * 2000}])
-def test_a_body_of_other_fields_or_types_is_refused(filled: Filled, body: Any) -> None:
+def test_a_body_of_other_fields_or_types_is_refused(still: Filled, body: Any) -> None:
     async def work(page: Page) -> None:
         answer = await page.act("extend", body)
         assert answer.status_code == 400
         assert not page.acted
-    asking(filled, work)
+    asking(still, work)
 
 
 @pytest.mark.parametrize("seconds", [0, -5, 1e300, 0.5])
-def test_a_deadline_moves_by_a_sensible_time_only(filled: Filled, seconds: float) -> None:
+def test_a_deadline_moves_by_a_sensible_time_only(still: Filled, seconds: float) -> None:
     async def work(page: Page) -> None:
         assert (await page.act("extend", {"seconds": seconds})).status_code == 409
-    asking(filled, work)
+    asking(still, work)
 
 
 @pytest.mark.parametrize(("content", "kind", "status"), [
@@ -229,29 +239,29 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "LOCALHOST:9", "[::1]:8080", "page.hub.example"])
-def test_known_hosts_are_served(filled: Filled, host: str) -> None:
+def test_known_hosts_are_served(still: Filled, host: str) -> None:
     async def work(page: Page) -> None:
         assert (await page.client.get("/health", headers={"host": host})).status_code == 200
-    asking(filled, work, hosts=("page.hub.example",))
+    asking(still, work, hosts=("page.hub.example",))
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "",
                                   "10.0.0.7:8080", "[::2]", "evil.example:8080@127.0.0.1"])
 @pytest.mark.parametrize("path", ["/", "/health", "/api/federation", "/metrics", "/static/js/app.js"])
-def test_other_hosts_are_not(filled: Filled, host: str, path: str) -> None:
+def test_other_hosts_are_not(still: Filled, host: str, path: str) -> None:
     """What DNS rebinding looks like: the browser is at 127.0.0.1, under a name of somebody else's."""
     async def work(page: Page) -> None:
         answer = await page.client.get(path, headers={"host": host})
         assert (answer.status_code, code(answer)) == (403, "UNKNOWN_HOST")
-    asking(filled, work)
+    asking(still, work)
 
 
 @pytest.mark.parametrize(("host", "status"), [("10.0.0.7:8080", 200), ("[2001:db8::1]", 200), ("hub.example", 403)])
-def test_a_page_for_other_machines_goes_by_any_number_but_not_by_any_name(filled: Filled, host: str,
+def test_a_page_for_other_machines_goes_by_any_number_but_not_by_any_name(still: Filled, host: str,
                                                                          status: int) -> None:
     async def work(page: Page) -> None:
         assert (await page.client.get("/health", headers={"host": host})).status_code == status
-    asking(filled, work, listen_host="0.0.0.0")
+    asking(still, work, listen_host="0.0.0.0")
 
 
 def test_pages_of_other_sites_may_not_ask(filled: Filled) -> None:
@@ -267,7 +277,7 @@ def test_pages_of_other_sites_may_not_ask(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/api/federation", "/nothing", "/static/none.js", "/api/studies/x"])
-def test_every_answer_tells_browsers_to_load_and_run_nothing_else(filled: Filled, path: str) -> None:
+def test_every_answer_tells_browsers_to_load_and_run_nothing_else(still: Filled, path: str) -> None:
     async def work(page: Page) -> None:
         headers = (await page.client.get(path)).headers
         policy = headers["content-security-policy"]
@@ -277,7 +287,7 @@ def test_every_answer_tells_browsers_to_load_and_run_nothing_else(filled: Filled
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
         assert "server" not in headers
-    asking(filled, work)
+    asking(still, work)
 
 
 def test_a_host_is_read_as_a_browser_writes_it() -> None:
@@ -312,20 +322,20 @@ def test_a_huge_body_is_refused_before_it_is_read(filled: Filled) -> None:
     "/api/studies/first/silos/nobody", "/api/studies/%27%20OR%201=1--", "/api/studies/first/rounds/²", "/api/",
     "/api/events?limit=-1", "/api/events?limit=abc", "/api/events?limit=9999999999999999999999", "/api/events?x=1",
     "/page.token", "/../page.token"])
-def test_paths_that_lead_nowhere_are_answered_with_an_error_in_json(filled: Filled, path: str) -> None:
+def test_paths_that_lead_nowhere_are_answered_with_an_error_in_json(still: Filled, path: str) -> None:
     async def work(page: Page) -> None:
         answer = await page.client.get(path)
         assert answer.status_code in (400, 404), answer.text
         assert answer.json()["error"]["text"]
-    asking(filled, work)
+    asking(still, work)
 
 
-def test_only_declared_methods_are_answered(filled: Filled) -> None:
+def test_only_declared_methods_are_answered(still: Filled) -> None:
     async def work(page: Page) -> None:
         for method in ("PUT", "DELETE", "PATCH", "TRACE", "OPTIONS"):
             assert (await page.client.request(method, "/api/federation")).status_code == 405
         assert (await page.client.get("/api/actions/pause")).status_code == 405
-    asking(filled, work)
+    asking(still, work)
 
 
 def test_a_mistake_of_ours_tells_a_stranger_nothing(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,11 @@ def filled(tmp_path: Path) -> Filled:
     return fill_study(tmp_path / "hub", done=2, collecting=True)
 
 
+@pytest.fixture(autouse=True)
+def _watching_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisilo.coordinator.page.service._WATCH_SECONDS", 0.05)
+
+
 def service_of(filled: Filled) -> PageService:
     return PageService(PageSource(federation="lung", address="", ledger=filled.ledger.path, read_only=True),
                        live=lambda: None)
@@ -118,20 +123,22 @@ def test_who_never_asks_for_anything_loses_the_place(filled: Filled, monkeypatch
     served(filled, work)
 
 
-@pytest.mark.parametrize("begun", [
-    b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost:"])
 def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_log(
-        filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, begun: bytes) -> None:
+        filled: Filled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One in the middle of a body that is wanted, one of a body that is not, one of a second request."""
+    begun = (
+        b"POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 99\r\n\r\n{",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost:")
     monkeypatch.setattr("semisilo.coordinator.page.server._MOST_CONNECTIONS", 3)
     monkeypatch.setattr("semisilo.coordinator.page.server._IDLE_SECONDS", 0.5)
 
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
         port = int(server.address.rpartition(":")[2])
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        for _, writer in slow:
-            writer.write(begun)
+        for (_, writer), start in zip(slow, begun, strict=True):
+            writer.write(start)
         async with asyncio.timeout(300):
             while not all(reader.at_eof() or reader.exception() is not None for reader, _ in slow):
                 await asyncio.sleep(0.1)  # a byte now and then, so that no connection is silent
@@ -146,13 +153,13 @@ def test_who_does_not_end_a_request_loses_the_place_and_leaves_nothing_in_the_lo
 
 def test_a_stream_that_is_read_outlives_the_time_in_which_others_lose_their_place(
         filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semisilo.coordinator.page.server._IDLE_SECONDS", 0.3)
+    monkeypatch.setattr("semisilo.coordinator.page.server._IDLE_SECONDS", 0.2)
 
     async def work(server: PageServer, client: httpx.AsyncClient) -> None:
         async with client.stream("GET", "/api/stream") as answer, asyncio.timeout(300):
             lines = answer.aiter_lines()
             assert await anext(lines) == "event: state"
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(0.8)
             filled.ledger.event("something", study="first")
             while '"revision":2' not in await anext(lines):
                 pass

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
@@ -15,8 +18,8 @@ from semisilo.coordinator.report.diagnostic_figures import (
     method_metrics,
     pseudo_label_counts,
 )
-from semisilo.coordinator.report.figure_style import legend, wide_enough
-from semisilo.coordinator.report.figures import FIGURES, draw_figures
+from semisilo.coordinator.report.figure_style import LIGHT, legend, wide_enough
+from semisilo.coordinator.report.figures import FIGURES, DrawnFigure, describe_figure, draw_figures
 from semisilo.coordinator.report.page import render_page
 from tests.coordinator.ledger_fixture import SILOS, fill_study
 
@@ -50,12 +53,27 @@ def study(plain: StudySummary) -> StudySummary:
     return replace(plain, rounds=tuple(rounds))
 
 
+@pytest.fixture(scope="module")
+def figures(study: StudySummary) -> tuple[DrawnFigure, ...]:
+    """All there are, small: it is quicker, and reports of their true size are in test_report.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("semisilo.coordinator.report.figures._DPI", 40)
+        return draw_figures(study)
+
+
+def axes_of(name: str, study: StudySummary) -> Axes:
+    """One plot before it becomes a picture, which is what takes the time."""
+    axes = Figure().add_subplot()
+    assert {**FIGURES, **DIAGNOSTIC_FIGURES}[name][1](axes, study, LIGHT)
+    return axes
+
+
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_without_such_numbers_has_no_such_plots(plain: StudySummary) -> None:
     assert [figure.name for figure in draw_figures(plain)] == list(FIGURES)
 
 
-def test_a_study_with_all_numbers_has_all_plots_by_day_and_by_night(study: StudySummary) -> None:
-    figures = draw_figures(study)
+def test_a_study_with_all_numbers_has_all_plots_by_day_and_by_night(figures: tuple[DrawnFigure, ...]) -> None:
     assert [figure.name for figure in figures] == [*FIGURES, *DIAGNOSTIC_FIGURES]
     for figure in figures:
         assert figure.light_png[:4] == figure.dark_png[:4] == b"\x89PNG"
@@ -81,38 +99,46 @@ def test_words_say_the_last_numbers(study: StudySummary) -> None:
 
 def test_balanced_accuracy_is_drawn_where_it_differs_by_a_point(study: StudySummary) -> None:
     """0.6 in every round, which is far from the accuracy of some."""
-    by_round, by_bytes = draw_figures(study)[:2]
-    assert "balanced accuracy, 60.0 % at the end" in by_round.description
-    assert "balanced" not in by_bytes.description
     even = replace(study, rounds=tuple(replace(entry, metrics={**entry.metrics, "balanced_accuracy": entry.accuracy})
                                        for entry in study.rounds))
-    assert "balanced" not in draw_figures(even)[0].description
-    assert draw_figures(even)[0].light_png != by_round.light_png
+
+    def has_the_line(name: str, study: StudySummary) -> bool:
+        lines = {str(line.get_label()): line for line in axes_of(name, study).lines}
+        if "balanced accuracy" in lines:
+            assert np.asarray(lines["balanced accuracy"].get_ydata()) == pytest.approx(60.0)
+        return "balanced accuracy" in lines
+
+    assert has_the_line("accuracy_by_round", study)
+    assert "balanced accuracy, 60.0 % at the end" in describe_figure("accuracy_by_round", study)
+    for name, other in (("accuracy_by_bytes", study), ("accuracy_by_round", even)):
+        assert not has_the_line(name, other)
+        assert "balanced" not in describe_figure(name, other)
 
 
 def test_a_gap_of_nothing_has_no_place_on_a_logarithmic_axis(study: StudySummary) -> None:
     still = replace(study, rounds=tuple(
         replace(entry, metrics={name: 0.0 if name.startswith("stationarity") else value
                                 for name, value in entry.metrics.items()}) for entry in study.rounds))
-    assert "stationarity" not in [figure.name for figure in draw_figures(still)]
+    assert axes_of("stationarity", study).get_yscale() == "log"
+    _, draw = DIAGNOSTIC_FIGURES["stationarity"]
+    assert not draw(Figure().add_subplot(), still, LIGHT)
 
 
 def test_silos_that_label_alike_are_one_line_unless_one_abstained(study: StudySummary) -> None:
-    def picture(ratios: dict[str, float], outcome: TaskState) -> bytes:
-        rounds = tuple(replace(entry, label_ratio=ratios if entry.number else {},
+    def drawn(outcome: TaskState) -> tuple[list[str], int]:
+        """The labels of the lines, and how many crosses there are."""
+        rounds = tuple(replace(entry, label_ratio=dict.fromkeys(SILOS, 0.0) if entry.number else {},
                                outcomes=dict.fromkeys(SILOS, outcome) if entry.number else {})
                        for entry in study.rounds)
-        drawn = {each.name: each.light_png for each in draw_figures(replace(study, rounds=rounds))}
-        return drawn["label_ratio"]
+        lines = axes_of("label_ratio", replace(study, rounds=rounds)).lines
+        crosses = [line for line in lines if line.get_marker() == "x"]
+        return [str(line.get_label()) for line in lines if line not in crosses], len(crosses)
 
-    alike = dict.fromkeys(SILOS, 0.0)
-    assert picture(alike, TaskState.UPDATED) == picture(dict.fromkeys(reversed(SILOS), 0.0), TaskState.UPDATED)
-    assert picture(alike, TaskState.ABSTAINED) != picture(alike, TaskState.UPDATED), "crosses must stay"
+    assert drawn(TaskState.UPDATED) == ([f"the same at all {len(SILOS)} silos"], 0)
+    assert drawn(TaskState.ABSTAINED) == (sorted(SILOS, key=str.encode), len(SILOS) * 6), "crosses must stay"
 
 
 def test_a_legend_takes_as_many_columns_as_fit_and_an_axis_of_percents_is_never_narrow() -> None:
-    from matplotlib.figure import Figure
-
     def columns(*labels: str) -> int:
         figure = Figure()
         axes = figure.add_subplot()
@@ -139,20 +165,21 @@ def test_numbers_of_the_method_are_those_that_no_other_plot_shows(study: StudySu
     assert set(method_metrics(study)) == {"correction_norm"}
 
 
-def test_a_simulation_shows_payload_where_nothing_crossed_a_wire(plain: StudySummary, tmp_path: Path) -> None:
+def test_a_simulation_shows_payload_where_nothing_crossed_a_wire(plain: StudySummary) -> None:
     without = replace(plain, traffic=replace(plain.traffic, wire_down=0, wire_up=0, overhead_down=0, overhead_up=0),
                       rounds=tuple(replace(entry, traffic=replace(entry.traffic, wire_down=0, wire_up=0,
                                                                   overhead_down=0, overhead_up=0))
                                    for entry in plain.rounds))
-    by_bytes, cost = (figure for figure in draw_figures(without) if figure.name in ("accuracy_by_bytes",
-                                                                                    "cost_by_round"))
-    assert "of payload" in by_bytes.description
-    assert cost.description.startswith("Bars: payload bytes")
+    assert axes_of("accuracy_by_bytes", without).get_xlabel().startswith("payload bytes")
+    assert axes_of("cost_by_round", without).get_ylabel().startswith("payload bytes")
+    assert "of payload" in describe_figure("accuracy_by_bytes", without)
+    assert describe_figure("cost_by_round", without).startswith("Bars: payload bytes")
+    assert describe_figure("cost_by_round", plain).startswith("Bars: wire bytes"), "the control"
 
 
-def test_the_page_takes_the_new_plots(study: StudySummary, tmp_path: Path) -> None:
+def test_the_page_takes_the_new_plots(study: StudySummary, figures: tuple[DrawnFigure, ...], tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=1)
-    page = render_page(federation="f", address="a:1", study=study, silos=(), figures=draw_figures(study),
+    page = render_page(federation="f", address="a:1", study=study, silos=(), figures=figures,
                        audit=audit(filled.ledger, "first"), state_digest="")
     for title, _ in DIAGNOSTIC_FIGURES.values():
         assert title in page

@@ -170,6 +170,7 @@ def test_the_page_says_where_the_numbers_come_from(page: _Page) -> None:
     assert re.search(r"hash chain over all \d+ events of the ledger is intact", page.text)
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_estimated_bytes_are_called_estimated(tmp_path: Path, page: _Page) -> None:
     filled = fill_study(tmp_path / "fed", rounds=2, estimated=True)
     text = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8")).text
@@ -188,6 +189,7 @@ def test_a_study_that_has_not_begun_has_a_page_too(tmp_path: Path) -> None:
     assert all(image["alt"].startswith("Nothing to plot yet") for image in page.images)
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_with_labels_at_silos_has_no_line_of_labels_alone_and_tells_who_has_labels(tmp_path: Path) -> None:
     pages = []
     for at_silo in (True, False):
@@ -205,6 +207,7 @@ def test_a_study_with_labels_at_silos_has_no_line_of_labels_alone_and_tells_who_
     assert [row[column - 1:column + 1] for row in page.table("Silo")[1:]] == [["470", "0"]] * 3
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_without_test_images_shows_its_costs_and_no_accuracy(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=2, test=False)
     page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
@@ -214,6 +217,7 @@ def test_a_study_without_test_images_shows_its_costs_and_no_accuracy(tmp_path: P
     assert [row[1] for row in page.table("Round")[1:]] == ["–", "–", "–"]
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_failed_study_with_a_failed_round_shows_both_reasons(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=3, done=1, collecting=True)
     filled.ledger.fail_round(filled.ledger.round("first", 2), reason="1 of 2 answers within round_limit")
@@ -224,6 +228,7 @@ def test_a_failed_study_with_a_failed_round_shows_both_reasons(tmp_path: Path) -
     assert "the compute process died" in page.text
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_text_from_silos_cannot_become_markup(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"'&"
     filled = fill_study(tmp_path / "fed", rounds=3, done=1, complete=False)
@@ -241,6 +246,7 @@ def test_text_from_silos_cannot_become_markup(tmp_path: Path) -> None:
     assert "<script" not in text
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_broken_audit_trail_is_said_aloud(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=1)
     with filled.ledger.transaction() as db:
@@ -257,6 +263,7 @@ def test_an_unknown_study_is_refused_by_name(tmp_path: Path) -> None:
         write_report(filled.federation, filled.ledger, "second")
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_many_silos_are_drawn_as_a_range(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "fed", rounds=3, silos=tuple(f"silo-{number:02}" for number in range(12)))
     page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +31,6 @@ from semisilo.diagnostics import (
     stationarity_gap,
     statistics_of,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

@@ -33,10 +33,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_as_before() -> Iterator[None]:
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    torch.set_num_threads(1)
+    mode = torch.get_deterministic_debug_mode()
     yield
-    torch.set_num_threads(threads)
     torch.set_deterministic_debug_mode(mode)
 
 

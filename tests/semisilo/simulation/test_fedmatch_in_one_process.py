@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,6 @@ from semisilo.simulation.splits import splits
 SEED, ROUNDS = 1, 4
 AUGMENTATION = AugmentationSettings(policy="small", without=("Invert", "Solarize"))
 SILO, COORDINATOR = "labels-at-silo", "labels-at-coordinator"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -168,12 +160,13 @@ def _settings(scenario: str, preset: str, **changes: Any) -> FedMatchSettings:
     return FedMatchSettings(scenario=scenario, preset=preset, **{**own, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("scenario", "preset"), [
-    (COORDINATOR, "paper_v1"), pytest.param(COORDINATOR, "paper_v3", marks=pytest.mark.slow),
-    pytest.param(SILO, "paper_v1", marks=pytest.mark.slow), pytest.param(SILO, "paper_v3", marks=pytest.mark.slow)])
-def test_it_learns(scenario: str, preset: str) -> None:
+@pytest.mark.parametrize(("scenario", "preset", "most"), [
+    (COORDINATOR, "paper_v1", 100), pytest.param(COORDINATOR, "paper_v3", 250, marks=pytest.mark.slow),
+    pytest.param(SILO, "paper_v1", 250, marks=pytest.mark.slow),
+    pytest.param(SILO, "paper_v3", 250, marks=pytest.mark.slow)])
+def test_it_learns(scenario: str, preset: str, most: int) -> None:
     """Measured after 4 rounds: 0.92 in all but v3 with labels at the silos, 0.97. Chance is 0.1."""
-    federation = Federation(_world(scenario, most=250), _settings(scenario, preset))
+    federation = Federation(_world(scenario, most=most), _settings(scenario, preset))
     accuracies = federation.run()
     assert accuracies[-1] > 0.85, accuracies
     assert accuracies[-1] > accuracies[0] + (0.3 if scenario == SILO else 0.0), accuracies

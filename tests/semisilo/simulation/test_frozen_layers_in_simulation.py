@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ from semisilo.simulation.settings import load_simulated_study
 from tests.semisilo.studies import study
 
 FROZEN = ["features.0", "features.1", "features.4", "features.5"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def write_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -37,14 +35,6 @@ from tests.semisilo.studies import study
 
 BOTH = {"stationarity_gap": True, "forgetting": True}
 GAP = ("stationarity_gap", "stationarity_gradient", "stationarity_labels", "objective")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def shvr(*, rounds: int = 3, **simulation: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,6 @@ SEED = 1
 FORM = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,))
 SILOS = ("a", "b", "c", "d")
 CLASSES = tuple("0123456789")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _net() -> nn.Module:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import UsageError
@@ -21,15 +19,6 @@ from semisilo.simulation import run
 from semisilo.simulation.ray_engine import RayWorkplace, Shipment, ShipmentOutcome, _rebuilt, _unpacked, train_shipment
 from semisilo.simulation.workplace import InlineWorkplace
 from tests.semisilo.studies import study
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 KEEPS_MUCH = study("semifl", rounds=3, wire={"uplink": "top-k 20%"})
 """Silos keep momentum and what was left out; tasks are coded against what they hold."""

@@ -7,10 +7,10 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,6 @@ from tests.processes import CRASHING, run_command
 from tests.semisilo.studies import study
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def written(tables: dict[str, Any], folder: Path, name: str = "study.toml") -> Path:
@@ -75,8 +67,26 @@ def killed(tables: dict[str, Any], folder: Path, *, crash: str) -> tuple[Path, P
     return path, out
 
 
+def copied(folder: Path, to: Path) -> tuple[Path, Path]:
+    """A copy of what `killed` has left, under the same name, which is the study's; its study file and folder."""
+    shutil.copytree(folder, to / folder.name)
+    return to / folder.name / "study.toml", to / folder.name / "out"
+
+
+AFTER_AN_ANSWER = "semisilo.silo.site.memory:SiloMemory.record_pending:4:after"
+"""The first of round 2."""
+
+
+@pytest.fixture(scope="module")
+def killed_in_round_2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a simulation that was killed `AFTER_AN_ANSWER`, to copy."""
+    folder = tmp_path_factory.mktemp("killed")
+    killed(RESUMED, folder, crash=AFTER_AN_ANSWER)
+    return folder
+
+
 @pytest.mark.parametrize("crash", [
-    "semisilo.silo.site.memory:SiloMemory.record_pending:4:after",
+    AFTER_AN_ANSWER,
     *(pytest.param(crash, marks=pytest.mark.slow) for crash in (
         "semisilo.simulation.parts:write_coordinator:1:before",
         "semisilo.coordinator.compute.operations:Operations.aggregate:2:before",
@@ -86,8 +96,11 @@ def killed(tables: dict[str, Any], folder: Path, *, crash: str) -> tuple[Path, P
     )),
 ])
 def test_a_simulation_that_was_killed_goes_on_with_the_same_bits_and_bytes(
-        tmp_path: Path, undisturbed: SimulationResult, crash: str) -> None:
-    path, out = killed(RESUMED, tmp_path, crash=crash)
+        tmp_path: Path, undisturbed: SimulationResult, killed_in_round_2: Path, crash: str) -> None:
+    if crash == AFTER_AN_ANSWER:
+        path, out = copied(killed_in_round_2, tmp_path / "copy")
+    else:
+        path, out = killed(RESUMED, tmp_path, crash=crash)
     resumed = run(path, out=out, device="cpu")
     assert resumed.digest == undisturbed.digest
     assert resumed.curve == undisturbed.curve
@@ -132,8 +145,9 @@ def test_what_is_in_the_folder_already_is_never_gone_on_with_as_something_else(
         run(RESUMED, out=tmp_path, device="cpu")
 
 
-def test_a_memory_that_is_lost_ends_the_simulation_instead_of_changing_its_bits(tmp_path: Path) -> None:
-    path, out = killed(RESUMED, tmp_path, crash="semisilo.coordinator.ledger.ledger:Ledger.commit_round:3:after")
+def test_a_memory_that_is_lost_ends_the_simulation_instead_of_changing_its_bits(
+        tmp_path: Path, killed_in_round_2: Path) -> None:
+    path, out = copied(killed_in_round_2, tmp_path / "copy")
     (out / "silos" / "silo-001" / "memory" / "memory.json").unlink()
     with pytest.raises(StorageDamaged, match="silo-001"):
         run(path, out=out, device="cpu")

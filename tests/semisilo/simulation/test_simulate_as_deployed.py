@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
@@ -21,14 +19,6 @@ from semisilo.simulation.settings import load_simulated_study
 from tests.processes import federation
 from tests.semisilo.silos_on_files import run_parts
 from tests.semisilo.studies import CASES, study
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def parts_of(tables: dict[str, Any], folder: Path) -> Path:

@@ -33,37 +33,32 @@ def test_one_silo_with_all_labels_and_a_round_per_epoch_is_the_recipe_of_the_lab
     """With the whole set as one batch the order does not matter, so both take the same three steps from the same
     initial model: momentum goes on over the rounds, the learning rate falls on one cosine, statistics are of all
     training images."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        tables = study("fedavg", "labels-at-silo", rounds=ROUNDS, silos=1, split={"all_labelled": True},
-                       augmentation={"policy": "none", "without": []})
-        tables["method"] = {"name": "fedavg", "scenario": "labels-at-silo", **RECIPE}
-        dealt = deal_study(load_simulated_study(tables))
-        images, config = dealt.silo_images(0), dealt.config
-        assert images.labelled is not None
-        assert images.unlabelled is None
-        size = len(images.labelled)
-        tables["method"]["labelled_batch"] = size
-        found = run(tables, out=tmp_path, device="cpu")
+    tables = study("fedavg", "labels-at-silo", rounds=ROUNDS, silos=1, split={"all_labelled": True},
+                   augmentation={"policy": "none", "without": []})
+    tables["method"] = {"name": "fedavg", "scenario": "labels-at-silo", **RECIPE}
+    dealt = deal_study(load_simulated_study(tables))
+    images, config = dealt.silo_images(0), dealt.config
+    assert images.labelled is not None
+    assert images.unlabelled is None
+    size = len(images.labelled)
+    tables["method"]["labelled_batch"] = size
+    found = run(tables, out=tmp_path, device="cpu")
 
-        environment = Environment(
-            seed=config.study.seed, rounds=ROUNDS, num_silos=1, image=config.data.image,
-            data=CoordinatorData(labelled=images.labelled, test=dealt.test), augmentation=config.augmentation,
-            build_model=model_builder(replace(config.model, classes=dealt.classes), config.data.image))
-        line = train_labelled_only(environment, epochs=ROUNDS, batch_size=size)
-        assert line.num_labelled == size == len(dealt.labels()[dealt.labelled_of(0)])
-        assert line.steps == ROUNDS
-        assert found.accuracy == pytest.approx(line.evaluation.accuracy, abs=2 / line.evaluation.count)
-        assert found.rounds[-1].metrics["loss"] == pytest.approx(line.evaluation.loss, rel=1e-3)
+    environment = Environment(
+        seed=config.study.seed, rounds=ROUNDS, num_silos=1, image=config.data.image,
+        data=CoordinatorData(labelled=images.labelled, test=dealt.test), augmentation=config.augmentation,
+        build_model=model_builder(replace(config.model, classes=dealt.classes), config.data.image))
+    line = train_labelled_only(environment, epochs=ROUNDS, batch_size=size)
+    assert line.num_labelled == size == len(dealt.labels()[dealt.labelled_of(0)])
+    assert line.steps == ROUNDS
+    assert found.accuracy == pytest.approx(line.evaluation.accuracy, abs=2 / line.evaluation.count)
+    assert found.rounds[-1].metrics["loss"] == pytest.approx(line.evaluation.loss, rel=1e-3)
 
-        model = environment.build_model()
-        tensors.load_into(model, initial_model(environment.build_model, environment.seed))
-        train_labelled(model, images.labelled, form=environment.image, augmentation=environment.augmentation,
-                       sgd=SGDSettings(lr=0.1), epochs=ROUNDS, batch_size=size, seed=1, purpose="test",
-                       lr_of_epoch=lambda epoch: cosine_lr(0.1, round=epoch, rounds=ROUNDS))
-        saved = load_file(found.model)
-        for name, w in tensors.parameters_of(model).items():
-            assert torch.allclose(saved[name], w, atol=1e-4), name
-    finally:
-        torch.set_num_threads(threads)
+    model = environment.build_model()
+    tensors.load_into(model, initial_model(environment.build_model, environment.seed))
+    train_labelled(model, images.labelled, form=environment.image, augmentation=environment.augmentation,
+                   sgd=SGDSettings(lr=0.1), epochs=ROUNDS, batch_size=size, seed=1, purpose="test",
+                   lr_of_epoch=lambda epoch: cosine_lr(0.1, round=epoch, rounds=ROUNDS))
+    saved = load_file(found.model)
+    for name, w in tensors.parameters_of(model).items():
+        assert torch.allclose(saved[name], w, atol=1e-4), name

@@ -37,7 +37,7 @@ from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.policy import Limits, Permit, Policy
 from tests.proxy import Proxy
-from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
+from tests.silo.fake_coordinator import HOLD_SECONDS, FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
 SCANS = JoinChoice(source="/scans")
 OVER = pb.Standby(reason=pb.Standby.REASON_NO_STUDY, text="reached 91.2 %")
@@ -70,7 +70,13 @@ class Bench:
 @asynccontextmanager
 async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = None, policy: Policy | None = None,
                    renew: Any = None, exit_when_finished: bool = True,
-                   choice: JoinChoice = SCANS, clock: Callable[[], float] = time.time) -> AsyncIterator[Bench]:
+                   choice: JoinChoice = SCANS, clock: Callable[[], float] = time.time,
+                   quick_seconds: float | None = HOLD_SECONDS / 2) -> AsyncIterator[Bench]:
+    """
+    Args:
+        quick_seconds: answers that come sooner are followed by a pause; None: as it is outside of tests, where
+            coordinators hold polls for longer.
+    """
     home = SiloHome(folder)
     folder.mkdir(exist_ok=True)
     compute = compute or FakeCompute()
@@ -91,7 +97,10 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
                   poll_seconds=2.0, clock=clock)
     try:
-        yield Bench(agent, link, compute, output, home)
+        with pytest.MonkeyPatch.context() as patch:
+            if quick_seconds is not None:
+                patch.setattr("semisilo.silo.agent.agent._QUICK_SECONDS", quick_seconds)
+            yield Bench(agent, link, compute, output, home)
     finally:
         await link.close()
         traffic.close()
@@ -673,11 +682,12 @@ def test_a_silo_that_was_away_when_its_study_ended_still_ends_but_not_twice(tmp_
 def test_a_coordinator_that_does_not_hold_polls_is_not_asked_without_pause(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = FakeCoordinator(hold_polls=False)
-        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+        async with serving(coordinator) as port, agent_at(port, tmp_path, quick_seconds=None) as bench:
             running = asyncio.ensure_future(bench.agent.run())
-            await asyncio.sleep(1.5)
-            assert len(coordinator.hellos) <= 6
             await until(lambda: len(coordinator.hellos) >= 2)
+            began = time.monotonic()
+            await until(lambda: len(coordinator.hellos) >= 4)
+            assert time.monotonic() - began > 1.0, "pauses of half a second and of three quarters"
             running.cancel()
     run(work())
 
@@ -691,10 +701,10 @@ def test_a_task_that_cannot_be_answered_is_not_tried_without_pause(tmp_path: Pat
             return TaskClosed("closed, and yet given again") if rpc == "BeginUpdate" else None
         coordinator.fault = fault
         async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            began = time.monotonic()
             running = asyncio.ensure_future(bench.agent.run())
-            await asyncio.sleep(1.0)
-            assert len(coordinator.hellos) <= 16  # 0.01, 0.02, 0.04, ... at least; then 0.1 s each
-            await until(lambda: len(coordinator.hellos) >= 2)
+            await until(lambda: len(coordinator.hellos) >= 7)
+            assert time.monotonic() - began > 0.35, "pauses of 0.01, 0.02, 0.04, 0.08, 0.1 and 0.1 s at least"
             running.cancel()
     run(work())
 

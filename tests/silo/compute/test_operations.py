@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from semisilo.common.config import from_dict
 from semisilo.common.data import partly_labelled, readers
@@ -40,11 +39,18 @@ MODEL = ModelSettings(name="small_cnn", classes=CLASSES)
 SETTINGS = {"local_epochs": 1, "unlabelled_batch": 20, "confidence_threshold": 0.1, "round_lr": 0.05}
 
 
+def all_digits() -> Any:
+    """scikit-learn's digits, with `images` of 0 to 16 and `target`; it takes a second to import."""
+    from sklearn.datasets import load_digits
+
+    return load_digits()
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An .npz of 60 digits without labels."""
     path = tmp_path_factory.mktemp("scans") / "scans.npz"
-    np.savez(path, train_images=(load_digits().images[:NUM_IMAGES] * 15).astype(np.uint8))
+    np.savez(path, train_images=(all_digits().images[:NUM_IMAGES] * 15).astype(np.uint8))
     return str(path)
 
 
@@ -67,7 +73,7 @@ class Site:
     def _statistics(self) -> dict[str, torch.Tensor]:
         network = model_builder(MODEL, FORM)()
         tensors.load_into(network, self.model)
-        images_NCHW = torch.from_numpy((load_digits().images[:100] * 15).astype(np.uint8))[:, None]
+        images_NCHW = torch.from_numpy((all_digits().images[:100] * 15).astype(np.uint8))[:, None]
         return batch_norm.to_tensors(batch_norm.measure(network, images_NCHW, form=FORM,
                                                         generator=torch_generator(1, "test")))
 
@@ -192,8 +198,8 @@ AT_SILO = {"scenario": "labels-at-silo", "objective": "sl", "labelled_batch": 4,
 
 def part(folder: Path, *, labelled: int, unlabelled: int, **arrays: Any) -> str:
     """A silo's part of digits: the first ones are labelled."""
-    pixels = (load_digits().images * 15).astype(np.uint8)
-    np.savez(folder / "part.npz", labelled_images=pixels[:labelled], labelled_labels=load_digits().target[:labelled],
+    pixels = (all_digits().images * 15).astype(np.uint8)
+    np.savez(folder / "part.npz", labelled_images=pixels[:labelled], labelled_labels=all_digits().target[:labelled],
              unlabelled_images=pixels[labelled:labelled + unlabelled], **arrays)
     return str(folder / "part.npz")
 
@@ -223,7 +229,7 @@ def test_with_labels_at_silos_the_trainer_sees_both_kinds_and_in_each_round_its_
         same.train(site.request())
     assert [len(data.unlabelled) for data in seen] == [2, 2, 3, 4, 4]
     assert {len(data.labelled) for data in seen} == {5}
-    assert seen[0].labelled.labels_N.tolist() == load_digits().target[:5].tolist()
+    assert seen[0].labelled.labels_N.tolist() == all_digits().target[:5].tolist()
     assert all(data.unlabelled.labels_N is None for data in seen)
     assert read == ["labelled", "unlabelled"], "once for all rounds"
     site.spec = replace(site.spec, settings={**AT_SILO, "scenario": "labels-at-coordinator", "objective": "fixmatch"})

@@ -187,7 +187,7 @@ def test_a_host_that_swallows_packets_is_told_apart_from_one_that_refuses(home):
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
-        error = _diagnose(home, f"127.0.0.1:{listener.getsockname()[1]}", budget_seconds=0.6)
+        error = _diagnose(home, f"127.0.0.1:{listener.getsockname()[1]}", budget_seconds=0.3)
     assert isinstance(error, Unreachable)
     assert "No answer from" in error.text
     assert "firewall" in error.remedy
@@ -198,12 +198,13 @@ def test_an_address_that_is_none_is_refused(home):
         assert isinstance(_diagnose(home, address), BadConfiguration)
 
 
-def test_a_coordinator_that_accepts_the_silo_now_is_worth_another_try(home, tmp_path, federation):
+def test_a_coordinator_that_accepts_the_silo_now_is_worth_another_try(home, tmp_path, federation, monkeypatch):
     """Control for every test below: with nothing wrong, nothing is found."""
     with _listening(_tls(tmp_path / "tls", federation, begins=time.time(), demand=federation)) as address:
         error = _diagnose(home, address)
     assert isinstance(error, Unreachable)
     assert "answers now" in error.text
+    monkeypatch.setattr("semisilo.silo.link.diagnosis._LISTEN_SECONDS", 0.2)
     polite = _tls(tmp_path / "tls", federation, begins=time.time(), demand=federation, waits=True)
     with _listening(polite) as address:
         assert "answers now" in _diagnose(home, address).text
@@ -290,8 +291,10 @@ def test_what_speaks_no_tls_or_no_http2_is_no_coordinator(home, tmp_path, federa
 def test_a_peer_that_closes_at_once_or_never_answers_is_reported_in_time(home):
     with _listening(lambda c: None) as address:
         closed = _diagnose(home, address)
-    with _listening(lambda c: time.sleep(1.5)) as address:
-        silent = _diagnose(home, address, budget_seconds=1.0)
+    diagnosed = threading.Event()
+    with _listening(lambda c: diagnosed.wait(300)) as address:
+        silent = _diagnose(home, address, budget_seconds=0.5)
+        diagnosed.set()
     assert isinstance(closed, ConnectionRefusedByPeer)
     assert isinstance(silent, Unreachable)
     assert "does not answer" in silent.text

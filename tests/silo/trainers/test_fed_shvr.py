@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,6 @@ def _images(count: int, seed: int = 0, *, labelled: bool = False) -> ImageSet:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
     return ImageSet(pixels, torch.arange(count) % 3 if labelled else None, tuple(map(str, range(count))))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 LABELLED, UNLABELLED = _images(7, 1, labelled=True), _images(23)

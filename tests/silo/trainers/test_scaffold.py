@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,6 @@ from semisilo.silo.trainers.fedavg import FedAvgTrainer
 from semisilo.silo.trainers.scaffold import ScaffoldMemory, ScaffoldTrainer
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _net() -> nn.Module:

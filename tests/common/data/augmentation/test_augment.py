@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -19,14 +17,6 @@ from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import BadConfiguration
 
 POLICIES = ("small", "semifl_official", "fedmatch_official", "fedmix")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as training does by default; more threads only wait for each other on small images
-    yield
-    torch.set_num_threads(before)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
