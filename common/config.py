@@ -150,8 +150,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value  # most values, before anything that takes time
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
+        if type(value) in arguments and (value is None or type(value) in _PLAIN):
+            return value
         problems = []
         for option in arguments:
             if option is type(None):

@@ -57,6 +57,8 @@ _LIVE_SECONDS = 1.0
 _SETTLE_SECONDS = 2.0
 """What is counted in between is lost by a kill; every settling is a transaction of the ledger. A phase that
 ends is settled by the engine."""
+_SETTLE_SECONDS_PER_SILO = 0.01
+"""Settling writes a few rows for each silo: with a thousand of them it comes every ten seconds, not every two."""
 _CERTIFICATE_SECONDS = 3600.0
 """The certificate is due after 60 of its 90 days, so an hour is early enough; a look compares dates."""
 _DISK_SECONDS = 10.0
@@ -258,22 +260,22 @@ class _Server:
                 await asyncio.sleep(_ENROLLMENT_SECONDS)
 
     async def _write_live(self) -> None:
-        await _every(_LIVE_SECONDS, lambda: write(self._federation.live, LiveStatus.from_runtime(self._runtime)))
+        await _every(lambda: _LIVE_SECONDS, lambda: write(self._federation.live, LiveStatus.from_runtime(self._runtime)))
 
     async def _settle(self) -> None:
         def settle() -> None:
             collecting = self._runtime.reason is StandbyReason.COLLECTING
             self._meter.settle(study=self._runtime.study, round=self._runtime.round,
                                phase=self._runtime.phase if collecting else "standby")
-        await _every(_SETTLE_SECONDS, settle)
+        await _every(lambda: max(_SETTLE_SECONDS, len(self._runtime.connected) * _SETTLE_SECONDS_PER_SILO), settle)
 
     async def _refresh(self, certificate: CoordinatorCertificate) -> None:
-        await _every(_CERTIFICATE_SECONDS, lambda: certificate.refresh(time.time()))
+        await _every(lambda: _CERTIFICATE_SECONDS, lambda: certificate.refresh(time.time()))
 
 
-async def _every(seconds: float, action: Callable[[], object]) -> None:
+async def _every(seconds: Callable[[], float], action: Callable[[], object]) -> None:
     """Repeats something that may fail without harm, such as a full disk under the live file."""
     while True:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds())
         with contextlib.suppress(OSError, SemisiloError):
             action()
