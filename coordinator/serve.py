@@ -260,7 +260,8 @@ class _Server:
                 await asyncio.sleep(_ENROLLMENT_SECONDS)
 
     async def _write_live(self) -> None:
-        await _every(lambda: _LIVE_SECONDS, lambda: write(self._federation.live, LiveStatus.from_runtime(self._runtime)))
+        await _every(lambda: _LIVE_SECONDS,
+                     lambda: write(self._federation.live, LiveStatus.from_runtime(self._runtime)))
 
     async def _settle(self) -> None:
         def settle() -> None:
