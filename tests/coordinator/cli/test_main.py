@@ -127,6 +127,7 @@ def test_a_study_is_checked_when_it_is_queued_and_status_shows_it(command: Comma
     assert [(study["name"], study["state"]) for study in facts["studies"]] == [("second", "queued")]
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_that_cannot_start_is_in_status_with_its_reason(command: Command, tmp_path: Path) -> None:
     ledger = Ledger(open_federation(tmp_path / "lung").ledger)
     ledger.refuse_study("second", "study.toml: [study]: unknown key 'ronds'. Did you mean 'rounds'?")
