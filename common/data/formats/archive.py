@@ -67,7 +67,8 @@ def digits(split: str, *, source: str) -> Arrays:
     if split not in ("", "train", "test"):
         raise BadData(f"{source}: the digits have no split '{split}'.",
                       remedy="Write digits, digits#train or digits#test.")
-    images, labels_N = (values.copy() for values in _scans())
+    scans, labels = _scans()
+    images, labels_N = scans.copy(), labels.copy()
     if split:
         for_test = np.zeros(len(labels_N), dtype=bool)
         for label in range(10):
