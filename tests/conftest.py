@@ -48,6 +48,14 @@ def _loggers() -> list[logging.Logger]:
     return [each for each in logging.Logger.manager.loggerDict.values() if isinstance(each, logging.Logger)]
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have empty files for figures: painting takes seconds, and the tests of the report look at them."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda figure, target, **options: target.write(b"\x89PNG\r\n\x1a\n"))
+
+
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Undisturbed]:
     """One finished federation of processes for all tests that look at it or compare with its bits."""

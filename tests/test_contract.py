@@ -53,11 +53,14 @@ every_case = pytest.mark.parametrize(("study", "network"), CASES, ids=[f"{study}
 every_method = pytest.mark.parametrize("study", FIRST, ids=str)
 _WITH_MEMORY = ("semifl", "fedmatch", "scaffold", "fed_shvr")
 """Methods that keep something for each silo, or from round to round."""
+_AS_ANOTHER = ("uda", "pseudo", "fed_sh", "fed_svr")
+"""Notes of studies that hold no more than the first one of their method."""
 every_case_of_memory = pytest.mark.parametrize(("study", "network"), [
-    (study, network) if network != "plain" or study.method in _WITH_MEMORY else
-    pytest.param(study, network, marks=pytest.mark.slow) for study, network in CASES],
-    ids=[f"{study}-{net}" for study, net in CASES])
-"""With batch-norm statistics there is all that a method holds; without them only those that hold more than a model."""
+    pytest.param(study, network, marks=pytest.mark.slow) if study.method in ("fedprox", "fednova")
+    or study.note in _AS_ANOTHER or (network == "plain" and study.method not in _WITH_MEMORY) else (study, network)
+    for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
+"""Quick for each thing that is held: FedProx and FedNova have the state of FedAvg, and a network without batch-norm
+statistics matters where more than a model is held."""
 every_method_slowly = pytest.mark.parametrize("study", [
     each if each.method in _WITH_MEMORY else pytest.param(each, marks=pytest.mark.slow) for each in FIRST], ids=str)
 """Quick for methods that keep something; for those that keep nothing the engine's own tests, and test_overwriting.py

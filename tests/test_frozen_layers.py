@@ -51,7 +51,10 @@ FROZEN_PARAMETERS = ("0.weight", "1.weight", "1.bias")
 FROZEN_BYTES = 4 * (4 * 9 + 4 + 4 + 4 + 4)
 """A convolution of 4 x 1 x 3 x 3, gamma, beta, mean and variance of 4 channels."""
 
-every_method = pytest.mark.parametrize("study", FIRST, ids=str)
+every_method = pytest.mark.parametrize("study", [
+    pytest.param(each, marks=pytest.mark.slow) if each.method in ("fedprox", "fednova") else each for each in FIRST],
+    ids=str)
+"""FedProx and FedNova hand over what FedAvg does."""
 
 
 @pytest.fixture(scope="module", autouse=True)

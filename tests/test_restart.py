@@ -1,8 +1,8 @@
 """kill -9 of real processes at every stage: after a restart the study ends with the bits of an undisturbed run.
 
-A start of both sides takes many seconds of the processor. The quick test kills the coordinator and a silo in the middle
-of an upload, while the other silo lives on; each stage by itself is slow, and is killed quickly with objects in one
-process in test_overwriting.py and coordinator/rounds/test_engine.py.
+A start of both sides takes many seconds of the processor, so all of this is slow. Quick guards are test_overwriting.py
+and coordinator/rounds/test_engine.py, where each stage is killed with objects in one process, silo/agent/test_agent.py,
+where a silo goes on with its upload, and semisilo/simulation/test_simulate.py, where a real process is killed.
 """
 
 from __future__ import annotations
@@ -62,14 +62,16 @@ def test_a_silo_is_killed(stage: str, tmp_path: Path, undisturbed: Undisturbed) 
         assert processes.finish() == undisturbed.digest
 
 
+@pytest.mark.slow
 def test_both_sides_are_killed(tmp_path: Path, undisturbed: Undisturbed) -> None:
     with federation(tmp_path) as processes:
         processes.start(hub_crash=COORDINATOR["half_way_through_an_upload"])
         processes.died("coordinator")
-        killed, _ = processes.silos
-        processes.kill(killed)
+        for name in processes.silos:
+            processes.kill(name)
         processes.serve()
-        processes.join(killed)
+        for name in processes.silos:
+            processes.join(name)
         assert processes.finish() == undisturbed.digest
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from semisilo.coordinator.cli.options import Folder, JsonOption
+from semisilo.common.text.command_line import JsonOption
+from semisilo.coordinator.cli.options import Folder
 
 __all__ = ["add_to"]
 

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from semisilo.coordinator.cli.options import Folder, JsonOption, StudyName
+from semisilo.common.text.command_line import JsonOption
+from semisilo.coordinator.cli.options import Folder, StudyName
 
 __all__ = ["add_to"]
 
@@ -60,8 +61,9 @@ def export(study: StudyName = "",
     from semisilo.common.errors import UsageError
     from semisilo.common.text.cli_errors import clean_exit_on_termination
     from semisilo.common.text.logs import set_up_logging
+    from semisilo.common.text.progress_bar import progress_bar
     from semisilo.coordinator.export.export import ExportChoice, export_study
-    from semisilo.coordinator.export.progress import export_bar, show_export
+    from semisilo.coordinator.export.progress import show_export
     from semisilo.coordinator.federation.folder import folder_option, open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
 
@@ -76,7 +78,7 @@ def export(study: StudyName = "",
         name = ledger.study(study or known[-1].name).name
         choice = ExportChoice(round=round, test=test, calibrate=calibrate, silo_names=not hide_silos, device=device,
                               formats=tuple(part.strip() for part in formats.split(",") if part.strip()))
-        with clean_exit_on_termination(), export_bar() as progress:
+        with clean_exit_on_termination(), progress_bar() as progress:
             found = export_study(ledger, name, study_folder=federation.studies / name, out=out, choice=choice,
                                  progress=progress)
     finally:

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from semisilo.common import __version__
 from semisilo.common.errors import UsageError
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
+from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version, tell
 from semisilo.coordinator.cli import backup, data, export, models, operate, track
-from semisilo.coordinator.cli.options import Folder, JsonOption, LogFormatOption, SiloName, StudyFileName, StudyName
+from semisilo.coordinator.cli.options import Folder, SiloName, StudyFileName, StudyName
 
 __all__ = ["main"]
 
@@ -34,23 +34,8 @@ ScenarioOption = Annotated[Literal["labels-at-coordinator", "labels-at-silo"], t
     "--scenario", help="Where the labelled images are; decides what stands in the study file.")]
 
 
-def tell(as_json: bool, facts: dict[str, object], text: str) -> None:
-    """Prints what a command has done: facts for a program, or text for a person."""
-    if as_json:
-        import json
-
-        text = json.dumps(facts, ensure_ascii=False, indent=2)
-    typer.echo(text)
-
-
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"semisilo {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _common(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+def _common(version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True,
                                                   help="Print the version and exit.")] = False) -> None:
     """Options of every command."""
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from semisilo.coordinator.cli.options import JsonOption
+from semisilo.common.text.command_line import JsonOption
 
 __all__ = ["add_to"]
 

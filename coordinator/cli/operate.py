@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semisilo.coordinator.cli.options import Folder, JsonOption, RunningStudyName
+from semisilo.common.text.command_line import JsonOption, tell
+from semisilo.coordinator.cli.options import Folder, RunningStudyName
 
 if TYPE_CHECKING:
     from semisilo.coordinator.ledger.ledger import Ledger
@@ -36,8 +36,8 @@ def pause(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOp
 
     with _ledger(folder) as ledger:
         row = operate.pause(ledger, study, origin="command")
-    _tell(as_json, {"study": row.name, "state": str(row.state)},
-          f"Study {row.name} is paused. Go on with: coordinator resume {row.name}")
+    tell(as_json, {"study": row.name, "state": str(row.state)},
+         f"Study {row.name} is paused. Go on with: coordinator resume {row.name}")
 
 
 def resume(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonOption = False) -> None:
@@ -46,7 +46,7 @@ def resume(study: RunningStudyName = "", folder: Folder = Path(), as_json: JsonO
 
     with _ledger(folder) as ledger:
         row = operate.resume(ledger, study, origin="command")
-    _tell(as_json, {"study": row.name, "state": str(row.state)}, f"Study {row.name} goes on: {row.state}.")
+    tell(as_json, {"study": row.name, "state": str(row.state)}, f"Study {row.name} goes on: {row.state}.")
 
 
 def stop(study: RunningStudyName = "", folder: Folder = Path(),
@@ -76,9 +76,9 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
                 typer.echo("Not stopped.", err=True)
                 raise typer.Exit(1)
         row = operate.stop(ledger, row.name, origin="command")
-    _tell(as_json, {"study": row.name, "state": str(row.state)},
-          f"Study {row.name} is stopped. The model of its last committed round: "
-          f"{folder.resolve() / 'studies' / row.name / 'model.safetensors'} (coordinator serve writes it)")
+    tell(as_json, {"study": row.name, "state": str(row.state)},
+         f"Study {row.name} is stopped. The model of its last committed round: "
+         f"{folder.resolve() / 'studies' / row.name / 'model.safetensors'} (coordinator serve writes it)")
 
 
 def extend(duration: Annotated[str, typer.Argument(metavar="DURATION", help='How much longer silos have, for example '
@@ -96,10 +96,10 @@ def extend(duration: Annotated[str, typer.Argument(metavar="DURATION", help='How
 
     with _ledger(folder) as ledger:
         phase = operate.extend(ledger, parse_duration(duration, where="DURATION"), study, origin="command")
-    _tell(as_json, {"study": phase.study, "round": phase.round, "phase": phase.name,
-                    "deadline_unix": phase.deadline_unix, "limit_unix": phase.limit_unix},
-          f"Round {phase.round} of {phase.study}: phase {phase.name} ends in "
-          f"{describe_seconds(phase.deadline_unix - time.time())}.")
+    tell(as_json, {"study": phase.study, "round": phase.round, "phase": phase.name,
+                   "deadline_unix": phase.deadline_unix, "limit_unix": phase.limit_unix},
+         f"Round {phase.round} of {phase.study}: phase {phase.name} ends in "
+         f"{describe_seconds(phase.deadline_unix - time.time())}.")
 
 
 def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this study here, without coordinator "
@@ -136,9 +136,3 @@ def _ledger(folder: Path) -> contextlib.closing[Ledger]:
     from semisilo.coordinator.ledger.ledger import Ledger
 
     return contextlib.closing(Ledger(open_federation(folder).ledger))
-
-
-def _tell(as_json: bool, facts: Mapping[str, str | int | float], text: str) -> None:
-    import json
-
-    typer.echo(json.dumps(dict(facts), indent=2) if as_json else text)

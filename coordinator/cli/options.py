@@ -6,11 +6,11 @@ Tests: tests/coordinator/cli/test_main.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-__all__ = ["Folder", "JsonOption", "LogFormatOption", "RunningStudyName", "SiloName", "StudyFileName", "StudyName"]
+__all__ = ["Folder", "RunningStudyName", "SiloName", "StudyFileName", "StudyName"]
 
 
 def _studies(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -33,10 +33,6 @@ def _silos(ctx: typer.Context, incomplete: str) -> list[str]:
 
 Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION",
                                       help="The federation folder; the current one by default.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
-LogFormatOption = Annotated[Literal["text", "json"], typer.Option(
-    "--log-format", envvar="SEMISILO_LOG_FORMAT",
-    help="json: one JSON object per line on standard error, and no live view.")]
 StudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=_studies,
                                           help="Name of the study; the last one by default.")]
 RunningStudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=_studies,

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from semisilo.common.errors import UsageError
+from semisilo.common.text.command_line import tell
 from semisilo.coordinator.federation.folder import Federation, PageSettings, folder_option, open_federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.page.reader import PageSource
@@ -26,7 +25,7 @@ __all__ = ["print_token", "say_where", "show"]
 def print_token(folder: Path, *, as_json: bool) -> None:
     """Prints the operator's token of a federation."""
     token = operator_token(open_federation(folder).page_token)
-    _say(as_json, {"token": token}, token)
+    tell(as_json, {"token": token}, token)
 
 
 def say_where(folder: Path, *, as_json: bool) -> None:
@@ -46,7 +45,7 @@ def say_where(folder: Path, *, as_json: bool) -> None:
         raise UsageError(f"There is no operator page: {why}.",
                          remedy=f'Set [page] listen = "127.0.0.1:8080" (or another port) in '
                                 f"{federation.folder / 'federation.toml'}, then restart coordinator serve.")
-    _say(as_json, {"address": live.page},
+    tell(as_json, {"address": live.page},
          f"{live.page}\n\nTo unlock its actions (pause, stop, invite, ...), paste what this prints into the page:\n"
          "    coordinator page --token")
 
@@ -82,7 +81,7 @@ async def _serve(source: PageSource, federation: Federation | None, study: str, 
                           live=lambda: read(federation.live) if federation is not None else None)
     server = PageServer(service, bind(settings.listen), settings)
     address = f"{server.address}/#/study/{study}"
-    _say(as_json, {"address": address}, f"{address}\n\nEnd it with Ctrl-C." if sys.stdout.isatty() else address)
+    tell(as_json, {"address": address}, f"{address}\n\nEnd it with Ctrl-C." if sys.stdout.isatty() else address)
     sys.stdout.flush()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -91,7 +90,3 @@ async def _serve(source: PageSource, federation: Federation | None, study: str, 
     await stop.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-def _say(as_json: bool, facts: Mapping[str, object], text: str) -> None:
-    print(json.dumps(facts, indent=2) if as_json else text)

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from semisilo.coordinator.cli.options import Folder, JsonOption, StudyName
+from semisilo.common.text.command_line import JsonOption
+from semisilo.coordinator.cli.options import Folder, StudyName
 
 __all__ = ["add_to"]
 

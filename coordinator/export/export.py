@@ -105,8 +105,8 @@ class Exported:
 
     @property
     def card(self) -> Mapping[str, Any]:
-        """The content of model_card.json."""
-        content: Mapping[str, Any] = to_dict(self.facts)
+        """The content of model_card.json, as plain JSON types."""
+        content: Mapping[str, Any] = to_dict(self.facts)  # Any: for notebooks, which read it by key
         return content
 
     @property

@@ -1,17 +1,14 @@
-"""What the export commands show: a bar on a terminal while they work, then the result as a small table.
+"""What the export commands show at their end: the main facts as a small table, and where the files are.
 
 Tests: tests/coordinator/export/test_export.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,28 +17,7 @@ from semisilo.common.text.describe import describe_bytes, describe_percentage, d
 if TYPE_CHECKING:
     from semisilo.coordinator.export.card import ModelCard  # needs torch, which the bar does without
 
-__all__ = ["export_bar", "show_export"]
-
-
-@contextmanager
-def export_bar(console: Console | None = None) -> Iterator[Callable[[float, str], None]]:
-    """A bar on standard error, if that is a terminal; gives a function that is told the share that is done, and what is
-    being done."""
-    console = console or Console(stderr=True)
-    if not console.is_terminal:
-        def nothing(share: float, text: str = "") -> None:
-            pass
-
-        yield nothing
-        return
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24, complete_style="cyan"),
-                  TaskProgressColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        step = bar.add_task("", total=1.0)
-
-        def tell(share: float, text: str = "") -> None:
-            bar.update(step, completed=share, description=text[:60])
-
-        yield tell
+__all__ = ["show_export"]
 
 
 def show_export(folder: Path, card: ModelCard, console: Console | None = None) -> None:

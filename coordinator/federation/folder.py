@@ -18,8 +18,9 @@ from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
-__all__ = ["AddressSettings", "Federation", "FederationConfig", "FederationSettings", "LimitSettings",
-           "PageSettings", "create_federation", "folder_option", "open_federation", "study_template", "with_page_at"]
+__all__ = ["AddressSettings", "CoordinatorFolder", "Federation", "FederationConfig", "FederationSettings",
+           "LimitSettings", "PageSettings", "create_federation", "folder_option", "open_federation", "study_template",
+           "with_page_at"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
@@ -141,21 +142,10 @@ class FederationConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Federation:
-    """An opened federation folder."""
+class CoordinatorFolder:
+    """What every coordinator keeps in its folder, that of a simulation too."""
 
     folder: Path
-    config: FederationConfig
-
-    @property
-    def name(self) -> str:
-        """Name of the federation."""
-        return self.config.federation.name
-
-    @property
-    def authority(self) -> Path:
-        """Keys and certificates of the CA and the coordinator."""
-        return self.folder / "authority"
 
     @property
     def ledger(self) -> Path:
@@ -176,6 +166,23 @@ class Federation:
     def studies(self) -> Path:
         """One folder per study."""
         return self.folder / "studies"
+
+
+@dataclass(frozen=True, slots=True)
+class Federation(CoordinatorFolder):
+    """An opened federation folder."""
+
+    config: FederationConfig
+
+    @property
+    def name(self) -> str:
+        """Name of the federation."""
+        return self.config.federation.name
+
+    @property
+    def authority(self) -> Path:
+        """Keys and certificates of the CA and the coordinator."""
+        return self.folder / "authority"
 
     @property
     def page_token(self) -> Path:

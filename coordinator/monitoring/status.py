@@ -34,7 +34,7 @@ from semisilo.coordinator.rounds.live_file import LiveStatus
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["CostFacts", "RefusalFacts", "RoundFacts", "SiloFacts", "StatusFacts", "gather", "render"]
+__all__ = ["RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather", "render"]
 
 _DAY = 86400.0
 _STYLES: Mapping[str, str] = {
@@ -94,7 +94,7 @@ class RoundFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CostFacts:
+class StatusCost:
     """Bytes of one study so far; `wire` up to the last phase that was settled."""
 
     study: str
@@ -128,7 +128,7 @@ class StatusFacts:
     refusals: tuple[RefusalFacts, ...]
     """Of studies that have not ended, by silo."""
     current_round: RoundFacts | None
-    costs: tuple[CostFacts, ...]
+    costs: tuple[StatusCost, ...]
 
 
 def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
@@ -144,7 +144,7 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
         studies.append(study_facts(row, rounds, now_unix=now))
         current = current or (_round_facts(ledger, row, rounds[-1]) if rounds else None)
         if rounds:
-            costs.append(_cost_facts(ledger, row))
+            costs.append(_status_cost(ledger, row))
     return StatusFacts(
         federation=federation.name, address=federation.config.address.public, folder=str(federation.folder), unix=now,
         running=live is not None, live=live, studies=tuple(studies), silos=_silo_facts(ledger, live, now),
@@ -166,12 +166,12 @@ def _round_facts(ledger: Ledger, study: StudyRow, last: RoundRow) -> RoundFacts 
         quorum=found.quorum, tasks=found.tasks, waiting_for=found.waiting_for)
 
 
-def _cost_facts(ledger: Ledger, study: StudyRow) -> CostFacts:
+def _status_cost(ledger: Ledger, study: StudyRow) -> StatusCost:
     traffic = traffic_of(costs_of(ledger, study.name), dense_bytes=study.dense_bytes)
-    return CostFacts(study=study.name, payload_down=traffic.payload_down, payload_up=traffic.payload_up,
-                     message_down=traffic.message_down, message_up=traffic.message_up, wire_down=traffic.wire_down,
-                     wire_up=traffic.wire_up, overhead=traffic.overhead, dense_bytes=traffic.dense_total,
-                     share_of_dense=traffic.share, estimated=traffic.estimated)
+    return StatusCost(study=study.name, payload_down=traffic.payload_down, payload_up=traffic.payload_up,
+                      message_down=traffic.message_down, message_up=traffic.message_up, wire_down=traffic.wire_down,
+                      wire_up=traffic.wire_up, overhead=traffic.overhead, dense_bytes=traffic.dense_total,
+                      share_of_dense=traffic.share, estimated=traffic.estimated)
 
 
 def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[SiloFacts, ...]:
@@ -298,7 +298,7 @@ def _silo_table(facts: StatusFacts) -> Table:
     return table
 
 
-def _cost_table(cost: CostFacts) -> Table:
+def _cost_table(cost: StatusCost) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(f"cost of {cost.study}", no_wrap=True, overflow="ellipsis", max_width=30)
     for name in ("down", "up", "both"):

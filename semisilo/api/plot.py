@@ -45,16 +45,8 @@ class PlottedRun(Protocol):
     """What a plot needs of a run; `semisilo.api.results.Run` has it."""
 
     @property
-    def seed(self) -> int:
-        """Of split and study."""
-
-    @property
     def simulated(self) -> bool:
         """Whether bytes are those of payloads, not of the wire."""
-
-    @property
-    def labelled_only_accuracy(self) -> float | None:
-        """Of the same network trained on the labels alone, 0 to 1."""
 
     @property
     def rounds(self) -> Sequence[PlottedRound]:
@@ -68,10 +60,14 @@ class PlottedRun(Protocol):
         """Bytes up to and with each of `rounds`: on the wire, or of payloads in a simulation."""
 
 
-def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal["round", "bytes"]) -> Figure:
+def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal["round", "bytes"],
+              labelled_only: float | None) -> Figure:
     """A line per group: its mean accuracy over runs, and a band from the lowest to the highest.
 
     Rounds that only some runs have measured are left out. By bytes, a round stands at the mean of the bytes so far.
+
+    Args:
+        labelled_only: accuracy of the labels alone, 0 to 1, a dashed line; None where that was not trained.
     Raises: UsageError for another axis, or when no run has an accuracy.
     """
     from matplotlib import rc_context
@@ -101,10 +97,9 @@ def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal
             if len(runs) > 1:
                 axes.fill_between(xs, [100 * low for _, _, low, _ in points], [100 * high for *_, high in points],
                                   color=colour, alpha=0.15, linewidth=0)
-        line = _line([run for _, runs in groups for run in runs])
-        if line is not None:
-            axes.axhline(100 * line, color=theme.faint, linestyle=(0, (5, 3)), linewidth=1.8,
-                         label=f"labels alone, {describe_percentage(line)}")
+        if labelled_only is not None:
+            axes.axhline(100 * labelled_only, color=theme.faint, linestyle=(0, (5, 3)), linewidth=1.8,
+                         label=f"labels alone, {describe_percentage(labelled_only)}")
         axes.set_ylabel("test accuracy (%)")
         wide_enough(axes)
         if by == "round":
@@ -148,8 +143,3 @@ def _points(runs: Sequence[PlottedRun], by: str) -> list[tuple[float, float, flo
         x = float(number) if by == "round" else sum(spent) / len(spent)
         found.append((x, sum(values) / len(values), min(values), max(values)))
     return found
-
-
-def _line(runs: Sequence[PlottedRun]) -> float | None:
-    found = {run.seed: run.labelled_only_accuracy for run in runs if run.labelled_only_accuracy is not None}
-    return sum(found.values()) / len(found) if found else None

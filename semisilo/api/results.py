@@ -17,9 +17,9 @@ from semisilo.common.text.describe import describe_bytes, describe_percentage, d
 from semisilo.common.text.html import Table, render_html
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState
-from semisilo.coordinator.monitoring.summary import RoundSummary, summarise
+from semisilo.coordinator.monitoring.summary import RoundSummary, method_name, summarise
 from semisilo.prediction.predictor import Cell, Predictions, data_frame, predict
-from semisilo.simulation.result import SiloResult, read_result
+from semisilo.simulation.result import SiloResult, silo_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ class Run:
         """Test accuracy by round, or by bytes so far, with the line of the labels alone."""
         from semisilo.api.plot import plot_runs
 
-        return plot_runs([(self.label, (self,))], by=by)
+        return plot_runs([(self.label, (self,))], by=by, labelled_only=self.labelled_only_accuracy)
 
     def export(self, out: Path | str | None = None, *, round: int | Literal["last", "best"] = "last", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False,
@@ -256,7 +256,8 @@ class Comparison:
         the lowest to the highest seed; dashed, the labels alone."""
         from semisilo.api.plot import plot_runs
 
-        return plot_runs([(label, self.of(label)) for label in self.labels], by=by)
+        return plot_runs([(label, self.of(label)) for label in self.labels], by=by,
+                         labelled_only=_labelled_only(self.runs))
 
     def _repr_html_(self) -> str:
         """For notebooks: the summary and the curves."""
@@ -272,12 +273,13 @@ def read_run(ledger: Ledger, study: str, folder: Path, *, label: str = "", simul
     Raises: UnknownName when there is no such study.
     """
     summary = summarise(ledger, study)
-    result = read_result(ledger, study, folder)
-    return Run(label=label or result.method, study=study, method=result.method, seed=result.seed, folder=folder,
-               state=str(summary.row.state), classes=summary.row.classes,
+    row = summary.row
+    method = method_name(row)
+    return Run(label=label or method, study=study, method=method, seed=row.config["study"]["seed"], folder=folder,
+               state=str(row.state), classes=row.classes,
                rounds=tuple(_round(each, simulated=simulated) for each in summary.rounds),
-               labelled_only_accuracy=summary.labelled_only, digest=result.digest, dense_bytes=result.dense_bytes,
-               silos=result.silos, simulated=simulated)
+               labelled_only_accuracy=summary.labelled_only, digest=ledger.committed_digest(study),
+               dense_bytes=row.dense_bytes, silos=silo_results(ledger, study), simulated=simulated)
 
 
 def _round(entry: RoundSummary, *, simulated: bool) -> Round:

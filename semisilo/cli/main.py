@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from semisilo.cli import predict
-from semisilo.common import __version__
 from semisilo.common.text.cli_errors import Terminated, run_cli
+from semisilo.common.text.command_line import show_version
 
 __all__ = ["app", "main"]
 
@@ -62,14 +62,8 @@ def _write_json(text: str, path: Path | None) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"semisilo {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _semisilo(version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
+def _semisilo(version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True,
                                                     help="Show the version and end.")] = False) -> None:
     pass
 
@@ -229,8 +223,9 @@ def report(
     from rich.console import Console
 
     from semisilo.common.errors import UsageError
+    from semisilo.common.text.progress_bar import progress_bar
     from semisilo.demo.processes import interrupt_on_termination
-    from semisilo.simulation.display import progress_bar, show_result
+    from semisilo.simulation.display import show_result
     from semisilo.simulation.folder import SimulationFolder
     from semisilo.simulation.output import report as write_report
 

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from semisilo.common.text.command_line import JsonOption
 from semisilo.common.text.describe import describe_percentage
 
 __all__ = ["add_to"]
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
 DeviceOption = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(
     "--device", help="auto takes an accelerator where there is one.")]
 
@@ -55,12 +55,13 @@ def export(
     import json
 
     from semisilo.common.text.logs import set_up_logging
-    from semisilo.coordinator.export.progress import export_bar, show_export
+    from semisilo.common.text.progress_bar import progress_bar
+    from semisilo.coordinator.export.progress import show_export
     from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.output import export_run
 
     set_up_logging(quiet=True)
-    with interrupt_on_termination(), export_bar() as progress:
+    with interrupt_on_termination(), progress_bar() as progress:
         found = export_run(run, out=out, round=round, test=test, calibrate=calibrate, device=device,
                            formats=tuple(part.strip() for part in formats.split(",") if part.strip()),
                            progress=progress)
@@ -107,12 +108,12 @@ def predict(
     from rich.text import Text
 
     from semisilo.common.text.logs import printable
-    from semisilo.coordinator.export.progress import export_bar
+    from semisilo.common.text.progress_bar import progress_bar
     from semisilo.demo.processes import interrupt_on_termination
     from semisilo.prediction.predictor import predict as run
 
     console = Console(stderr=True, highlight=False)
-    with interrupt_on_termination(), export_bar(console) as progress:
+    with interrupt_on_termination(), progress_bar(console) as progress:
         found = run(model, source, device=device, batch_size=batch_size, on_error=on_error,
                     allow_factories=tuple(allow_factory or ()), progress=progress)
     if out is not None:

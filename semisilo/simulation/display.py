@@ -6,12 +6,10 @@ Tests: tests/semisilo/simulation/test_simulate.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +21,7 @@ from semisilo.coordinator.monitoring.summary import accuracy_in, federated_accur
 from semisilo.simulation.federation import SimulationWatcher
 from semisilo.simulation.result import SimulationResult
 
-__all__ = ["ConsoleWatcher", "progress_bar", "show_result"]
+__all__ = ["ConsoleWatcher", "show_result"]
 
 _REFRESH_SECONDS = 0.25
 _MOST_OF_THE_TIME = 0.03
@@ -109,19 +107,6 @@ class ConsoleWatcher(SimulationWatcher):
         silos = f", {answered} of {asked} silos" if asked else ""
         self._bar.update(self._bar.task_ids[0], description=f"round {number}/{planned}{silos}", completed=done,
                          facts=facts, now=text[:60], refresh=True)
-
-
-@contextmanager
-def progress_bar(console: Console) -> Iterator[Callable[[float, str], None]]:
-    """A bar for one long step; gives a function that is told the share that is done, 0 to 1, and what is done."""
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24, complete_style="cyan"),
-                  TaskProgressColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        step = bar.add_task("", total=1.0)
-
-        def tell(share: float, text: str = "") -> None:
-            bar.update(step, completed=share, description=text[:60])
-
-        yield tell
 
 
 def show_result(console: Console, result: SimulationResult, page: Path) -> None:

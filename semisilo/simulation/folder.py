@@ -16,6 +16,7 @@ from pathlib import Path
 from semisilo.common.config import Tables, canonical_json, from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, UsageError
 from semisilo.common.storage.durable import write_durably
+from semisilo.coordinator.federation.folder import CoordinatorFolder
 from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.parts import write_coordinator
 
@@ -56,30 +57,8 @@ class SimulationRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationFolder:
-    """The paths in the folder of a simulation."""
-
-    folder: Path
-
-    @property
-    def ledger(self) -> Path:
-        """The SQLite file, as a coordinator's."""
-        return self.folder / "ledger.sqlite"
-
-    @property
-    def payloads(self) -> Path:
-        """What silos are sent."""
-        return self.folder / "payloads"
-
-    @property
-    def spool(self) -> Path:
-        """Updates until their round is committed."""
-        return self.folder / "spool"
-
-    @property
-    def studies(self) -> Path:
-        """One folder, that of the study."""
-        return self.folder / "studies"
+class SimulationFolder(CoordinatorFolder):
+    """The paths in the folder of a simulation: a coordinator's, and the silos' beside them."""
 
     @property
     def silos(self) -> Path:

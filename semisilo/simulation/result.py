@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
 from semisilo.coordinator.monitoring.summary import RoundSummary, summarise
 
-__all__ = ["RoundResult", "SiloResult", "SimulationResult", "read_result"]
+__all__ = ["RoundResult", "SiloResult", "SimulationResult", "read_result", "silo_results"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,21 +119,21 @@ def read_result(ledger: Ledger, study: str, folder: Path) -> SimulationResult:
     row = summary.row
     return SimulationResult(
         study=study, method=row.config["method"]["name"], seed=row.config["study"]["seed"], folder=folder,
-        rounds=tuple(_round(each) for each in summary.rounds), silos=_silos(ledger, study),
+        rounds=tuple(_round(each) for each in summary.rounds), silos=silo_results(ledger, study),
         labelled_only_accuracy=summary.labelled_only, digest=ledger.committed_digest(study),
         dense_bytes=row.dense_bytes, seconds=summary.seconds or 0.0)
 
 
 def _round(entry: RoundSummary) -> RoundResult:
-    counts: dict[str, int] = {}
-    for state in entry.outcomes.values():
-        counts[str(state)] = counts.get(str(state), 0) + 1
+    counts = Counter(str(state) for state in entry.outcomes.values())
     return RoundResult(round=entry.number, state=str(entry.state), accuracy=entry.accuracy, metrics=entry.metrics,
-                       answers=counts, payload_down=entry.traffic.payload_down, payload_up=entry.traffic.payload_up,
-                       dense_bytes=entry.traffic.dense_total, seconds=entry.seconds)
+                       answers=dict(counts), payload_down=entry.traffic.payload_down,
+                       payload_up=entry.traffic.payload_up, dense_bytes=entry.traffic.dense_total,
+                       seconds=entry.seconds)
 
 
-def _silos(ledger: Ledger, study: str) -> tuple[SiloResult, ...]:
+def silo_results(ledger: Ledger, study: str) -> tuple[SiloResult, ...]:
+    """What each silo answered, task by task: by round, phase and silo."""
     return tuple(SiloResult(round=each.round, phase=each.phase, silo=each.silo, state=str(each.state),
                             num_examples=each.example_count or 0, metrics=each.metrics)
                  for each in answers_of_study(ledger, study))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semisilo.silo.cli.options import HomeOption, JsonOption, home_of
+from semisilo.common.text.command_line import JsonOption
+from semisilo.silo.cli.options import HomeOption, home_of
 
 if TYPE_CHECKING:
     from semisilo.silo.check.report import CheckReport

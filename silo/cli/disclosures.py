@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from semisilo.silo.cli.options import HomeOption, JsonOption, home_of
+from semisilo.common.text.command_line import JsonOption
+from semisilo.silo.cli.options import HomeOption, home_of
 
 __all__ = ["add_to"]
 

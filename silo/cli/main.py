@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from semisilo.common import __version__
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
+from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
 from semisilo.silo.cli import check, data, disclosures, leave
-from semisilo.silo.cli.options import HomeOption, JsonOption, LogFormatOption, MetricsOption, home_of
+from semisilo.silo.cli.options import HomeOption, MetricsOption, home_of
 
 __all__ = ["app", "main"]
 
@@ -39,14 +39,9 @@ app = typer.Typer(
     Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM, but 0 of join.
     """)
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"semisilo {__version__}")
-        raise typer.Exit
-
 
 @app.callback()
-def _silo(version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
+def _silo(version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True,
                                                 help="Show the version and end.")] = False) -> None:
     pass
 

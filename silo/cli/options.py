@@ -6,19 +6,15 @@ Tests: tests/silo/cli/test_main.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-__all__ = ["HomeOption", "JsonOption", "LogFormatOption", "MetricsOption", "home_of"]
+__all__ = ["HomeOption", "MetricsOption", "home_of"]
 
 HomeOption = Annotated[Path | None, typer.Option(
     "--home", metavar="DIR", show_default=False,
     help="The silo's folder: identity, silo.toml, memory. Default: $SEMISILO_HOME, else ~/.semisilo")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
-LogFormatOption = Annotated[Literal["text", "json"], typer.Option(
-    "--log-format", envvar="SEMISILO_LOG_FORMAT",
-    help="json: one JSON object per line on standard error, and no live view.")]
 MetricsOption = Annotated[str | None, typer.Option(
     "--metrics", metavar="HOST:PORT", show_default=False,
     help="Serve numbers for Prometheus there, for example 127.0.0.1:9108. Default: [metrics] of silo.toml, else none.")]

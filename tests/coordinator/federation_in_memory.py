@@ -203,7 +203,7 @@ class Coordinator:
         import time
 
         self.folder = folder
-        self.ledger = Ledger(folder / "ledger.sqlite")
+        self.ledger = Ledger(folder / "ledger.sqlite", waits=False)
         self.roster = LedgerRoster(self.ledger)
         self.runtime = RuntimeState()
         self.payloads = PayloadStore(folder / "payloads")

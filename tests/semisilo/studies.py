@@ -13,8 +13,8 @@ __all__ = ["CASES", "study"]
 CASES = [(spec.name, scenario) for spec in METHODS.values() for scenario in spec.scenarios]
 """Every method in every scenario that it defines."""
 
-_SMALL = {"local_epochs": 1, "coordinator_epochs": 1, "confidence_threshold": 0.11, "labelled_batch": 10,
-          "unlabelled_batch": 10, "lr": 0.02, "batch_size": 10}
+_SMALL = {"local_epochs": 1, "coordinator_epochs": 1, "confidence_threshold": 0.11, "labelled_batch": 20,
+          "unlabelled_batch": 20, "lr": 0.02, "batch_size": 20}
 """Set where a method has such a setting: so that little is trained and everybody sends something."""
 
 

@@ -110,6 +110,7 @@ def test_the_networks_of_the_papers_have_their_numbers_of_parameters(
 
 @pytest.mark.parametrize(("name", "channels", "size"), [
     ("resnet9", 1, 32), ("alexnet_like", 3, 32), ("alexnet_like", 1, 12), ("alexnet_like", 1, 8),
+    pytest.param("alexnet_like", 1, 28, marks=pytest.mark.slow),
     ("mlp_5000", 1, 28), ("mlp_5000", 3, 8), ("cnn13", 3, 32), ("cnn13", 1, 28), ("cnn13_no_bias", 3, 12)])
 def test_the_networks_of_the_papers_take_their_images(name: str, channels: int, size: int) -> None:
     form = ImageForm(size=size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)  # type: ignore[arg-type]

@@ -1,7 +1,11 @@
-"""A study's network starts from a file as torch's own loading would have it, and says what the file did not give."""
+"""A study's network starts from a file as torch's own loading would have it, and says what the file did not give.
+
+torchvision is imported by the tests: it takes seconds, which every process of pytest would spend only to find them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,18 @@ NUM_LAYERS = 56
 """Its batch-norm layers."""
 
 
-def build(name: str, **settings: Any) -> nn.Module:
-    """A network of torchvision, which takes a second to import."""
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def from_torchvision() -> nn.Module:
     from torchvision import models
 
-    model: nn.Module = getattr(models, name)(**settings)
+    model: nn.Module = models.get_model(NETWORK, num_classes=7)
     return model
 
 
@@ -39,7 +50,7 @@ def build(name: str, **settings: Any) -> nn.Module:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`NETWORK` as torchvision makes it for 7 classes, which has seen some images, as a state_dict."""
     torch.manual_seed(2)
-    model = build(NETWORK, num_classes=7)
+    model = from_torchvision()
     with torch.no_grad():
         for _ in range(3):
             model.train()(torch.randn(4, 3, 32, 32))
@@ -53,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(path: Path) -> nn.Module:
     from safetensors.torch import load_file
 
-    model = build(NETWORK, num_classes=7)
+    model = from_torchvision()
     model.load_state_dict(load_file(path))
     return model.eval()
 
@@ -66,16 +77,20 @@ def start(path: Path | None, *, form: ImageForm = COLOUR, classes: tuple[str, ..
 
 def small_vit(*, num_classes: int, channels: int, size: int) -> nn.Module:
     """torchvision's vision transformer, which has no small one among its own, with one layer for 32 x 32 patches."""
+    from torchvision import models
+
     assert channels == 3
-    return build("VisionTransformer", image_size=size, patch_size=32, num_layers=1, num_heads=2, hidden_dim=8,
-                 mlp_dim=16, num_classes=num_classes)
+    return models.VisionTransformer(image_size=size, patch_size=32, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=16,
+                                    num_classes=num_classes)
 
 
 def small_swin(*, num_classes: int, channels: int, size: int) -> nn.Module:
     """torchvision's Swin transformer, likewise."""
+    from torchvision import models
+
     assert (channels, size) == (3, 32)
-    return build("SwinTransformer", patch_size=[4, 4], embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=[7, 7],
-                 num_classes=num_classes)
+    return models.SwinTransformer(patch_size=[4, 4], embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=[7, 7],
+                                  num_classes=num_classes)
 
 
 SMALL_VIT, SMALL_SWIN = (f"{__name__}:{factory.__name__}" for factory in (small_vit, small_swin))

@@ -99,10 +99,11 @@ def test_what_is_exported_is_what_was_evaluated(simulated: SimulationResult, han
     check_what_is_exported(simulated, hand_over)
 
 
-def test_two_parts_of_fedmatch_are_exported_as_one_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("formats", [("safetensors",), pytest.param(("safetensors", "onnx"), marks=pytest.mark.slow)])
+def test_two_parts_of_fedmatch_are_exported_as_one_model(formats: tuple[str, ...], tmp_path: Path) -> None:
     result = run(study("fedmatch", rounds=1, silos=2, settings={"num_helpers": 1}, split={"num_test": 40}),
                  out=tmp_path / "run", device="cpu")
-    check_what_is_exported(result, exported(result, tmp_path / "out", formats=("safetensors",)))
+    check_what_is_exported(result, exported(result, tmp_path / "out", formats=formats))
 
 
 @pytest.mark.slow

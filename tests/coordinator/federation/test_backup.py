@@ -207,7 +207,7 @@ def test_a_commit_waits_for_the_snapshot_and_is_not_lost(
 
     def slow(source: Path, target: Path) -> bool:
         began.set()
-        time.sleep(0.1)
+        time.sleep(0.03)
         order.append("linked")
         return link(source, target)
 

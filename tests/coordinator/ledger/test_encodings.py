@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from semisilo.common.methods.contract import PayloadRef, TensorGroup
 from semisilo.common.payload.codec import Plan
@@ -165,6 +164,8 @@ def test_the_report_has_a_row_and_a_bar_for_each_encoding(simulated: SimulationR
     most = max(uses, key=lambda use: use.dense_bytes)
     assert f"{describe_bytes(most.bytes)} instead of {describe_bytes(most.dense_bytes)}" in page
     assert (tmp_path / "encodings.png").exists()
+    from matplotlib.figure import Figure
+
     axes = Figure().add_subplot()
     assert draw_encodings(axes, summarise(ledger, name), LIGHT)
     wanted = {use for use in uses if use.encoding != FRAMING}

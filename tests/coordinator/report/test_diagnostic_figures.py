@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
@@ -22,6 +21,9 @@ from semisilo.coordinator.report.figure_style import LIGHT, legend, wide_enough
 from semisilo.coordinator.report.figures import FIGURES, DrawnFigure, describe_figure, draw_figures
 from semisilo.coordinator.report.page import render_page
 from tests.coordinator.ledger_fixture import SILOS, fill_study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +63,15 @@ def figures(study: StudySummary) -> tuple[DrawnFigure, ...]:
         return draw_figures(study)
 
 
+def empty_axes() -> Axes:
+    from matplotlib.figure import Figure
+
+    return Figure().add_subplot()
+
+
 def axes_of(name: str, study: StudySummary) -> Axes:
     """One plot before it becomes a picture, which is what takes the time."""
-    axes = Figure().add_subplot()
+    axes = empty_axes()
     assert {**FIGURES, **DIAGNOSTIC_FIGURES}[name][1](axes, study, LIGHT)
     return axes
 
@@ -121,7 +129,7 @@ def test_a_gap_of_nothing_has_no_place_on_a_logarithmic_axis(study: StudySummary
                                 for name, value in entry.metrics.items()}) for entry in study.rounds))
     assert axes_of("stationarity", study).get_yscale() == "log"
     _, draw = DIAGNOSTIC_FIGURES["stationarity"]
-    assert not draw(Figure().add_subplot(), still, LIGHT)
+    assert not draw(empty_axes(), still, LIGHT)
 
 
 def test_silos_that_label_alike_are_one_line_unless_one_abstained(study: StudySummary) -> None:
@@ -139,6 +147,8 @@ def test_silos_that_label_alike_are_one_line_unless_one_abstained(study: StudySu
 
 
 def test_a_legend_takes_as_many_columns_as_fit_and_an_axis_of_percents_is_never_narrow() -> None:
+    from matplotlib.figure import Figure
+
     def columns(*labels: str) -> int:
         figure = Figure()
         axes = figure.add_subplot()

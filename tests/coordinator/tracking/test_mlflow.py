@@ -15,8 +15,9 @@ from semisilo.coordinator.tracking.mlflow_runs import MlflowRuns
 from tests.coordinator.ledger_fixture import LABELLED_ONLY, SILOS, Filled, accuracy_after, fill_study
 from tests.coordinator.tracking.test_tensorboard import commit
 
-pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="the extra mlflow is not installed")
-"""Imported by the tests: it takes seconds, which every process of pytest would spend only to find them."""
+pytestmark = [pytest.mark.skipif(find_spec("mlflow") is None, reason="the extra mlflow is not installed"),
+              pytest.mark.usefixtures("pictures_left_blank")]
+"""MLflow is imported by the tests: it takes seconds, which every process of pytest would spend only to find them."""
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def test_a_restart_between_any_two_steps_changes_no_bit(at: Any, tmp_path: Path)
         if value is None:
             return None
         checkpoint.save(tmp_path / "file", value)
-        torch.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
+        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
         return checkpoint.load(tmp_path / "file", type(value))
 
     world, settings = _world(100), dataclasses.replace(SMALL, correction_at=at)

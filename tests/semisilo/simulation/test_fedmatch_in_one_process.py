@@ -208,7 +208,7 @@ def test_a_restart_between_any_two_steps_changes_no_bit_nor_does_the_order_of_ar
         if value is None:
             return None
         checkpoint.save(tmp_path / "file", value)
-        torch.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
+        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
         return checkpoint.load(tmp_path / "file", type(value))
 
     changes = {**SMALL, "coordinator_epochs": 1} if scenario == COORDINATOR else SMALL

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from semisilo.cli.main import app
@@ -25,7 +24,6 @@ from semisilo.coordinator.strategies.fed_shvr import FedSHVRState
 from semisilo.diagnostics import Problem, labels_of, objective_of, stationarity_gap
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.dealing import deal_study
-from semisilo.simulation.display import progress_bar
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.output import report
 from semisilo.simulation.settings import load_simulated_study
@@ -270,14 +268,3 @@ def test_coordinates_have_the_model_in_their_middle() -> None:
     for points, span in ((4, 1.0), (1, 1.0), (5, 0.0), (5, float("nan"))):
         with pytest.raises(UsageError):
             coordinates(points, span)
-
-
-def test_a_long_step_has_a_bar() -> None:
-    import io
-
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=100, _environ={"TERM": "xterm-256color"})
-    with progress_bar(console) as tell:
-        tell(0.5, "measuring the loss")
-    assert "measuring the loss" in stream.getvalue()
-    assert "50%" in stream.getvalue()

@@ -187,7 +187,7 @@ def test_neither_a_restart_between_any_two_steps_nor_the_order_of_answers_change
         if value is None:
             return None
         checkpoint.save(tmp_path / "file", value)
-        torch.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
+        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
         return checkpoint.load(tmp_path / "file", type(value))
 
     bits = []

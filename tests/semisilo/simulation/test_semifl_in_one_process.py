@@ -164,7 +164,7 @@ def test_a_restart_between_any_two_steps_changes_no_bit(tmp_path: Path) -> None:
         if value is None:
             return None
         checkpoint.save(tmp_path / "file", value)
-        torch.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
+        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # a new process has another global generator
         return checkpoint.load(tmp_path / "file", type(value))
 
     world, results = _world(rounds=3), []
