@@ -187,7 +187,7 @@ class ProcessCompute:
     async def _exchange(self, child: _Child, request: Request[AnswerT], on_progress: OnProgress | None) -> AnswerT:
         self._calls += 1
         operation = request.operation()
-        call = Call(id=self._calls, operation=operation, arguments=to_dict(request))
+        call = Call(id=self._calls, operation=operation, arguments=request)
         line = json.dumps(to_dict(call)).encode() + b"\n"
         if len(line) > LIMIT_BYTES:
             raise ComputeFailed(f"The arguments of '{operation}' take {len(line)} bytes; the limit is {LIMIT_BYTES}.")

@@ -97,7 +97,7 @@ class Call:
     operation: str
     """Names the request's class."""
     arguments: object
-    """Its fields, as `to_dict` gives them."""
+    """Its fields, as `to_dict` gives them; the request itself at the end that sends it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

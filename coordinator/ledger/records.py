@@ -203,6 +203,12 @@ def _record_or_none(cls: type[T], text: str | None) -> T | None:
     return None if text is None or text == "{}" else _record(cls, text)
 
 
+@functools.lru_cache(maxsize=8)
+def _names(text: str) -> tuple[str, ...]:
+    """A round's sample: of a thousand silos it is long, and read for each of them."""
+    return tuple(json.loads(text))
+
+
 @dataclass(frozen=True, slots=True)
 class _Phases:
     phases: tuple[Phase, ...]
@@ -227,7 +233,7 @@ def round_row(row: sqlite3.Row) -> RoundRow:
     """A row of table round."""
     phases = _record(_Phases, f'{{"phases":{row["phases_json"]}}}').phases
     return RoundRow(study=row["study"], number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
-                    phases=phases, sample=tuple(_json(row["sample_json"])),
+                    phases=phases, sample=_names(row["sample_json"]),
                     opened_unix=row["opened_unix"], closed_unix=row["closed_unix"], start_digest=row["start_digest"],
                     state_digest=row["state_digest"], metrics=_json(row["metrics_json"]), reason=row["reason"])
 
