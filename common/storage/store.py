@@ -120,6 +120,7 @@ class PayloadStore:
         final = self.path(digest)
         try:
             if not final.exists():
+                self._room_bytes = 0  # the file is there already, and nobody was asked
                 self._check_room(temporary.stat().st_size, own_bytes=temporary.stat().st_size)
             if durable:
                 _sync_file(temporary)
@@ -229,7 +230,7 @@ class PayloadStore:
     def _check_size(self, size_bytes: int, *, own_bytes: int) -> None:
         if self.limit_bytes:
             wanted = size_bytes - own_bytes
-            if wanted > self._room_bytes:
+            if wanted >= self._room_bytes:
                 # A listing takes the longer the more files there are: not for each of a thousand silos.
                 self._room_bytes = self.limit_bytes - self.total_bytes()
             if wanted > self._room_bytes:
