@@ -275,8 +275,9 @@ class _Server:
 
 
 async def _every(seconds: Callable[[], float], action: Callable[[], object]) -> None:
-    """Repeats something that may fail without harm, such as a full disk under the live file."""
+    """Does something at once and then again and again; it may fail without harm, such as a full disk under the live
+    file."""
     while True:
-        await asyncio.sleep(seconds())
         with contextlib.suppress(OSError, SemisiloError):
             action()
+        await asyncio.sleep(seconds())
