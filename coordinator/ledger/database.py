@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import sqlite3
 import time
@@ -46,8 +45,6 @@ class LedgerFile:
         this user may not write it.
         """
         self.path = path
-        self._log = -1
-        """Descriptor of SQLite's write-ahead log, once it was flushed."""
         self.roster_changes = 0
         """How often this process has changed the roster; what others change shows in `data_version`."""
         with self._explaining():
@@ -64,9 +61,6 @@ class LedgerFile:
     def close(self) -> None:
         """Closes the file."""
         self._db.close()
-        if self._log >= 0:
-            os.close(self._log)
-            self._log = -1
 
     def _migrate(self) -> None:
         if (version := self._version()) > len(MIGRATIONS):
@@ -132,31 +126,10 @@ class LedgerFile:
         with self.transaction() as db:
             yield db
 
-    def flush(self) -> None:
-        """Returns when all that was committed before is on disk, transactions that were not lasting included: what a
-        lasting one does for itself, for many at once. From any thread, one at a time.
-
-        Raises: StorageDamaged where the disk refuses: what was committed since the last flush may be lost.
-        """
-        try:
-            if self._log < 0:
-                # Open for as long as the ledger: SQLite's own locks are on other files.
-                self._log = os.open(self.path.with_name(f"{self.path.name}-wal"), os.O_RDWR | os.O_CLOEXEC)
-            os.fsync(self._log)
-        except OSError as error:
-            raise StorageDamaged(
-                f"{self.path}: what was recorded last could not be put on disk: {error.strerror or error}.",
-                remedy="Check the disk, then start the program again.") from None
-
     def query(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """Rows of a statement. Only the modules of the ledger call this: other questions get a name there."""
         with self._explaining():
             return self._db.execute(sql, values).fetchall()
-
-    @property
-    def waits(self) -> bool:
-        """Whether what is to last waits for the disk; False in a simulation."""
-        return self._waits
 
     def data_version(self) -> int:
         """Changes when another process has written."""

@@ -342,8 +342,8 @@ class Ledger(LedgerFile):
         return declared_update(rows[0]) if rows else None
 
     def accept_update(self, update: DeclaredUpdate, task: TaskRow) -> None:
-        """The update is complete, checked and on disk: the task is answered. As lasting as what is around it."""
-        with self.part() as db:
+        """The update is complete, checked and on disk: the task is answered."""
+        with self.transaction() as db:
             db.execute("UPDATE declared_update SET accepted_unix = ? WHERE update_id = ?",
                        (time.time(), update.update_id))
             self.close_task(task, TaskState.UPDATED, update_id=update.update_id, metrics=update.metrics)

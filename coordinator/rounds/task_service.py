@@ -37,7 +37,6 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
-from semisilo.coordinator.rounds.group_commit import GroupCommit
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
@@ -101,7 +100,6 @@ class TaskService:
         self._compute = compute
         self._clock = clock
         self._encodings = DownloadEncodings(payloads)
-        self._group_commit = GroupCommit(ledger.flush if ledger.waits else None)
         self.dismissed: dict[str, float] = {}
         """Silo -> when it was last told that there is no study; Unix seconds."""
         self._late_task: dict[str, str] = {}
@@ -217,7 +215,6 @@ class TaskService:
                                   != (task_id, declaration.digest, declaration.size_bytes)):
             raise UpdateConflict("This update_id was declared before with other content.")
         if known is not None and task.update_id == update_id:
-            await self._group_commit.on_disk()
             return BeginAnswer("have")
         if self._why_over(task):
             return self._refuse_late(task)
@@ -319,19 +316,17 @@ class TaskService:
                 self._runtime.notify()
             raise
         if self._task_of(silo, update.task_id).update_id == update.update_id:
-            await self._group_commit.on_disk()
             return  # a repeat of the same upload was quicker
         task = self._open_task_of(silo, update.task_id)
         if self._ledger.declared_update(update.update_id) is None:
             raise TaskClosed("The silo has declared another update since.")
-        with self._ledger.transaction(lasting=False):
+        with self._ledger.transaction():
             self._ledger.accept_update(update, task)
             sizes = [*update.groups.items(), ("manifest", update.size_bytes - sum(update.groups.values()))]
             add_costs(self._ledger, [Cost(study=task.study, round=task.round, phase=task.spec.phase, silo=silo,
                                           direction="up", kind="payload", item=item, bytes=size, count=1)
                                      for item, size in sizes])
             add_encoded(self._ledger, checked.encoded, study=task.study, round=task.round, direction="up")
-        await self._group_commit.on_disk()  # before the silo may forget it
         self._note_held(task, made=checked.held)
         self._runtime.notify()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -30,7 +29,6 @@ from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.usage import FRAMING, parts_of
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
-from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.rounds.task_service import Standby
@@ -367,38 +365,6 @@ def test_an_update_that_another_one_replaces_during_its_check_is_not_accepted(tm
             with pytest.raises(TaskClosed, match="another update"):
                 await acceptance
             assert state_of(coordinator, task) is TaskState.OPEN
-    asyncio.run(scenario())
-
-
-def test_no_silo_hears_that_its_update_is_accepted_before_that_is_on_disk(tmp_path: Path,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither who has sent it, nor who sends it again at the same time, nor who asks anew whether it is there."""
-    free = threading.Event()
-    begun: list[None] = []
-
-    def flush() -> None:
-        begun.append(None)
-        assert free.wait(60)
-
-    async def scenario() -> None:
-        async with collecting(tmp_path) as (coordinator, tasks):
-            task, content = tasks["alpha"], content_of(tasks["alpha"])
-            await coordinator.begin(task, content)
-            partial, update = await coordinator.task_service.upload("alpha", id_of(task, content))
-            partial.append(content, offset=0, crc32=zlib.crc32(content))
-            told = [asyncio.ensure_future(coordinator.task_service.accept("alpha", update, partial))]
-            await until(coordinator, lambda: state_of(coordinator, task) is TaskState.UPDATED)
-            told += [asyncio.ensure_future(coordinator.task_service.accept("alpha", update, None)),
-                     asyncio.ensure_future(coordinator.begin(task, content))]
-            try:
-                await until(coordinator, lambda: bool(begun))
-                await asyncio.wait(told, timeout=0.2)
-                assert [each.done() for each in told] == [False] * 3
-            finally:
-                free.set()
-            assert (await asyncio.gather(*told))[2].state == "have"
-    monkeypatch.setattr(Ledger, "waits", True)
-    monkeypatch.setattr(Ledger, "flush", lambda ledger: flush())
     asyncio.run(scenario())
 
 
