@@ -63,7 +63,7 @@ def export(study: StudyName = "",
     from semisilo.common.text.logs import set_up_logging
     from semisilo.common.text.progress_bar import progress_bar
     from semisilo.coordinator.export.export import ExportChoice, export_study
-    from semisilo.coordinator.export.progress import show_export
+    from semisilo.coordinator.export.terminal import show_export
     from semisilo.coordinator.federation.folder import folder_option, open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
 

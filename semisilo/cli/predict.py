@@ -56,7 +56,7 @@ def export(
 
     from semisilo.common.text.logs import set_up_logging
     from semisilo.common.text.progress_bar import progress_bar
-    from semisilo.coordinator.export.progress import show_export
+    from semisilo.coordinator.export.terminal import show_export
     from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.output import export_run
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_range
 
 if TYPE_CHECKING:
-    from semisilo.coordinator.export.card import ModelCard  # needs torch, which the bar does without
+    from semisilo.coordinator.export.card import ModelCard  # needs torch
 
 __all__ = ["show_export"]
 
