@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Phase, TaskSpec
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.rounds import engine
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
 
 SILOS = ("alpha", "beta")
@@ -341,4 +344,33 @@ def test_a_paused_study_gives_no_tasks_and_a_stopped_one_ends(tmp_path: Path) ->
         assert coordinator.ledger.round("s", 1).state is RoundState.CANCELLED
         late = await coordinator.begin(tasks["beta"], content_of(tasks["beta"]))
         assert late.state == "refused"
+    asyncio.run(scenario())
+
+def test_while_many_silos_work_their_answers_are_not_looked_at_one_by_one(tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look reads every task: of a thousand silos each answer would cost a thousand rows. The last ones are noticed at
+    once."""
+    looks: list[None] = []
+    real = Ledger.open_tasks
+
+    def counted(ledger: Ledger, study: str, round: int, phase: int) -> list[str]:
+        looks.append(None)
+        return real(ledger, study, round, phase)
+    monkeypatch.setattr(Ledger, "open_tasks", counted)
+    monkeypatch.setattr(engine, "_FEW_SILOS", 1)
+    monkeypatch.setattr(engine, "_PAUSE_SECONDS_PER_SILO", 0.1)
+
+    async def scenario() -> None:
+        coordinator = start(tmp_path)
+        running, tasks = await open_round(coordinator)
+        before, began = len(looks), time.monotonic()
+        for _ in range(100):
+            coordinator.runtime.notify()
+            await asyncio.sleep(0.001)
+        assert len(looks) - before <= 2 + (time.monotonic() - began) / 0.2, "two silos: one look in 0.2 s"
+        for task in tasks.values():
+            await coordinator.deliver(task, content_of(task))
+        await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
     asyncio.run(scenario())
