@@ -2,7 +2,7 @@
 
 `<folder>/<digest>` is a complete payload. `<folder>/incoming/` holds what is on its way: `*.part` files that a transfer
 appends to, each with a journal of its chunks, and `*.temporary` files that this side is writing itself; also a few
-`*.spare` files (`semisilo.common.storage.store`) that the next ones are written over.
+`*.spare` files (`SpareFiles`) that the next ones are written over.
 """
 
 from __future__ import annotations
