@@ -9,9 +9,11 @@ Shapes: B images, C channels, H x W pixels.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,6 +23,7 @@ from torch.nn import functional
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, LayoutMismatch
+from semisilo.common.learning.side_by_side import results_in_order
 
 __all__ = [
     "LayerStatistics", "NoReplacement", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics",
@@ -238,26 +241,39 @@ def measure(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator
     layers = layers_of(model)
     if not layers:
         return {}
-    parts: dict[str, list[LayerStatistics]] = {name: [] for name in layers}
     device = next(model.parameters()).device
     order_N = torch.randperm(images_NCHW.shape[0], generator=generator)
     cuts = batches(images_NCHW.shape[0], batch_size)
-    with _measuring(model, layers, parts), torch.no_grad():
-        for index, cut in enumerate(cuts):
-            model(augment.to_input(images_NCHW[order_N[cut]], form).to(device))
+    seen = _Seen()
+
+    def batch_statistics(cut: slice) -> Mapping[str, list[LayerStatistics]]:
+        seen.by_layer = {}
+        model(augment.to_input(images_NCHW[order_N[cut]].to(device), form))
+        return seen.by_layer
+
+    parts: dict[str, list[LayerStatistics]] = {name: [] for name in layers}
+    with _measuring(model, layers, seen), torch.no_grad():
+        for index, found in enumerate(results_in_order(partial(batch_statistics, cut) for cut in cuts)):
+            for name, of_batch in found.items():
+                parts[name].extend(of_batch)
             if progress is not None:
                 progress((index + 1) / len(cuts))
     # A layer that no image reaches (an auxiliary head, say) has nothing to merge, nor will inference ask for it.
     return {name: _merge_layer(found) for name, found in parts.items() if found}
 
 
+class _Seen(threading.local):
+    """What the layers have seen of the batch that goes through them in this thread, in the order of its passes."""
+
+    by_layer: dict[str, list[LayerStatistics]]
+
+
 @contextmanager
-def _measuring(model: nn.Module, layers: Mapping[str, StaticBatchNorm],
-               parts: Mapping[str, list[LayerStatistics]]) -> Iterator[None]:
+def _measuring(model: nn.Module, layers: Mapping[str, StaticBatchNorm], seen: _Seen) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
 
     def watcher(name: str) -> Callable[[Tensor], None]:
-        return lambda input: parts[name].append(_statistics_of(input))
+        return lambda input: seen.by_layer.setdefault(name, []).append(_statistics_of(input))
 
     model.eval()
     for name, layer in layers.items():
@@ -273,6 +289,7 @@ def _measuring(model: nn.Module, layers: Mapping[str, StaticBatchNorm],
 
 
 def _statistics_of(input: Tensor) -> LayerStatistics:
+    input = input.float()  # sums of 16 bits would be too coarse
     count = input.numel() // input.shape[1]
     axes = [axis for axis in range(input.dim()) if axis != 1]
     biased_C, mean_C = torch.var_mean(input, dim=axes, correction=0)

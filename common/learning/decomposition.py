@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.passes import Descent
 from semisilo.common.learning.sgd import SGD, SGDSettings, momentum_of, step
-from semisilo.common.learning.tensors import add, check_same_layout
+from semisilo.common.learning.tensors import add, all_like
 
 __all__ = ["Decomposed", "initial_psi", "parts_of_trained", "theta"]
 
@@ -61,15 +62,12 @@ class Decomposed:
         """
         self.model = model
         own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        for part in (sigma, psi) if sigma_momentum is None else (sigma, psi, sigma_momentum):
-            check_same_layout(own, part)
         self._sigma, self._psi = (
-            SGD(settings=sgd, lr=sgd.lr, buffers={}, parameters={
-                name: nn.Parameter(part[name].detach().to(parameter.device, copy=True))
-                for name, parameter in own.items()}) for part in (sigma, psi))
+            SGD(settings=sgd, lr=sgd.lr, buffers={}, parameters=copied, descent=Descent(copied))
+            for copied in ({name: nn.Parameter(tensor) for name, tensor in all_like(own, part).items()}
+                           for part in (sigma, psi)))
         if sigma_momentum is not None:
-            self._sigma.buffers = {name: sigma_momentum[name].to(parameter.device, copy=True)
-                                   for name, parameter in own.items()}
+            self._sigma.buffers = all_like(own, sigma_momentum)
 
     @property
     def sigma(self) -> dict[str, Tensor]:
@@ -90,16 +88,16 @@ class Decomposed:
         logits_BK: Tensor = functional_call(self.model, dict(weights), (inputs_BCHW,))
         return logits_BK
 
-    def sigma_step(self, inputs_BCHW: Tensor, labels_B: Tensor, weight: float) -> float:
+    def sigma_step(self, inputs_BCHW: Tensor, labels_B: Tensor, weight: float) -> Tensor:
         """sigma -= lr * gradient of weight * CE(labels, f_{sigma + psi*}(inputs)), psi frozen.
 
-        Returns: the cross-entropy before the step, without its weight.
+        Returns: the cross-entropy before the step, without its weight; a scalar (), detached.
         Raises: OneValuePerChannel, with nothing changed.
         """
         frozen = {name: parameter.detach() for name, parameter in self._psi.parameters.items()}
         loss = cross_entropy(self.forward(inputs_BCHW, theta(self._sigma.parameters, frozen)), labels_B)
         step(self._sigma, weight * loss)
-        return float(loss.detach())
+        return loss.detach()
 
     def psi_step(self, loss: Tensor) -> None:
         """psi -= lr * gradient of `loss`, a scalar made with `forward` and `psi`; sigma is frozen."""
@@ -107,9 +105,9 @@ class Decomposed:
             step(self._psi, loss)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Copies of (sigma, psi) on the CPU."""
-        sigma, psi = ({name: parameter.detach().to("cpu", copy=True) for name, parameter in part.parameters.items()}
-                      for part in (self._sigma, self._psi))
+        """Contiguous copies of (sigma, psi) on the CPU."""
+        sigma, psi = ({name: parameter.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                       for name, parameter in part.parameters.items()} for part in (self._sigma, self._psi))
         return sigma, psi
 
     def sigma_momentum(self) -> dict[str, Tensor]:

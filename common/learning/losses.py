@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["PseudoLabels", "SemiFLLoss", "cross_entropy", "first_argmax", "mix", "mix_loss", "pseudo_labels",
-           "semifl_loss"]
+__all__ = ["PseudoLabels", "cross_entropy", "first_argmax", "mix", "mix_loss", "pseudo_labels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +31,6 @@ class PseudoLabels:
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Of all images of several batches, at least one, in their order; on the CPU."""
         return cls(*(torch.cat([getattr(part, each.name).cpu() for part in parts]) for each in fields(cls)))
-
-
-@dataclass(frozen=True, slots=True)
-class SemiFLLoss:
-    """The loss of one SemiFL batch and its parts; all are scalars ()."""
-
-    loss: Tensor
-    fix: Tensor
-    mix: Tensor
 
 
 def cross_entropy(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
@@ -80,22 +70,12 @@ def mix(a: Tensor, b: Tensor, lam: float) -> Tensor:
 
 
 def mix_loss(mix_logits_BK: Tensor, y_fix_B: Tensor, y_mix_B: Tensor, lam: float) -> Tensor:
-    """L_mix = lam * CE(f(x_mix), y_fix) + (1 - lam) * CE(f(x_mix), y_mix). Source: SemiFL Eq. 4."""
-    return lam * cross_entropy(mix_logits_BK, y_fix_B) + (1.0 - lam) * cross_entropy(mix_logits_BK, y_mix_B)
-
-
-def semifl_loss(strong_logits_BK: Tensor | None, mix_logits_BK: Tensor | None, y_fix_B: Tensor, y_mix_B: Tensor,
-                lam: float, *, fix_weight: float = 1.0, mix_weight: float = 1.0) -> SemiFLLoss:
-    """L = fix_weight * CE(f(strong(x_fix)), y_fix) + mix_weight * L_mix. Oracle S3.
+    """L_mix = lam * CE(f(x_mix), y_fix) + (1 - lam) * CE(f(x_mix), y_mix); a scalar (). Oracle S3.
 
     Args:
-        strong_logits_BK: of the strong view of confidently labelled images; None leaves the term out.
-        mix_logits_BK: of `mix(weak(x_fix), weak(x_mix), lam)`; None leaves the term out.
+        mix_logits_BK: of `mix(weak(x_fix), weak(x_mix), lam)`.
         y_fix_B, y_mix_B: int64 hard pseudo-labels of the two.
         lam: one Beta(a, a) draw for the whole batch, 0..1.
-    Source: SemiFL (Diao et al., NeurIPS 2022) Eq. 3 to 5; the paper has fix_weight = 1, mix_weight = lambda = 1.
+    Source: SemiFL (Diao et al., NeurIPS 2022) Eq. 4.
     """
-    nothing = torch.zeros((), device=y_fix_B.device)
-    fix = nothing if strong_logits_BK is None else cross_entropy(strong_logits_BK, y_fix_B)
-    mixed = nothing if mix_logits_BK is None else mix_loss(mix_logits_BK, y_fix_B, y_mix_B, lam)
-    return SemiFLLoss(fix_weight * fix + mix_weight * mixed, fix, mixed)
+    return lam * cross_entropy(mix_logits_BK, y_fix_B) + (1.0 - lam) * cross_entropy(mix_logits_BK, y_mix_B)

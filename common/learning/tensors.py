@@ -19,8 +19,8 @@ from semisilo.common.errors import LayoutMismatch
 from semisilo.common.methods.contract import TensorGroup, TensorSpec
 
 __all__ = [
-    "add", "all_finite", "check_same_layout", "digest", "group_digest", "load_into", "norm", "parameters_of", "scale",
-    "specs", "subtract", "zeros_like",
+    "add", "all_finite", "all_like", "check_same_layout", "digest", "group_digest", "like", "load_into", "norm",
+    "parameters_of", "scale", "specs", "subtract", "zeros_like",
 ]
 
 
@@ -104,9 +104,20 @@ def specs(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the trainable parameters, detached, on the CPU, in the order of `named_parameters()`."""
-    return {name: parameter.detach().to("cpu", copy=True)
+    """Contiguous copies of the trainable parameters, detached, on the CPU, in the order of `named_parameters()`."""
+    return {name: parameter.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
             for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def like(pattern: Tensor, tensor: Tensor) -> Tensor:
+    """A copy of a tensor, detached, on the device and in the memory format of another one of its shape and dtype."""
+    return torch.empty_like(pattern, requires_grad=False).copy_(tensor.detach())
+
+
+def all_like(patterns: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`like`, tensor by tensor, in the order of the patterns. Raises: LayoutMismatch."""
+    check_same_layout(patterns, given)
+    return {name: like(pattern, given[name]) for name, pattern in patterns.items()}
 
 
 def load_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from semisilo.common.errors import BadData, ComputeFailed
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.evaluation import Evaluation, evaluate
 from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import derive_seed, torch_generator
 from semisilo.common.learning.sgd import SGDSettings, make_optimiser, momentum_of, step
 from semisilo.common.learning.tensors import all_finite, load_into
@@ -144,23 +145,22 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
         for epoch in range(1, epochs + 1):
             model.train()
             optimiser.lr = sgd.lr if lr_of_epoch is None else lr_of_epoch(epoch)
-            loss_sum, entered = 0.0, 0
+            mean = RunningMean()
             for chosen in torch.split(torch.randperm(len(labelled), generator=order), block):
                 weak_NCHW = augment.weak(images_NCHW[chosen].to(device), augmentation, views)
-                for index, weak_BCHW in zip(torch.split(chosen, batch_size), torch.split(weak_NCHW, batch_size),
-                                             strict=True):
+                parts = (torch.split(part, batch_size) for part in (chosen, weak_NCHW, labels_N[chosen].to(device)))
+                for index, weak_BCHW, labels_B in zip(*parts, strict=True):
                     done += len(index)
                     try:
-                        loss = loss_of(model(augment.to_input(weak_BCHW, form)), labels_N[index].to(device))
+                        loss = loss_of(model(augment.to_input(weak_BCHW, form)), labels_B)
                         step(optimiser, loss_weight * loss)
-                        loss_sum += float(loss.detach()) * len(index)
-                        entered += len(index)
+                        mean.add(loss, count=len(index))
                         steps += 1
                     except OneValuePerChannel:
                         skipped += 1
                     if progress is not None:
                         progress(done / (epochs * len(labelled)))
-            loss_mean = loss_sum / entered if entered else float("nan")
+            loss_mean = mean.value()
             if after_epoch is not None:
                 after_epoch(epoch, loss_mean)
     if skipped:

@@ -88,6 +88,11 @@ class FedSHVRSettings:
             raise ValueError('correction_max_age_rounds needs a correction with correction_at = "coordinator": only '
                              "who keeps the old control variate can take it out of the sum.")
 
+    @property
+    def passes_side_by_side(self) -> int:
+        """Those of the labelled and of the unlabelled batch."""
+        return 2
+
 
 FED_SHVR = MethodSpec(
     name="fed_shvr",

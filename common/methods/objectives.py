@@ -127,6 +127,11 @@ class ObjectiveSettings:
             refuse_unused(self, "ramp_epochs", 'alpha0_ramp = "none"')
 
     @property
+    def passes_side_by_side(self) -> int:
+        """Those of labelled and of unlabelled images, where a silo may have both."""
+        return 2 if self.scenario == "labels-at-silo" and self.objective != "sl" else 1
+
+    @property
     def threshold(self) -> float:
         """`confidence_threshold`, or the objective's own where it is left out; 0 for objectives without one."""
         chosen = self.confidence_threshold

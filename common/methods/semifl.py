@@ -89,6 +89,11 @@ class SemiFLSettings:
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov = true needs momentum above 0.")
 
+    @property
+    def passes_side_by_side(self) -> int:
+        """Those of the fix and of the mix loss."""
+        return 2 if self.labelling == "round" and self.fix_weight and self.mix_weight else 1
+
 
 SEMIFL = MethodSpec(
     name="semifl",

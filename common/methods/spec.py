@@ -52,7 +52,9 @@ class MethodSpec:
     """Metrics that the strategy computes with: every update (not: an abstention, nor batch-norm statistics) must bring
     them, whole numbers from 1 to 10^9. They are among `metrics`."""
     settings: type
-    """Dataclass of the method's settings. A property `needs_exact_updates` that is true refuses lossy uplinks."""
+    """Dataclass of the method's settings. A property `needs_exact_updates` that is true refuses lossy uplinks. A
+    property `passes_side_by_side` says how many passes through the network a step at a silo has that do not need each
+    other, where there are several; the number of threads is measured with it."""
     set_by_strategy: tuple[str, ...] = ()
     """Settings that the strategy writes into every task; a study file must not have them."""
     discloses: str

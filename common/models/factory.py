@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, NotPermitted, UnknownName
 from semisilo.common.learning.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert
+from semisilo.common.learning.numerics import at_work
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.learning.tensors import parameters_of
 from semisilo.common.methods.contract import ModelBuilder, ModelSettings, Tensors
@@ -109,7 +110,8 @@ def build_model(settings: ModelSettings, *, channels: int, size: int,
 
 def model_builder(settings: ModelSettings, form: ImageForm, allow_factories: Collection[str] = (), *,
                   frozen: Tensors | None = None) -> ModelBuilder:
-    """A builder for images of `form`; raises as `build_model` and `freeze` do, when called.
+    """A builder for images of `form`, of networks in the form of the numerics in force; raises as `build_model` and
+    `freeze` do, when called.
 
     Args:
         frozen: tensors of parts that nobody trains (group `frozen`); every network that is built has them.
@@ -118,7 +120,7 @@ def model_builder(settings: ModelSettings, form: ImageForm, allow_factories: Col
         model = build_model(settings, channels=form.channels, size=form.size, allow_factories=allow_factories)
         if frozen is not None:
             freeze(model, frozen)
-        return model
+        return at_work(model)
 
     return build
 

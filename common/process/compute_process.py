@@ -23,7 +23,9 @@ from dataclasses import replace
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import ComputeFailed, SemisiloError
+from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.messages import Call, Failure, Operations, Progress, Reply, handlers_of, run_operation
+from semisilo.common.process.processors import usable_processors
 from semisilo.common.text.logs import set_up_child_logging
 
 __all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "OnProgress", "ProgressThrottle", "describe"]
@@ -167,6 +169,7 @@ def _main(target: str, descriptor: str, parent: str) -> None:
     # service manager sends to both must not make a running task look failed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settle_allocator(arenas=1 + usable_processors())
     set_up_child_logging()
     end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)

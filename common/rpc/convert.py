@@ -153,14 +153,21 @@ def augmentation_from_proto(message: round_pb.Augmentation) -> AugmentationSetti
 
 def numerics_to_proto(numerics: Numerics) -> round_pb.Numerics:
     """The message of the numerics."""
-    return round_pb.Numerics(threads=numerics.threads, deterministic=numerics.deterministic)
+    return round_pb.Numerics(threads=numerics.threads, deterministic=numerics.deterministic,
+                             precision=numerics.precision, memory_format=numerics.memory_format)
 
 
 def numerics_from_proto(message: round_pb.Numerics) -> Numerics:
-    """The numerics of a message, checked. Raises: BadPayload for an impossible number of threads."""
-    if not 1 <= message.threads <= 1024:
+    """The numerics of a message, checked. Coordinators of the first version name no precision and no memory format.
+
+    Raises: BadPayload for an impossible number of threads; BadPayload or BadConfiguration for a precision or memory
+        format that this version does not know.
+    """
+    if not (1 <= message.threads <= 1024 or (message.threads == 0 and message.memory_format)):
         raise BadPayload(f"The task asks for {message.threads} threads; between 1 and 1024 are allowed.")
-    return Numerics(threads=message.threads, deterministic=message.deterministic)
+    return _build(Numerics, {"threads": message.threads, "deterministic": message.deterministic,
+                             "precision": message.precision or "fp32",
+                             "memory_format": message.memory_format or "contiguous"}, "numerics")
 
 
 def uplink_from_proto(message: round_pb.Uplink) -> Uplink:

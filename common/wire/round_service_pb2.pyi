@@ -197,12 +197,16 @@ class Augmentation(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., horizontal_flip: _Optional[bool] = ..., vertical_flip: _Optional[bool] = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Numerics(_message.Message):
-    __slots__ = ("threads", "deterministic")
+    __slots__ = ("threads", "deterministic", "precision", "memory_format")
     THREADS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FORMAT_FIELD_NUMBER: _ClassVar[int]
     threads: int
     deterministic: bool
-    def __init__(self, threads: _Optional[int] = ..., deterministic: _Optional[bool] = ...) -> None: ...
+    precision: str
+    memory_format: str
+    def __init__(self, threads: _Optional[int] = ..., deterministic: _Optional[bool] = ..., precision: _Optional[str] = ..., memory_format: _Optional[str] = ...) -> None: ...
 
 class DownloadPayloadRequest(_message.Message):
     __slots__ = ("task_id", "digest", "offset")

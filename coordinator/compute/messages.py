@@ -48,10 +48,12 @@ class OpenStudy(Request[OpenedStudy]):
     """Silos that must have joined before round 1."""
     frozen: FrozenStudy | None
     """What an earlier opening has frozen; None at the first."""
+    threads: int = 0
+    """Threads of an operation that an earlier opening has measured, where the study leaves them to the machine."""
 
     def reopening(self, answer: OpenedStudy) -> OpenStudy:
-        """A fresh process opens the study with what was frozen the first time."""
-        return replace(self, frozen=answer.frozen)
+        """A fresh process opens the study with what was frozen and measured the first time."""
+        return replace(self, frozen=answer.frozen, threads=answer.numerics.threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadPayload, ComputeFailed
 from semisilo.common.learning import numerics
+from semisilo.common.learning.thread_count import TrainingStep, fastest_threads
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup
 from semisilo.common.methods.spec import FROZEN
@@ -27,6 +28,7 @@ from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.payload.usage import encodings_of_payload
 from semisilo.common.process.messages import Handler
+from semisilo.common.process.processors import usable_processors
 from semisilo.common.storage.checkpoint import settled
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
@@ -115,8 +117,14 @@ class Operations:
         self._study, self._last, self._expects = None, ("", None), (("", "", 0), {})
         settings, folder = request.config, request.study_folder
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        record = numerics.apply(settings.numerics, device=device)
+        now = replace(settings.numerics, threads=settings.numerics.threads or request.threads)
+        record = numerics.apply(now, device=device)
         data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress)
+        if not now.threads and device == "cpu":
+            threads = fastest_threads(TrainingStep(
+                build=data.build_model, image=data.frozen.image, num_classes=len(data.frozen.classes),
+                batch=getattr(settings.method.settings, "labelled_batch", 10)), processors=usable_processors())
+            record = numerics.apply(replace(now, threads=threads), device=device)
         environment = Environment(
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation, device=device,

@@ -194,7 +194,9 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     frozen = row.frozen
     assert frozen is not None, "a model is chosen of a study whose images were read"
     device = ("cuda" if torch.cuda.is_available() else "cpu") if choice.device == "auto" else choice.device
-    record = numerics.apply(config.numerics, device=device)
+    # What is handed over is used in float32, so that is measured.
+    record = numerics.apply(replace(config.numerics, precision="fp32", threads=config.numerics.threads or (
+        1 if row.numerics is None else row.numerics.threads)), device=device)
     data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,

@@ -63,7 +63,8 @@ class ComputeSteps:
         """Has the images of a study read; the first time, what was found is written to the ledger for good."""
         opened = await self.call(OpenStudy(
             name=row.name, config=config, study_folder=self._studies / row.name, payloads_folder=self._payloads,
-            num_silos=config.study.start_with, frozen=row.frozen), activity="reading images")
+            num_silos=config.study.start_with, frozen=row.frozen,
+            threads=0 if row.numerics is None else row.numerics.threads), activity="reading images")
         self._opened = row.name
         if row.frozen is None:
             self._ledger.set_study_facts(row.name, frozen=opened.frozen, numerics=opened.numerics)

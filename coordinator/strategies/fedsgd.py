@@ -107,9 +107,7 @@ class FedSGDStrategy(TrainAndMeasure[FedSGDState, AverageTally, None]):
             diagnostics |= {"coordinator_loss": own[1], "coordinator_gradient_norm": tensors.norm(own[0])}
             gradient = tensors.add(gradient, own[0])
         optimiser = make_optimiser(model, sgd_settings(settings, lr, nesterov=settings.nesterov), state.opt_buf)
-        for name, parameter in optimiser.parameters.items():
-            parameter.grad = gradient[name].to(parameter.device, copy=True)
-        descend(optimiser)
+        descend(optimiser, tensors.all_like(optimiser.parameters, gradient))
         w = tensors.parameters_of(model)
         check_finite(w, where=f"at the coordinator in round {round}")
         own_statistics = self._statistics.own(model, round=round)

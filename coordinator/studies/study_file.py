@@ -256,9 +256,9 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     images, participation = table(DataSettings, "data"), table(ParticipationSettings, "participation")
     augmentation, wire = table(AugmentationSettings, "augmentation"), table(WireSettings, "wire")
     numerics = table(Numerics, "numerics")
-    if not 1 <= numerics.threads <= _MAX_THREADS:
+    if not 0 <= numerics.threads <= _MAX_THREADS:
         raise BadConfiguration(f"{where}: [numerics]: threads = {numerics.threads}: must be between 1 and"
-                               f" {_MAX_THREADS}.")
+                               f" {_MAX_THREADS}, or 0 for what each machine finds fastest.")
     spec = _method_of(method["name"], where)
     from_ledger = set(method) == {"name", "settings"}
     settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}

@@ -100,8 +100,11 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
     simulation = from_dict(SimulationSettings, tables.pop("simulation"), where=f"{where}: [simulation]")
     if seed is not None:
         tables.setdefault("study", {})["seed"] = seed
+    numerics = tables.setdefault("numerics", {})
     if threads is not None:
-        tables.setdefault("numerics", {})["threads"] = threads
+        numerics["threads"] = threads
+    if isinstance(numerics, dict) and not numerics.get("threads"):
+        numerics["threads"] = 1  # silos train side by side, and the bits are those of every machine
     draft = _draft(tables, where)
     _check_diagnostics(simulation, draft, where)
     start_with = tables.get("study", {}).get("start_with", 1)

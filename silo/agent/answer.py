@@ -49,6 +49,8 @@ class Site:
     cache_folder: Path
     """Of payloads that arrive."""
     disclosures: DisclosureLog
+    threads_file: Path | None = None
+    """See `semisilo.silo.compute.messages.Train`."""
 
 
 class TaskSteps(Protocol):
@@ -129,7 +131,7 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
         task=task, payloads=dict(payloads), cache_folder=site.cache_folder, choice=site.choice,
         factories=site.policy.permit.factories, memory=memory, residuals=residuals,
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,
-        memory_folder=site.memory.folder, link_bytes_per_second=upload_rate)
+        memory_folder=site.memory.folder, link_bytes_per_second=upload_rate, threads_file=site.threads_file)
 
 
 def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site, trained: Trained) -> PendingUpdate:

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from semisilo.common.errors import (
@@ -80,9 +81,10 @@ class TaskRunner:
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
                  budget: DayBudget, last_upload_bytes: Mapping[str, int] | None = None,
-                 clock: Callable[[], float] = time.time) -> None:
+                 threads_file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         """
         Args:
+            threads_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
             last_upload_bytes: size of the last update of each study, as far as it is known.
             clock: Unix seconds.
@@ -95,7 +97,7 @@ class TaskRunner:
         self._budget = budget
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
-                          disclosures=disclosures)
+                          disclosures=disclosures, threads_file=threads_file)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
                                    budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock)
         self.num_images = 0

@@ -91,6 +91,9 @@ class Train(Request[Trained]):
     """Where the new memory file is written."""
     link_bytes_per_second: float = 0.0
     """Last measured up; 0 when it was not."""
+    threads_file: Path | None = None
+    """Where it is kept which number of threads was measured to be fastest here, for tasks that leave it to the silo;
+    without it such a task has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,6 +37,7 @@ from semisilo.common.methods.spec import FROZEN, counts_of
 from semisilo.common.models.factory import check_model, model_builder
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.process.messages import Handler
+from semisilo.common.process.processors import usable_processors
 from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.logs import printable
@@ -44,6 +45,7 @@ from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images,
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
 from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
 from semisilo.silo.compute.received import hold, receive
+from semisilo.silo.compute.threads import measured_threads
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
@@ -73,10 +75,15 @@ class _ImagesKey:
 class Operations:
     """What a silo's compute process can do."""
 
-    def __init__(self, progress: Callable[[float, str], None], *, device: str = "") -> None:
-        """`device` is "cpu" or "cuda"; empty: an accelerator where there is one."""
+    def __init__(self, progress: Callable[[float, str], None], *, device: str = "", processors: int = 0) -> None:
+        """
+        Args:
+            device: "cpu" or "cuda"; empty: an accelerator where there is one.
+            processors: how many to keep busy; 0: all that the system lets this process use.
+        """
         self._progress = progress
         self._device = device
+        self._processors = processors or usable_processors()
         self._read: tuple[_ImagesKey, SiloImages] | None = None
         self._fitting: tuple[ModelSettings, ImageForm, tuple[str, ...]] | None = None
 
@@ -95,13 +102,20 @@ class Operations:
         spec = find_method(order.method)
         settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        record = numerics.apply(order.numerics, device=device)
+        record = numerics.apply(order.numerics, device=device, processors=self._processors)
         cache = open_cache(request.cache_folder)
         groups = self._received(order, spec, request.payloads, cache)
         frozen = groups.pop(FROZEN, None)
         build = model_builder(order.model, order.image, request.factories,
                               frozen=None if frozen is None else frozen.tensors)
         self._check_model(order, build, (*request.factories, "" if frozen is None else group_digest(frozen)))
+        if not order.numerics.threads and request.threads_file is not None and device == "cpu":
+            threads = measured_threads(
+                order, build, batch=getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 10),
+                passes=getattr(settings, "passes_side_by_side", 1), processors=self._processors,
+                file=request.threads_file)
+            record = numerics.apply(replace(order.numerics, threads=threads), device=device,
+                                    processors=self._processors)
         images, skipped = self._silo_images(order, settings.scenario, request.choice)
         data = images.data(round=order.round, scenario=settings.scenario)
         trainer = load_trainer(order.method)()

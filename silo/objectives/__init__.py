@@ -21,14 +21,14 @@ from semisilo.common.methods.objectives import ObjectiveSettings
 from semisilo.silo.objectives.fixmatch import FixMatch
 from semisilo.silo.objectives.mean_teacher import MeanTeacher
 from semisilo.silo.objectives.pseudo_label import PseudoLabel, label_all
-from semisilo.silo.objectives.step import Objective, Step, Unlabelled
+from semisilo.silo.objectives.step import Objective, Step, StepTerms, Unlabelled
 from semisilo.silo.objectives.supervised import Supervised
 from semisilo.silo.objectives.training import LocalTraining, train_locally, usable_data
 from semisilo.silo.objectives.uda import UDA
 from semisilo.silo.objectives.views import View
 
-__all__ = ["UDA", "FixMatch", "LocalTraining", "MeanTeacher", "Objective", "PseudoLabel", "Step", "Supervised",
-           "Unlabelled", "make_objective", "train_locally", "usable_data"]
+__all__ = ["UDA", "FixMatch", "LocalTraining", "MeanTeacher", "Objective", "PseudoLabel", "Step", "StepTerms",
+           "Supervised", "Unlabelled", "make_objective", "train_locally", "usable_data"]
 
 _LOG = logging.getLogger("semisilo.silo")
 
@@ -62,7 +62,7 @@ def make_objective(task: SiloTask, model: nn.Module, unlabelled: ImageSet | None
     if settings.objective == "pseudo_label":
         labels = None
         if settings.label_refresh == "round" and unlabelled is not None:
-            labels = label_all(model, unlabelled.images_NCHW, task.image, device=task.device,
+            labels = label_all(model, unlabelled.images_NCHW, task.image,
                                progress=lambda share: task.report(0.0, f"labelling, {share:.0%}"))
         return PseudoLabel(task.image, alpha0=alpha0, labels=labels, weak_view=weak)
     if settings.objective == "mean_teacher":

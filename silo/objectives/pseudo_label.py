@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
-from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import pseudo_label_loss
-from semisilo.common.learning.evaluation import inference_batches
+from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.losses import PseudoLabels, pseudo_labels
 from semisilo.silo.objectives.step import Objective, Step, Unlabelled
 from semisilo.silo.objectives.views import View
 
 __all__ = ["PseudoLabel", "label_all"]
 
-_LABEL_BATCH = 250
 
 
 class PseudoLabel(Objective):
@@ -56,7 +53,7 @@ class PseudoLabel(Objective):
         return Unlabelled(found.loss, found.labels)
 
 
-def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *, device: str,
+def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *,
               progress: Callable[[float], None] | None = None) -> PseudoLabels:
     """Hard labels of all images as they are, in evaluation mode, with the statistics that the model has; on the CPU.
 
@@ -64,10 +61,4 @@ def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *, device:
     Source: Fed-SHVR (Wang et al.) algorithm 1, with alpha1 = 0.
     """
     model.eval()
-    parts: list[PseudoLabels] = []
-    with torch.no_grad():
-        for cut in inference_batches(len(images_NCHW), _LABEL_BATCH):
-            parts.append(pseudo_labels(model(augment.to_input(images_NCHW[cut].to(device), form)), 0.0))
-            if progress is not None:
-                progress(cut.stop / len(images_NCHW))
-    return PseudoLabels.joined(parts)
+    return PseudoLabels.joined([pseudo_labels(logits_of(model, images_NCHW, form, progress=progress), 0.0)])

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.losses import PseudoLabels, cross_entropy
+from semisilo.common.learning.passes import Gradients, Term
 from semisilo.silo.objectives.views import View
 
-__all__ = ["Objective", "Step", "Unlabelled"]
+__all__ = ["Objective", "Step", "StepLosses", "StepTerms", "Unlabelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,16 @@ class Unlabelled:
     labels: PseudoLabels
     soft_BK: Tensor | None = None
     """Soft pseudo-labels, where the objective has such."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLosses:
+    """The losses of a step, scalars (), detached; None for a term that has nothing to learn from."""
+
+    labelled: Tensor | None
+    unlabelled: Tensor | None
+    total: Tensor | None
+    """With their weights; None where both are."""
 
 
 class Objective:
@@ -101,3 +112,34 @@ class Objective:
         official code of SemiFL has it (its Table 2, per-batch labels)."""
         with torch.no_grad():
             return self.logits(model, images_BCHW)
+
+
+class StepTerms:
+    """One step of an objective as terms whose passes do not need each other."""
+
+    def __init__(self, objective: Objective, model: nn.Module, step: Step) -> None:
+        self._objective, self._model, self._step = objective, model, step
+        self.found: Unlabelled | None = None
+        """What was found on the unlabelled images, once their pass is done."""
+
+    def terms(self) -> list[Term]:
+        """The labelled term, then the unlabelled one, of those for which the step has images."""
+        terms = []
+        if self._step.labelled_BCHW is not None:
+            terms.append(Term(self._objective.labelled_weight(self._step),
+                              lambda: self._objective.labelled(self._model, self._step)))
+        if self._step.views:
+            terms.append(Term(self._objective.unlabelled_weight(self._step), self._unlabelled))
+        return terms
+
+    def losses(self, found: Gradients) -> StepLosses:
+        """The losses behind the gradients of `terms`."""
+        losses = iter(found.losses)
+        labelled = next(losses) if self._step.labelled_BCHW is not None else None
+        unlabelled = next(losses) if self._step.views else None
+        nothing = labelled is None and unlabelled is None
+        return StepLosses(labelled, unlabelled, None if nothing else found.total)
+
+    def _unlabelled(self) -> Tensor | None:
+        self.found = self._objective.unlabelled(self._model, self._step)
+        return self.found.loss

@@ -10,19 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
-from semisilo.common.learning.sgd import SGD, step
+from semisilo.common.learning.sgd import SGD, descend
 from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask
 from semisilo.common.methods.objectives import ObjectiveSettings
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
-from semisilo.silo.objectives.step import Objective, Step
+from semisilo.silo.objectives.step import Objective, Step, StepTerms
 from semisilo.silo.objectives.steps import StepPlan, image_batches, plan_steps
 from semisilo.silo.objectives.views import View, viewed
 
@@ -44,23 +46,6 @@ class LocalTraining:
     """Steps left out because a batch-norm layer saw one value per channel."""
     metrics: Mapping[str, float]
     """`semisilo.common.methods.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
-
-
-class _Mean:
-    """A mean over steps whose sum stays on the device: nothing waits for it before the end."""
-
-    def __init__(self) -> None:
-        self._sum: Tensor | None = None
-        self._count = 0
-
-    def add(self, value: Tensor) -> None:
-        value = value.detach().double()
-        self._sum = value if self._sum is None else self._sum + value
-        self._count += 1
-
-    def named(self, name: str) -> dict[str, float]:
-        """{name: mean}, or nothing when nothing was added."""
-        return {} if self._sum is None else {name: float(self._sum) / self._count}
 
 
 def usable_data(settings: ObjectiveSettings, data: SiloData) -> tuple[ImageSet | None, ImageSet | None, str]:
@@ -97,34 +82,30 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
     if objective.labels is not None:
         report.add(objective.labels.hard_label_B, objective.labels.keep_B, truth_N)
     first_reported = plan.last_pass(plan.unlabelled_batch, 0 if unlabelled is None else len(unlabelled))
-    total, labelled_mean, unlabelled_mean = _Mean(), _Mean(), _Mean()
+    total, labelled_mean, unlabelled_mean = RunningMean(), RunningMean(), RunningMean()
     steps = skipped = 0
     text = f"training on {sum(len(each) for each in (labelled, unlabelled) if each is not None)} images"
     model.train()
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
         for number, now in enumerate(_steps(task, plan, objective.views, labelled, unlabelled)):
             task.report(number / plan.steps, text)
+            terms = StepTerms(objective, model, now)
             try:
-                on_labels = objective.labelled(model, now) if now.labelled_BCHW is not None else None
-                found = objective.unlabelled(model, now) if now.views else None
+                gradients = optimiser.descent.gradients(
+                    terms.terms(), without_pass=None if penalty is None else partial(penalty, model))
             except OneValuePerChannel:
                 skipped += 1
                 continue
-            terms: list[Tensor] = []
-            if on_labels is not None:
-                labelled_mean.add(on_labels)
-                terms.append(objective.labelled_weight(now) * on_labels)
-            if found is not None:
-                if objective.labels is None and number >= first_reported:
-                    truth_B = None if truth_N is None else truth_N[now.index_B]
-                    report.add(found.labels.hard_label_B, found.labels.keep_B, truth_B, soft_BK=found.soft_BK)
-                if found.loss is not None:
-                    unlabelled_mean.add(found.loss)
-                    terms.append(objective.unlabelled_weight(now) * found.loss)
-            if terms:
-                loss = terms[0] if len(terms) == 1 else terms[0] + terms[1]
-                total.add(loss)
-                step(optimiser, loss if penalty is None else loss + penalty(model))
+            if (found := terms.found) is not None and objective.labels is None and number >= first_reported:
+                truth_B = None if truth_N is None else truth_N[now.index_B]
+                report.add(found.labels.hard_label_B, found.labels.keep_B, truth_B, soft_BK=found.soft_BK)
+            losses = terms.losses(gradients)
+            for mean, loss in ((labelled_mean, losses.labelled), (unlabelled_mean, losses.unlabelled)):
+                if loss is not None:
+                    mean.add(loss)
+            if losses.total is not None:
+                total.add(losses.total)
+                descend(optimiser, gradients.by_name)
                 objective.after_step(model)
                 steps += 1
     task.report(1.0, text)

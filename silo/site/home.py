@@ -82,6 +82,11 @@ class SiloHome:
         return self.folder / "rounds.json"
 
     @property
+    def threads(self) -> Path:
+        """Which numbers of threads were measured to be fastest."""
+        return self.folder / "threads.json"
+
+    @property
     def choice(self) -> Path:
         """The source of the last `silo join`."""
         return self.folder / "join.json"

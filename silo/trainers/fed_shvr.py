@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,11 +32,13 @@ from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.batch_norm import OneValuePerChannel
-from semisilo.common.learning.evaluation import inference_batches
+from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.losses import first_argmax
 from semisilo.common.learning.normalised_averaging import correction, local_steps, mean_gradient, next_control
+from semisilo.common.learning.passes import Descent, Term
+from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
-from semisilo.common.learning.soft_labels import objective, ramp, soft_labels
+from semisilo.common.learning.soft_labels import ObjectiveTerms, objective, ramp, soft_labels
 from semisilo.common.learning.training import check_finite, named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["Correction", "FedSHVRMemory", "FedSHVRTrainer", "control_to_keep", "received_correction"]
 
 _LOG = logging.getLogger("semisilo.silo")
-_LABEL_BATCH = 250
 _LABELLING_SHARE = 0.1
 """Of the reported progress; labelling is one forward pass, training 3 * local_epochs and more."""
 
@@ -185,18 +186,12 @@ def _label(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Tens
     load_received_statistics(task, model)
     model.eval()
     alpha0, alpha1 = _alpha0(task, epoch_of_round=1), task.settings.alpha1
-    parts: list[Tensor] = []
     report = PseudoLabelReport()
-    with torch.no_grad():
-        for cut in inference_batches(len(unlabelled), _LABEL_BATCH):
-            images_BCHW = unlabelled.images_NCHW[cut].to(task.device)
-            log_probs_BK = torch.log_softmax(model(augment.to_input(images_BCHW, task.image)), dim=-1)
-            v_BK = soft_labels(log_probs_BK, alpha0=alpha0, alpha1=alpha1).cpu()
-            truth_B = None if unlabelled.labels_N is None else unlabelled.labels_N[cut]
-            report.add(first_argmax(log_probs_BK), torch.ones(len(v_BK), dtype=torch.bool), truth_B, soft_BK=v_BK)
-            parts.append(v_BK)
-            task.report(_LABELLING_SHARE * cut.stop / len(unlabelled), "labelling")
-    v_MK = torch.cat(parts)
+    log_probs_MK = torch.log_softmax(logits_of(
+        model, unlabelled.images_NCHW, task.image,
+        progress=lambda share: task.report(_LABELLING_SHARE * share, "labelling")), dim=-1)
+    v_MK = soft_labels(log_probs_MK, alpha0=alpha0, alpha1=alpha1).cpu()
+    report.add(first_argmax(log_probs_MK), torch.ones(len(v_MK), dtype=torch.bool), unlabelled.labels_N, soft_BK=v_MK)
     check_finite({"v": v_MK}, where=f"at this silo in round {task.round}, before it began")
     return v_MK, report.metrics()
 
@@ -238,59 +233,80 @@ def _descend(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabe
     """
     settings: FedSHVRSettings = task.settings
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    weights: list[Tensor] = list(parameters.values())
-    added = None if d is None else [d[name].to(task.device) for name in parameters]
+    descent = Descent(parameters)
+    added = None if d is None else tensors.all_like(parameters, d)
     labels_N = None if labelled is None else labelled.labels_N
     batches = zip(_batches(task, "labelled", labelled, labels_N, settings.labelled_batch, steps),
                   _batches(task, "unlabelled", unlabelled, v_MK, settings.unlabelled_batch, steps), strict=True)
-    sums = torch.zeros(5, device=task.device)
+    means = {name: RunningMean() for name in ("loss", "labelled_loss", "unlabelled_loss", "r1", "r2")}
     taken = left_out = 0
     model.train()
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
         for number, (xi, zeta) in enumerate(batches):
             alpha0 = _alpha0(task, epoch_of_round=number * settings.local_epochs // steps + 1)
-            used = [xi, zeta if alpha0 or settings.alpha2 else None]  # terms of weight 0 cost nothing
-            logs = [_log_probs(model, batch, task) for batch in used]
-            unusable = sum(batch is not None and log is None for batch, log in zip(used, logs, strict=True))
-            left_out += unusable
-            if unusable and all(log is None for log in logs):
+            passes = [_Pass(model, task, alpha0, labelled=xi)] if xi is not None else []
+            if zeta is not None and (alpha0 or settings.alpha2):  # terms of weight 0 cost nothing
+                passes.append(_Pass(model, task, alpha0, unlabelled=zeta))
+            found = descent.gradients([Term(1.0, each.loss) for each in passes])
+            terms = [each.terms for each in passes if each.terms is not None]
+            left_out += len(passes) - len(terms)
+            if (passes and not terms) or found.overflow:
                 continue
-            terms = objective(logs[0], xi.target if xi else None, logs[1], zeta.target if zeta else None,
-                              alpha0=alpha0, alpha1=settings.alpha1, alpha2=settings.alpha2)
-            _step(weights, terms.total, added, lr=settings.lr)
+            _step(parameters, found.by_name, added, lr=settings.lr)
             taken += 1
-            sums += torch.stack([term.detach().to(sums) for term in (
-                terms.total, terms.ce_labelled, terms.ce_unlabelled, terms.r1, terms.r2)])
+            means["loss"].add(found.total)
+            for name, of in _REPORTED.items():
+                means[name].add(torch.stack([getattr(each, of) for each in terms]).sum() if terms else found.total)
             task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * (number + 1) / steps,
                         f"training, step {number + 1} of {steps}")
     if left_out:
         _LOG.warning("%d batches were left out: one value per channel at a batch-norm layer", left_out)
-    means = (sums / max(taken, 1)).tolist()
-    return _Done(taken, dict(zip(("loss", "labelled_loss", "unlabelled_loss", "r1", "r2"), means, strict=True)))
+    return _Done(taken, {name: mean.value(otherwise=0.0) for name, mean in means.items()})
 
 
-def _log_probs(model: nn.Module, batch: _Batch | None, task: SiloTask) -> Tensor | None:
-    """log f of a batch (B, K); None where there is no batch, or batch-norm cannot use it."""
-    if batch is None:
-        return None
-    try:
-        return torch.log_softmax(model(augment.to_input(batch.views_BCHW, task.image)), dim=-1)
-    except OneValuePerChannel:
-        return None
+_REPORTED = {"labelled_loss": "ce_labelled", "unlabelled_loss": "ce_unlabelled", "r1": "r1", "r2": "r2"}
+"""What the terms of the objective are called in a silo's report."""
 
 
-def _step(weights: list[Tensor], loss: Tensor, added: list[Tensor] | None, *, lr: float) -> None:
+@dataclass(slots=True)
+class _Pass:
+    """The terms of the objective that one batch gives."""
+
+    model: nn.Module
+    task: SiloTask
+    alpha0: float
+    labelled: _Batch | None = None
+    unlabelled: _Batch | None = None
+    terms: ObjectiveTerms | None = None
+    """Detached; None before the pass, and where batch-norm cannot use the batch."""
+
+    def loss(self) -> Tensor | None:
+        """Their weighted sum, a scalar (); None where batch-norm cannot use the batch."""
+        settings: FedSHVRSettings = self.task.settings
+        try:
+            xi, zeta = (None if batch is None else torch.log_softmax(
+                self.model(augment.to_input(batch.views_BCHW, self.task.image)), dim=-1)
+                for batch in (self.labelled, self.unlabelled))
+        except OneValuePerChannel:
+            return None
+        found = objective(xi, None if self.labelled is None else self.labelled.target, zeta,
+                          None if self.unlabelled is None else self.unlabelled.target,
+                          alpha0=self.alpha0, alpha1=settings.alpha1, alpha2=settings.alpha2)
+        self.terms = ObjectiveTerms(*(getattr(found, each.name).detach() for each in fields(found)))
+        return found.total
+
+
+def _step(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], added: Mapping[str, Tensor] | None,
+          *, lr: float) -> None:
     """One step of plain SGD, in place: w -= lr (gradient + added). A parameter that the loss does not reach has
     gradient 0; what is added moves it all the same, as the algebra of the correction asks."""
-    for weight in weights:
-        weight.grad = None
-    if loss.requires_grad:
-        loss.backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        weights: list[Tensor] = list(parameters.values())
+        steps = [gradients[name] if name in gradients else torch.zeros_like(parameter)
+                 for name, parameter in parameters.items()]
         if added is not None:
-            torch._foreach_add_(gradients, added)
-        torch._foreach_add_(weights, gradients, alpha=-lr)
+            torch._foreach_add_(steps, [added[name] for name in parameters])
+        torch._foreach_add_(weights, steps, alpha=-lr)
 
 
 def _batches(task: SiloTask, kind: str, images: ImageSet | None, target: Tensor | None, batch_size: int, steps: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from semisilo.common.learning import batch_norm
+from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.sgd import make_optimiser, momentum_of, sgd_settings
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.common.methods.fedavg import FedAvgSettings
@@ -81,7 +81,7 @@ def train_received(task: SiloTask, data: SiloData, memory: FedAvgMemory | None, 
     objective = make_objective(task, model, unlabelled, teacher=None if memory is None else memory.teacher)
     optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov),
                                _momentum(settings, memory, received))
-    term = None if penalty is None else penalty({name: tensor.to(task.device) for name, tensor in received.items()})
+    term = None if penalty is None else penalty(tensors.all_like(optimiser.parameters, received))
     found = train_locally(task, model, optimiser, objective, labelled, unlabelled, penalty=term)
     if found.steps == 0 and found.skipped:
         return Update(abstention="no_usable_batch", num_examples=size), memory

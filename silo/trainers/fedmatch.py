@@ -35,6 +35,7 @@ from semisilo.common.learning.agreement import (
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.decomposition import Decomposed, theta
 from semisilo.common.learning.losses import cross_entropy
+from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.sparse_transfer import sparse_delta
@@ -180,13 +181,12 @@ class _Work:
         load_received_statistics(task, model)
         self.network = Decomposed(model, sigma, psi, sgd=sgd_settings(self._settings, self._settings.round_lr))
         # Frozen for the whole task, with the received global sigma [P v3, C], not the one under training.
-        self._helpers = [{name: tensor.to(task.device) for name, tensor in theta(sigma, helper).items()}
-                         for helper in helpers]
+        self._helpers = [tensors.all_like(self.network.psi, theta(sigma, helper)) for helper in helpers]
         self._report = PseudoLabelReport()
         self._views, self._labelled_views, self._order, self._labelled_order = (
             torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
             for purpose in ("local_views", "labelled_views", "local_order", "labelled_order"))
-        self._means: dict[str, tuple[float, int]] = {}
+        self._means: dict[str, RunningMean] = {}
         self.steps = self._skipped = self._num_kept = 0
         self.kept_any = False
 
@@ -215,7 +215,7 @@ class _Work:
     def metrics(self) -> dict[str, float]:
         """Means over the steps, and what there was to learn from; of pseudo-labels those of the last epoch."""
         sizes = {"num_labelled": self._labelled, "num_unlabelled": self._unlabelled}
-        return {**self._report.metrics(), **{name: total / count for name, (total, count) in self._means.items()},
+        return {**self._report.metrics(), **{name: mean.value() for name, mean in self._means.items()},
                 **{name: float(len(images)) if images is not None else 0.0 for name, images in sizes.items()},
                 "num_kept": float(self._num_kept), "steps": float(self.steps)}
 
@@ -272,7 +272,7 @@ class _Work:
         network.psi_step(loss)
         if proximal:
             soft_threshold_(network.psi.values(), settings.round_lr * settings.lambda_l1)
-        self._add("loss", float(loss.detach()))
+        self._add("loss", loss)
         return True
 
     def _vote(self, inputs_BCHW: Tensor, weights: Mapping[str, Tensor]) -> tuple[AgreementVotes, list[Tensor]]:
@@ -299,17 +299,16 @@ class _Work:
             logits_BK = network.forward(augment.to_input(strong_BCHW, self._task.image), weights)
             agreement = cross_entropy(logits_BK, label_B)
             loss = loss + settings.lambda_a * agreement
-            self._add("agreement_loss", float(agreement.detach()))
+            self._add("agreement_loss", agreement)
         if settings.lambda_i and helper_probs:
             log_prob_BK = functional.log_softmax(network.forward(inputs_BCHW, weights), dim=-1)
             consistency = iccs_kl(log_prob_BK, helper_probs, over_helpers=settings.icc).loss
             loss = loss + settings.lambda_i * consistency
-            self._add("consistency_loss", float(consistency.detach()))
+            self._add("consistency_loss", consistency)
         return loss
 
-    def _add(self, name: str, value: float) -> None:
-        total, count = self._means.get(name, (0.0, 0))
-        self._means[name] = total + value, count + 1
+    def _add(self, name: str, loss: Tensor) -> None:
+        self._means.setdefault(name, RunningMean()).add(loss)
 
 
 def _cycle(count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:

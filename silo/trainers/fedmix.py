@@ -21,6 +21,7 @@ from semisilo.common.learning.mixing import fedmix_client_loss, fedmix_pseudo
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import make_optimiser, sgd_settings, step
 from semisilo.common.learning.sparse_transfer import threshold
+from semisilo.common.learning.tensors import all_like
 from semisilo.common.learning.training import named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
@@ -81,7 +82,7 @@ def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Step
     settings: FedMixSettings = task.settings
     optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr))
     psi: dict[str, Tensor] = dict(optimiser.parameters)
-    sigma = {name: tensor.to(task.device) for name, tensor in task.groups["sigma"].tensors.items()}
+    sigma = all_like(psi, task.groups["sigma"].tensors)
     truth_N = unlabelled.labels_N
     total, done = settings.local_epochs * len(unlabelled), 0
     sums, report = StepSums(), PseudoLabelReport()

@@ -7,16 +7,19 @@ Shapes: N images of a set, B images of the batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.passes import Descent
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import check_finite, named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.fedsgd import FedSGDSettings
-from semisilo.silo.objectives import Objective, Step, make_objective, usable_data
+from semisilo.silo.objectives import Objective, Step, StepTerms, make_objective, usable_data
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.objectives.views import View, view_of
 from semisilo.silo.trainers.batch_norm_phase import outside_training
@@ -51,44 +54,39 @@ class FedSGDTrainer:
         now = _step(task, objective, labelled, unlabelled)
         truth_N = None if unlabelled is None else unlabelled.labels_N
         try:
-            metrics = _backward(task, model, objective, now, truth_N)
+            found, metrics = _gradients(task, model, objective, now, truth_N)
         except OneValuePerChannel:
             return Update(abstention="no_usable_batch", num_examples=size), None
         task.report(1.0, f"gradient of {size} images")
-        gradient = {name: torch.zeros_like(parameter, device="cpu") if parameter.grad is None else parameter.grad.cpu()
+        gradient = {name: found[name].cpu().contiguous() if name in found else torch.zeros(parameter.shape)
                     for name, parameter in model.named_parameters() if parameter.requires_grad}
         check_finite(gradient, where=f"at this silo in round {task.round}")
         return Update(groups={"gradient": TensorGroup(gradient)}, num_examples=size, metrics=metrics), None
 
 
-def _backward(task: SiloTask, model: nn.Module, objective: Objective, now: Step,
-              truth_N: Tensor | None) -> dict[str, float]:
-    """Leaves the gradient of the objective in the parameters; returns losses, and the report on pseudo-labels.
+def _gradients(task: SiloTask, model: nn.Module, objective: Objective, now: Step,
+               truth_N: Tensor | None) -> tuple[Mapping[str, Tensor], dict[str, float]]:
+    """The gradient of the objective, by name of the parameters that it reaches; losses, and what pseudo-labels were.
 
     Raises: OneValuePerChannel.
     """
-    metrics: dict[str, float] = {}
-    terms: list[Tensor] = []
     model.train()
-    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
-        if now.labelled_BCHW is not None:
-            on_labels = objective.labelled(model, now)
-            metrics["labelled_loss"] = float(on_labels.detach())
-            terms.append(objective.labelled_weight(now) * on_labels)
-        if now.views:
-            found = objective.unlabelled(model, now)
-            report = PseudoLabelReport()
-            truth_B = None if truth_N is None else truth_N[now.index_B]
-            report.add(found.labels.hard_label_B, found.labels.keep_B, truth_B, soft_BK=found.soft_BK)
-            metrics |= report.metrics()
-            if found.loss is not None:
-                metrics["unlabelled_loss"] = float(found.loss.detach())
-                terms.append(objective.unlabelled_weight(now) * found.loss)
-        if terms:
-            loss = terms[0] if len(terms) == 1 else terms[0] + terms[1]
-            loss.backward()  # type: ignore[no-untyped-call]
-            metrics["loss"] = float(loss.detach())
-    return metrics
+    descent = Descent({name: each for name, each in model.named_parameters() if each.requires_grad})
+    terms = StepTerms(objective, model, now)
+    overflow = True
+    while overflow:  # only in fp16: with a smaller factor each time
+        with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+            gradients = descent.gradients(terms.terms())
+        overflow = gradients.overflow
+    metrics: dict[str, float] = {}
+    if terms.found is not None:
+        report = PseudoLabelReport()
+        truth_B = None if truth_N is None else truth_N[now.index_B]
+        report.add(terms.found.labels.hard_label_B, terms.found.labels.keep_B, truth_B, soft_BK=terms.found.soft_BK)
+        metrics |= report.metrics()
+    losses = terms.losses(gradients)
+    named = {"labelled_loss": losses.labelled, "unlabelled_loss": losses.unlabelled, "loss": losses.total}
+    return gradients.by_name, metrics | {name: float(loss) for name, loss in named.items() if loss is not None}
 
 
 def _step(task: SiloTask, objective: Objective, labelled: ImageSet | None, unlabelled: ImageSet | None) -> Step:

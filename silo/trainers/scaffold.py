@@ -120,10 +120,12 @@ def control_to_keep(task: SiloTask, used: UsedControls, difference: Mapping[str,
 
 def _along(d: Mapping[str, Tensor], task: SiloTask) -> Penalty:
     """<d, w>, a term of the loss whose gradient is d."""
-    added = {name: tensor.to(task.device) for name, tensor in d.items()}
+    added: dict[str, Tensor] = {}
 
     def term(model: nn.Module) -> Tensor:
         parameters = dict(model.named_parameters())
+        if not added:
+            added.update(tensors.all_like({name: parameters[name] for name in d}, d))
         return torch.stack([(parameters[name] * tensor).sum() for name, tensor in added.items()]).sum()
 
     return term

@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.augmentation import augment
-from semisilo.common.learning.evaluation import inference_batches
-from semisilo.common.learning.losses import PseudoLabels, cross_entropy, mix, pseudo_labels, semifl_loss
+from semisilo.common.learning.evaluation import inference_batches, logits_of
+from semisilo.common.learning.losses import PseudoLabels, cross_entropy, mix, mix_loss, pseudo_labels
+from semisilo.common.learning.passes import Term
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
-from semisilo.common.learning.sgd import SGD, make_optimiser, momentum_of, sgd_settings, step
+from semisilo.common.learning.sgd import SGD, learn, make_optimiser, momentum_of, sgd_settings, step
 from semisilo.common.learning.training import named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["SemiFLMemory", "SemiFLTrainer"]
 
 _LOG = logging.getLogger("semisilo.silo")
-_LABEL_BATCH = 250
+_VIEW_BATCH, _VIEWS_TOGETHER = 250, 8
+"""Images whose views for labelling are drawn at once, and how many times as many are then labelled at once."""
 _LABELLING_SHARE = 0.1
 """Of the reported progress; labelling is one forward pass, training 4 * local_epochs passes and more."""
 
@@ -102,12 +105,12 @@ def _label(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> PseudoLabel
     model.eval()
     views = torch_generator(task.seed, "label_views", round=task.round, silo=task.silo)
     parts: list[PseudoLabels] = []
-    with torch.no_grad():
-        for cut in inference_batches(len(images_NCHW), _LABEL_BATCH):
-            weak_BCHW = augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)
-            parts.append(pseudo_labels(model(augment.to_input(weak_BCHW, task.image)),
-                                       task.settings.confidence_threshold))
-            task.report(_LABELLING_SHARE * cut.stop / len(images_NCHW), "labelling")
+    cuts = list(inference_batches(len(images_NCHW), _VIEW_BATCH))
+    for some in (cuts[first:first + _VIEWS_TOGETHER] for first in range(0, len(cuts), _VIEWS_TOGETHER)):
+        weak_BCHW = torch.cat([augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)
+                               for cut in some])
+        parts.append(pseudo_labels(logits_of(model, weak_BCHW, task.image), task.settings.confidence_threshold))
+        task.report(_LABELLING_SHARE * some[-1].stop / len(images_NCHW), "labelling")
     return PseudoLabels.joined(parts)
 
 
@@ -133,31 +136,35 @@ def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor
     total, done = settings.local_epochs * len(kept_F), 0
     model.train()
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
-        for batch in _batches(task, images_NCHW, kept_F):
+        for batch in _batches(task, images_NCHW, labels.hard_label_B, kept_F):
             done += len(batch.fix_B)
-            y_fix_B, y_mix_B = (labels.hard_label_B[index].to(task.device) for index in (batch.fix_B, batch.mix_B))
             lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
+            # Two passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
+            weighted = (settings.fix_weight, _fix_loss), (settings.mix_weight, _mix_loss)
+            terms = [Term(weight, partial(loss, task, model, batch, lam)) for weight, loss in weighted if weight]
             with sums.batch():
-                # Two forward passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
-                strong_logits_BK = mix_logits_BK = None
-                if settings.fix_weight:
-                    strong_logits_BK = model(augment.to_input(batch.strong_BCHW, task.image))
-                if settings.mix_weight:
-                    weak_BCHW, other_BCHW = (augment.to_input(view, task.image)
-                                             for view in (batch.weak_BCHW, batch.mix_BCHW))
-                    mix_logits_BK = model(mix(weak_BCHW, other_BCHW, lam))
-                found = semifl_loss(strong_logits_BK, mix_logits_BK, y_fix_B, y_mix_B, lam,
-                                    fix_weight=settings.fix_weight, mix_weight=settings.mix_weight)
-                if found.loss.requires_grad:
-                    step(optimiser, found.loss)
-                sums.add(loss=found.loss, fix_loss=found.fix, mix_loss=found.mix)
+                found = learn(optimiser, terms)
+                losses = iter(found.losses)
+                fix, mixed = (next(losses) if weight else None for weight, _ in weighted)
+                sums.add(loss=found.total, fix_loss=fix, mix_loss=mixed)
             task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")
     sums.tell_skipped()
 
 
+def _fix_loss(task: SiloTask, model: nn.Module, batch: _Batch, lam: float) -> Tensor:
+    """L_fix = CE(f(strong(x_fix)), y_fix). Source: Eq. 3."""
+    return cross_entropy(model(augment.to_input(batch.strong_BCHW, task.image)), batch.fix_B)
+
+
+def _mix_loss(task: SiloTask, model: nn.Module, batch: _Batch, lam: float) -> Tensor:
+    """L_mix of one Beta(a, a) draw for the whole batch. Source: Eq. 4."""
+    weak_BCHW, other_BCHW = (augment.to_input(view, task.image) for view in (batch.weak_BCHW, batch.mix_BCHW))
+    return mix_loss(model(mix(weak_BCHW, other_BCHW, lam)), batch.fix_B, batch.mix_B, lam)
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Indices of a FIX batch and of its MIX batch, and their views, uint8 on the task's device."""
+    """A FIX batch and its MIX batch, on the task's device: pseudo-labels int64 (B,), and views uint8 (B, C, H, W)."""
 
     fix_B: Tensor
     mix_B: Tensor
@@ -166,7 +173,7 @@ class _Batch:
     mix_BCHW: Tensor
 
 
-def _batches(task: SiloTask, images_NCHW: Tensor, kept_F: Tensor) -> Iterator[_Batch]:
+def _batches(task: SiloTask, images_NCHW: Tensor, hard_label_N: Tensor, kept_F: Tensor) -> Iterator[_Batch]:
     """Every epoch: FIX in a new order, each image beside one drawn with replacement from all images.
 
     The partners are drawn anew in every epoch, as the official code does at every access.
@@ -184,7 +191,8 @@ def _batches(task: SiloTask, images_NCHW: Tensor, kept_F: Tensor) -> Iterator[_B
             strong = augment.strong(images_BCHW, task.augmentation, views)
             weak = augment.weak(images_BCHW, task.augmentation, views)
             other = augment.weak(others_BCHW, task.augmentation, views)
-            parts = zip(*(torch.split(part, size) for part in (fix, mixed, strong, weak, other)), strict=True)
+            fix_B, mix_B = (hard_label_N[index].to(task.device) for index in (fix, mixed))
+            parts = zip(*(torch.split(part, size) for part in (fix_B, mix_B, strong, weak, other)), strict=True)
             yield from (_Batch(*part) for part in parts)
 
 

@@ -67,9 +67,16 @@ _DRAWS = 6
 
 def to_input(images_BCHW: Tensor, form: ImageForm) -> Tensor:
     """What a network sees: float32 (B, C, H, W), (image / 255 - mean) / std per channel, on the images' device."""
-    mean = torch.tensor(form.mean, dtype=torch.float32, device=images_BCHW.device)[:, None, None]
-    std = torch.tensor(form.std, dtype=torch.float32, device=images_BCHW.device)[:, None, None]
+    mean, std = _mean_and_std(form, images_BCHW.device)
     return images_BCHW.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+
+@lru_cache(maxsize=16)
+def _mean_and_std(form: ImageForm, device: torch.device) -> tuple[Tensor, Tensor]:
+    """On the device, where every batch needs them: float32 (C, 1, 1) each."""
+    mean, std = (torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+                 for values in (form.mean, form.std))
+    return mean, std
 
 
 def check_settings(settings: AugmentationSettings) -> None:

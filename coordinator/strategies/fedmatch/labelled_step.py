@@ -19,6 +19,7 @@ from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.decomposition import Decomposed
+from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.training import check_finite, named_randomness, unloaded_model
@@ -56,12 +57,12 @@ def train_sigma(environment: Environment, settings: FedMatchSettings, labelled: 
                                                                                             "sigma_views"))
     labels_N = labelled.labels_N
     assert labels_N is not None
-    done = entered = skipped = 0
-    loss_sum = 0.0
+    done = skipped = 0
+    mean = RunningMean()
     model.train()
     with named_randomness(environment.seed, "sigma_model", round=round, device=environment.device):
         for _ in range(settings.coordinator_epochs):
-            loss_sum, entered = 0.0, 0
+            mean = RunningMean()
             for index_B in torch.split(torch.randperm(len(labelled), generator=order), settings.labelled_batch):
                 images_BCHW = labelled.images_NCHW[index_B].to(environment.device)
                 if settings.augment_train:
@@ -70,7 +71,7 @@ def train_sigma(environment: Environment, settings: FedMatchSettings, labelled: 
                 try:
                     loss = network.sigma_step(augment.to_input(images_BCHW, environment.image),
                                               labels_N[index_B].to(environment.device), settings.lambda_s)
-                    loss_sum, entered = loss_sum + loss * len(index_B), entered + len(index_B)
+                    mean.add(loss, count=len(index_B))
                 except OneValuePerChannel:
                     skipped += 1
                 environment.report(0.9 * done / (settings.coordinator_epochs * len(labelled)),
@@ -80,4 +81,4 @@ def train_sigma(environment: Environment, settings: FedMatchSettings, labelled: 
     trained, _ = network.parts()
     check_finite(trained, where=f"at the coordinator in round {round}")
     return SigmaTraining(sigma=trained, momentum=network.sigma_momentum(),
-                         loss=loss_sum / entered if entered else 0.0)
+                         loss=mean.value(otherwise=0.0))

@@ -6,13 +6,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.running_mean import RunningMean
 
 __all__ = ["StepSums"]
 
 _LOG = logging.getLogger("semisilo.silo")
+_NOTHING = torch.zeros(())
 
 
 class StepSums:
@@ -20,7 +23,7 @@ class StepSums:
 
     def __init__(self) -> None:
         self.steps = self.skipped = 0
-        self._sums: dict[str, float] = {}
+        self._means: dict[str, RunningMean] = {}
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -30,15 +33,15 @@ class StepSums:
         except OneValuePerChannel:
             self.skipped += 1
 
-    def add(self, **losses: Tensor) -> None:
-        """A step, and its losses: scalars (), in the names under which their means are told."""
+    def add(self, **losses: Tensor | None) -> None:
+        """A step, and its losses: scalars (), in the names under which their means are told; None counts as 0."""
         self.steps += 1
         for name, loss in losses.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(loss.detach())
+            self._means.setdefault(name, RunningMean()).add(_NOTHING if loss is None else loss)
 
     def metrics(self) -> dict[str, float]:
         """"steps", and the mean of every loss over the steps; of no step only that there was none."""
-        return {"steps": float(self.steps)} | {name: total / self.steps for name, total in self._sums.items()}
+        return {"steps": float(self.steps)} | {name: mean.value() for name, mean in self._means.items()}
 
     def tell_skipped(self) -> None:
         """A line in the silo's log when batches were passed over."""

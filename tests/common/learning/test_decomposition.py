@@ -75,7 +75,7 @@ def test_a_step_of_sigma_takes_the_gradient_at_the_sum_and_leaves_psi() -> None:
         assert torch.equal(still[name], psi[name]), name
     model = _net()
     load_into(model, theta(sigma, psi))
-    assert loss == pytest.approx(float(nn.functional.cross_entropy(model.train()(x), y)), rel=1e-5)
+    assert float(loss) == pytest.approx(float(nn.functional.cross_entropy(model.train()(x), y)), rel=1e-5)
 
 
 def test_a_step_of_psi_takes_the_same_gradient_and_leaves_sigma() -> None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
-from semisilo.common.learning.evaluation import evaluate
+from semisilo.common.learning import evaluation
+from semisilo.common.learning.evaluation import evaluate, logits_of
+from semisilo.common.learning.side_by_side import set_lanes
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -41,7 +43,7 @@ def test_evaluation_counts_accuracy_loss_recall_and_confusion() -> None:
     pixels[:, 0, 0, 0] = torch.arange(5)
     images = ImageSet(pixels, torch.tensor([0, 0, 0, 1, 1]), tuple("abcde"))
     model = _Fixed(logits).train()
-    found = evaluate(model, images, form=FORM, batch_size=2)
+    found = evaluate(model, images, form=FORM)
     assert (found.correct, found.count, found.accuracy) == (3, 5, 0.6)
     assert found.per_class_recall == (2 / 3, 0.5, None)
     assert found.balanced_accuracy == pytest.approx((2 / 3 + 0.5) / 2)
@@ -50,6 +52,30 @@ def test_evaluation_counts_accuracy_loss_recall_and_confusion() -> None:
     both = math.log(2 * math.exp(3) + 1)
     assert found.loss == pytest.approx((3 * sure + both + wrong) / 5, abs=1e-6)
     assert model.training, "the mode is restored"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_logits_are_in_the_order_of_the_images_whatever_goes_side_by_side(count: int,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_piece", lambda form, device: 2)
+    set_lanes(count)
+    try:
+        pixels = torch.zeros(7, 1, 4, 4, dtype=torch.uint8)
+        pixels[:, 0, 0, 0] = torch.arange(7)
+        shares: list[float] = []
+        found = logits_of(_Fixed([[float(number)] for number in range(7)]), pixels, FORM, progress=shares.append)
+    finally:
+        set_lanes(1)
+    assert found.flatten().tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert not found.requires_grad
+    assert shares == [2 / 7, 4 / 7, 6 / 7, 1.0]
+
+
+@pytest.mark.parametrize(("size", "device", "expected"), [
+    (32, "cpu", 50), (8, "cpu", 250), (224, "cpu", 8), (32, "cuda", 1000), (224, "cuda", 50)])
+def test_images_go_forward_in_pieces_that_suit_device_and_size(size: int, device: str, expected: int) -> None:
+    form = ImageForm(size=size, channels=1, mean=(0.5,), std=(0.25,))
+    assert evaluation._piece(form, torch.device(device)) == expected
 
 
 def test_evaluation_refuses_images_without_usable_labels() -> None:

@@ -6,8 +6,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from semisilo.common.learning.losses import cross_entropy, first_argmax, mix, pseudo_labels, semifl_loss
+from semisilo.common.learning.losses import cross_entropy, first_argmax, mix, mix_loss, pseudo_labels
+from semisilo.common.learning.passes import Descent, Term
 
 
 def test_oracle_s1_sets_of_a_silo() -> None:
@@ -45,27 +47,14 @@ def test_oracle_s3_fix_and_mix_loss() -> None:
     strong = torch.tensor([[2, 0, 0], [0, 1, 0]], dtype=torch.float64)
     mixed = torch.tensor([[1, 1, 0], [0, 2, 1]], dtype=torch.float64)
     y_fix, y_mix = torch.tensor([0, 1]), torch.tensor([1, 2])
-    found = semifl_loss(strong, mixed, y_fix, y_mix, 0.7)
-    assert float(found.fix) == pytest.approx(0.395495, abs=1e-5)
+    fix, mix = cross_entropy(strong, y_fix), mix_loss(mixed, y_fix, y_mix, 0.7)
+    assert float(fix) == pytest.approx(0.395495, abs=1e-5)
     assert float(cross_entropy(mixed, y_fix)) == pytest.approx(0.6348, abs=1e-4)
     assert float(cross_entropy(mixed, y_mix)) == pytest.approx(1.1348, abs=1e-4)
-    assert float(found.mix) == pytest.approx(0.7848, abs=1e-4)
-    assert float(found.loss) == pytest.approx(1.180295, abs=1e-5)
-
-
-def test_the_weights_of_the_loss_scale_its_parts() -> None:
-    logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0])
-    found = semifl_loss(logits, logits * 2, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
-    assert float(found.loss) == pytest.approx(0.5 * float(found.fix) + 0.25 * float(found.mix), abs=1e-6)
-
-
-def test_a_term_without_logits_is_left_out_of_the_loss() -> None:
-    logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0])
-    both = semifl_loss(logits, logits * 2, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
-    fix = semifl_loss(logits, None, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
-    mixed = semifl_loss(None, logits * 2, labels, labels, 0.3, fix_weight=0.5, mix_weight=0.25)
-    assert (fix.loss, fix.mix) == (0.5 * both.fix, 0.0)
-    assert (mixed.loss, mixed.fix) == (0.25 * both.mix, 0.0)
+    assert float(mix) == pytest.approx(0.7848, abs=1e-4)
+    weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+    found = Descent({"w": weight}).gradients([Term(1.0, lambda: weight * fix), Term(1.0, lambda: weight * mix)])
+    assert float(found.total) == pytest.approx(1.180295, abs=1e-5)
 
 
 def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_number_of_classes() -> None:

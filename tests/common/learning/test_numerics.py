@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
+from semisilo.common.data.form import ImageForm
 from semisilo.common.learning import numerics
-from semisilo.common.methods.contract import Numerics
+from semisilo.common.learning.batch_norm import StaticBatchNorm, measure
+from semisilo.common.learning.side_by_side import lanes
+from semisilo.common.learning.tensors import parameters_of
+from semisilo.common.methods.contract import MemoryFormat, Numerics, NumericsRecord, Precision
+from semisilo.common.models.small_cnn import SmallCNN
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
+    numerics.apply(Numerics(threads=1))
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
 
@@ -39,3 +47,75 @@ def test_tensorfloat_32_is_off_whatever_the_default_is() -> None:
     numerics.apply(Numerics())
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_tensorfloat_32_is_on_where_the_study_asks_for_it() -> None:
+    numerics.apply(Numerics(precision="tf32"))
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32
+    numerics.apply(Numerics())
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize(("threads", "processors", "expected"), [(1, 4, 4), (2, 4, 2), (4, 4, 1), (8, 4, 1), (0, 3, 3)])
+def test_processors_that_one_operation_leaves_free_are_for_other_passes(threads: int, processors: int,
+                                                                        expected: int) -> None:
+    numerics.apply(Numerics(threads=threads), processors=processors)
+    assert lanes() == expected
+    assert torch.get_num_threads() == max(1, threads)
+
+
+def _conv(precision: Precision = "fp32", memory_format: MemoryFormat = "auto") -> tuple[nn.Module, NumericsRecord]:
+    record = numerics.apply(Numerics(threads=1, precision=precision, memory_format=memory_format))
+    torch.manual_seed(0)
+    return numerics.at_work(SmallCNN(num_classes=3, channels=3, size=8)), record
+
+
+@pytest.mark.parametrize(("asked", "lies"), [("auto", True), ("channels_last", True), ("contiguous", False)])
+def test_filters_lie_in_memory_as_the_study_asks_and_on_a_cpu_with_channels_last(asked: MemoryFormat,
+                                                                                 lies: bool) -> None:
+    model, record = _conv(memory_format=asked)
+    filters = next(each.weight for each in model.modules() if isinstance(each, nn.Conv2d))
+    assert filters.is_contiguous(memory_format=torch.channels_last) is lies
+    assert record.memory_format == ("channels_last" if lies else "contiguous")
+    assert all(tensor.is_contiguous() for tensor in parameters_of(model).values()), "what leaves is contiguous"
+
+
+def test_a_network_without_convolutions_keeps_its_memory_format() -> None:
+    numerics.apply(Numerics())
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    assert numerics.at_work(model) is model
+    assert model[1].weight.is_contiguous()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_short_precision_computes_near_float32_and_answers_in_it(precision: Precision) -> None:
+    images_BCHW = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    plain = _conv()[0].train()(images_BCHW)
+    model, record = _conv(precision)
+    short = model.train()(images_BCHW)
+    assert record.precision == precision
+    assert short.dtype == torch.float32
+    assert not torch.equal(short, plain), "the control: something is computed otherwise"
+    assert torch.allclose(short, plain, atol=0.1)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_network_in_a_short_precision_is_still_of_its_class_and_can_be_copied() -> None:
+    model = _conv("bf16")[0]
+    assert isinstance(model, SmallCNN)
+    assert type(numerics.at_work(model)) is type(model), "it is done once"
+    twin, images_BCHW = copy.deepcopy(model).train(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        next(twin.parameters()).zero_()
+        assert not torch.equal(twin(images_BCHW), model.train()(images_BCHW)), "a copy goes through its own weights"
+
+
+def test_statistics_of_batch_norm_are_sums_of_float32_in_every_precision() -> None:
+    """10,000 ones and a mean: bfloat16 alone would stop counting at 256."""
+    numerics.apply(Numerics(threads=1, precision="bf16"))
+    layer = StaticBatchNorm(1)
+    found = measure(numerics.at_work(nn.Sequential(layer)), torch.full((100, 1, 10, 10), 255, dtype=torch.uint8),
+                    form=ImageForm(size=10, channels=1, mean=(0.0,), std=(1.0,)), generator=torch.Generator())
+    assert float(found["0"].mean) == 1.0
+    assert float(found["0"].var) == 0.0

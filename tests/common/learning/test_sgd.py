@@ -136,9 +136,7 @@ def test_gradients_that_came_from_elsewhere_descend_as_those_of_a_loss_would() -
     by_loss, by_gradient = (make_optimiser(model, sgd) for model in models)
     for gradient in ([3.0, 4.0], [0.3, -0.4]):
         step(by_loss, (models[0].w * torch.tensor(gradient, dtype=torch.float64)).sum())
-        models[1].w.grad = torch.tensor(gradient, dtype=torch.float64)
-        descend(by_gradient)
+        descend(by_gradient, {"w": torch.tensor(gradient, dtype=torch.float64)})
     assert torch.equal(models[0].w, models[1].w)
-    models[1].w.grad = None
-    descend(by_gradient)
+    descend(by_gradient, {})
     assert torch.equal(models[0].w, models[1].w), "without a gradient it stays"

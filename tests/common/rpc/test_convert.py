@@ -16,6 +16,7 @@ from semisilo.common.methods.uplink import Uplink
 from semisilo.common.rpc.convert import (
     check_metrics,
     numerics_from_proto,
+    numerics_to_proto,
     reference_from_proto,
     reference_to_proto,
     task_from_proto,
@@ -32,7 +33,7 @@ def make_task(**changes: object) -> TaskSpec:
         "model": ModelSettings(name="small_cnn", classes=("basophil", "éosinophile"), normalisation="group"),
         "image": ImageForm(size=28, channels=3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1 / 3), resize="crop"),
         "augmentation": AugmentationSettings(policy="small", vertical_flip=True, without=("Invert",)),
-        "numerics": Numerics(threads=2, deterministic=False),
+        "numerics": Numerics(threads=2, deterministic=False, precision="bf16", memory_format="channels_last"),
         "payloads": (PayloadRef("ab" * 32, 1234, ("model", "batch_norm")),), "last_folded_round": 2, "seed": -5,
         "deadline_unix": 1_800_000_000.25,
         "uplink": Uplink(aim="smallest", values="int8", top_k=0.01, rounding="nearest", error_feedback=False),
@@ -145,7 +146,9 @@ def _set(path: str, value: object) -> Callable[[pb.Task], None]:
     (_set("settings_json", '{"lr": NaN}'), BadPayload),
     (_set("settings_json", "[" * 60_000), BadPayload),
     (_set("settings_json", '{"x": "' + "y" * 65_536 + '"}'), BadPayload),
-    (_set("numerics.threads", 0), BadPayload),
+    (_set("numerics.threads", -1), BadPayload),
+    (_set("numerics.precision", "fp8"), BadConfiguration),
+    (_set("numerics.memory_format", "channels_first"), BadConfiguration),
     (_set("numerics.threads", 100_000), BadPayload),
     (_set("image.size", 5000), BadConfiguration),
     (_set("image.channels", 2), BadConfiguration),
@@ -188,6 +191,15 @@ def test_an_empty_message_is_refused_and_not_taken_for_defaults() -> None:
         reference_from_proto(tensors_pb2.PayloadReference())
     with pytest.raises(BadPayload):
         numerics_from_proto(pb.Numerics())
+
+
+def test_numerics_of_a_coordinator_that_names_no_precision_and_no_memory_format_are_those_of_its_version() -> None:
+    assert numerics_from_proto(pb.Numerics(threads=2, deterministic=True)) == Numerics(
+        threads=2, precision="fp32", memory_format="contiguous")
+
+
+def test_threads_may_be_left_to_the_silo() -> None:
+    assert numerics_from_proto(numerics_to_proto(Numerics(threads=0))).threads == 0
 
 
 def test_a_payload_reference_survives_the_journey() -> None:

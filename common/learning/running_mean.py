@@ -1,0 +1,31 @@
+"""A mean over steps whose sum stays on the device: nothing waits for it before it is asked for."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["RunningMean"]
+
+
+class RunningMean:
+    """Begins with nothing. Sums are float64, in the order of `add`."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0.0
+
+    def add(self, value: Tensor, *, count: float = 1.0) -> None:
+        """A scalar (), which counts as `count` of them."""
+        value = value.detach().double()
+        if count != 1:
+            value = value * count
+        self._sum = value if self._sum is None else self._sum + value
+        self._count += count
+
+    def value(self, *, otherwise: float = float("nan")) -> float:
+        """The mean, or what stands for it when nothing was added. Waits for the device."""
+        return float(self._sum) / self._count if self._sum is not None else otherwise
+
+    def named(self, name: str) -> dict[str, float]:
+        """{name: mean}, or nothing when nothing was added."""
+        return {} if self._sum is None else {name: self.value()}
