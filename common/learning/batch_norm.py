@@ -23,7 +23,7 @@ from torch.nn import functional
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, LayoutMismatch
-from semisilo.common.learning.side_by_side import results_in_order
+from semisilo.common.numerics.side_by_side import results_in_order
 
 __all__ = [
     "LayerStatistics", "NoReplacement", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics",

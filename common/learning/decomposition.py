@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from semisilo.common.learning.losses import cross_entropy
-from semisilo.common.learning.passes import Descent
 from semisilo.common.learning.sgd import SGD, SGDSettings, momentum_of, step
 from semisilo.common.learning.tensors import add, all_like
+from semisilo.common.numerics.passes import Descent
 
 __all__ = ["Decomposed", "initial_psi", "parts_of_trained", "theta"]
 

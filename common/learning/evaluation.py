@@ -18,7 +18,7 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.losses import first_argmax
-from semisilo.common.learning.side_by_side import results_in_order
+from semisilo.common.numerics.side_by_side import results_in_order
 
 __all__ = ["Evaluation", "evaluate", "inference_batches", "logits_of"]
 

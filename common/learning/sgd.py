@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from semisilo.common.learning.passes import Descent, Gradients, Term
 from semisilo.common.learning.tensors import all_like
+from semisilo.common.numerics.passes import Descent, Gradients, Term
 
 __all__ = ["SGD", "SGDSettings", "clip_gradients", "descend", "learn", "make_optimiser", "momentum_of", "sgd_settings",
            "step"]

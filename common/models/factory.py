@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, NotPermitted, UnknownName
 from semisilo.common.learning.batch_norm import NoReplacement, Normalisation, StaticBatchNorm, convert
-from semisilo.common.learning.numerics import at_work
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.learning.tensors import parameters_of
 from semisilo.common.methods.contract import ModelBuilder, ModelSettings, Tensors
@@ -29,6 +28,7 @@ from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.models.timm_models import PREFIX, build_timm_model, timm_names
 from semisilo.common.models.torchvision_models import build_torchvision_model, torchvision_names
 from semisilo.common.models.wide_resnet import WideResNet28
+from semisilo.common.numerics.numerics import at_work
 
 __all__ = ["ModelBuilder", "WrongSize", "build_model", "check_model", "initial_model", "model_builder", "model_names"]
 

@@ -16,13 +16,13 @@ import torch
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadPayload, ComputeFailed
-from semisilo.common.learning import numerics
-from semisilo.common.learning.thread_count import TrainingStep, fastest_threads
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.models.exported import ModelFacts, inference_settings
 from semisilo.common.models.factory import initial_model
+from semisilo.common.numerics import numerics
+from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.manifest import GroupManifest, check_manifest

@@ -29,12 +29,13 @@ from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, StorageDamaged, UsageError
-from semisilo.common.learning import batch_norm, numerics
+from semisilo.common.learning import batch_norm
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.learning.tensors import load_into
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment, NumericsRecord
 from semisilo.common.models.exported import ModelFacts, inference_settings, logits_of, read_model, write_model
+from semisilo.common.numerics import numerics
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.coordinator.export.card import (
@@ -194,9 +195,10 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     frozen = row.frozen
     assert frozen is not None, "a model is chosen of a study whose images were read"
     device = ("cuda" if torch.cuda.is_available() else "cpu") if choice.device == "auto" else choice.device
-    # What is handed over is used in float32, so that is measured.
-    record = numerics.apply(replace(config.numerics, precision="fp32", threads=config.numerics.threads or (
-        1 if row.numerics is None else row.numerics.threads)), device=device)
+    # What is handed over is used in float32, in torch's own memory format, so that is measured.
+    threads = config.numerics.threads or (1 if row.numerics is None else row.numerics.threads)
+    record = numerics.apply(replace(config.numerics, threads=threads, precision="fp32", memory_format="contiguous"),
+                            device=device)
     data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 
 from semisilo.common.config import from_dict
-from semisilo.common.learning import numerics
 from semisilo.common.learning.sgd import SGDSettings, make_optimiser, step
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.models.factory import check_model, model_builder
+from semisilo.common.numerics import numerics
 from semisilo.common.process.messages import Handler
 from semisilo.silo.compute.messages import MeasuredSteps, MeasureSteps
 

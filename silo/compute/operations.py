@@ -20,7 +20,6 @@ from semisilo.common.config import from_dict
 from semisilo.common.data.form import ImageForm, Reading
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
-from semisilo.common.learning import numerics
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared
 from semisilo.common.methods.contract import (
@@ -35,6 +34,7 @@ from semisilo.common.methods.contract import (
 )
 from semisilo.common.methods.spec import FROZEN, counts_of
 from semisilo.common.models.factory import check_model, model_builder
+from semisilo.common.numerics import numerics
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors

@@ -15,8 +15,8 @@ import torch
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration
-from semisilo.common.learning.thread_count import TrainingStep, fastest_threads
 from semisilo.common.methods.contract import MemoryFormat, ModelBuilder, Precision, TaskSpec
+from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
 from semisilo.common.storage.durable import write_durably
 
 __all__ = ["Measured", "measured_threads"]
@@ -53,7 +53,7 @@ def measured_threads(order: TaskSpec, build: ModelBuilder, *, batch: int, passes
     durably, so that the silo goes on with the same bits after it was killed.
 
     Args:
-        batch, passes: see `semisilo.common.learning.thread_count.TrainingStep`.
+        batch, passes: see `semisilo.common.numerics.thread_count.TrainingStep`.
         processors: that training may keep busy.
         file: of this silo; a damaged one is written anew.
     """

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.losses import PseudoLabels, cross_entropy
-from semisilo.common.learning.passes import Gradients, Term
+from semisilo.common.numerics.passes import Gradients, Term
 from semisilo.silo.objectives.views import View
 
 __all__ = ["Objective", "Step", "StepLosses", "StepTerms", "Unlabelled"]

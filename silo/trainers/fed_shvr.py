@@ -35,12 +35,12 @@ from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.losses import first_argmax
 from semisilo.common.learning.normalised_averaging import correction, local_steps, mean_gradient, next_control
-from semisilo.common.learning.passes import Descent, Term
 from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.soft_labels import ObjectiveTerms, objective, ramp, soft_labels
 from semisilo.common.learning.training import check_finite, named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.common.numerics.passes import Descent, Term
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.model import difference, load_received_statistics, task_model, trained_parameters

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.batch_norm import OneValuePerChannel
-from semisilo.common.learning.passes import Descent
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import check_finite, named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.fedsgd import FedSGDSettings
+from semisilo.common.numerics.passes import Descent
 from semisilo.silo.objectives import Objective, Step, StepTerms, make_objective, usable_data
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.objectives.views import View, view_of

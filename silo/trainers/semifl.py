@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.learning.evaluation import inference_batches, logits_of
 from semisilo.common.learning.losses import PseudoLabels, cross_entropy, mix, mix_loss, pseudo_labels
-from semisilo.common.learning.passes import Term
 from semisilo.common.learning.seeds import numpy_generator, torch_generator
 from semisilo.common.learning.sgd import SGD, learn, make_optimiser, momentum_of, sgd_settings, step
 from semisilo.common.learning.training import named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.common.numerics.passes import Term
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.model import (

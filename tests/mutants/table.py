@@ -13,6 +13,7 @@ _OBJECTIVES = "tests/silo/objectives/test_objectives.py"
 _SEMIFL = "tests/silo/trainers/test_semifl.py"
 _FEDMATCH = "tests/silo/trainers/test_fedmatch.py"
 _LOSSES = "tests/common/learning/test_losses.py"
+_PASSES = "tests/common/numerics/test_passes.py"
 _CONSISTENCY = "tests/common/learning/test_consistency.py"
 _AGREEMENT = "tests/common/learning/test_agreement.py"
 _SOFT_LABELS = "tests/common/learning/test_soft_labels.py"
@@ -64,8 +65,8 @@ _VIEWS = _mutants(
     ("semifl-fix-loss-of-the-weak-view", "silo/trainers/semifl.py", "augment.to_input(batch.strong_BCHW, task.image)",
      "augment.to_input(batch.weak_BCHW, task.image)", f"{_SEMIFL}::test_training_is_the_specified_sequence_of_steps"),
     ("semifl-labels-without-a-weak-view", "silo/trainers/semifl.py",
-     "weak_BCHW = augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)",
-     "weak_BCHW = images_NCHW[cut].to(task.device)", f"{_SEMIFL}::test_training_is_the_specified_sequence_of_steps"),
+     "augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)", "images_NCHW[cut].to(task.device)",
+     f"{_SEMIFL}::test_training_is_the_specified_sequence_of_steps"),
     ("semifl-per-batch-trains-the-weak-view", "silo/trainers/semifl.py", "strong_BCHW[labels.keep_B]",
      "weak_BCHW[labels.keep_B]", f"{_SEMIFL}::test_labels_per_batch_are_those_of_the_model_under_training"),
     ("fedmatch-trains-the-weak-view", "silo/trainers/fedmatch.py", "inputs_BCHW[keep_B], strong_BCHW[keep_B]",
@@ -106,8 +107,19 @@ _LOSS = _mutants(
      _LOSSES),
     ("images-mix-the-wrong-way", "common/learning/losses.py", "return lam * a + (1.0 - lam) * b",
      "return lam * b + (1.0 - lam) * a", _LOSSES),
-    ("semifl-loss-forgets-a-weight", "common/learning/losses.py", "SemiFLLoss(fix_weight * fix + mix_weight * mixed,",
-     "SemiFLLoss(fix_weight * fix + mixed,", _LOSSES),
+    ("semifl-loss-forgets-a-weight", "common/numerics/passes.py", "loss if term.weight == 1 else term.weight * loss",
+     "loss", f"{_PASSES}::test_a_pass_without_a_loss_and_a_parameter_that_no_loss_reaches_are_left_out"),
+    ("gradients-of-passes-in-another-order", "common/numerics/passes.py", "for _, gradients in reversed(found)",
+     "for _, gradients in found", f"{_PASSES}::test_side_by_side_gives_the_bits_of_one_backward_pass"),
+    ("passes-beside-each-other-share-random-numbers", "common/numerics/passes.py",
+     "self._draws = not torch.equal(state, torch.get_rng_state())", "self._draws = False",
+     f"{_PASSES}::test_a_network_that_draws_random_numbers_is_gone_through_in_turn"),
+    ("lanes-lose-the-gradient-mode", "common/numerics/side_by_side.py", "with torch.set_grad_enabled(enabled):",
+     "with torch.set_grad_enabled(True):", "tests/common/numerics/test_side_by_side.py"),
+    ("threads-are-not-kept", "silo/compute/threads.py", "write_durably(file, json.dumps(to_dict(kept), indent=1)",
+     "(json.dumps(to_dict(kept), indent=1)", "tests/silo/compute/test_threads.py"),
+    ("bf16-statistics-in-16-bits", "common/learning/batch_norm.py", "input = input.float()", "input = input",
+     "tests/common/numerics/test_numerics.py"),
     ("masked-mean-over-the-kept", "common/learning/consistency.py", "return total / max(len(values_B), 1)",
      "return total / keep_B.sum().clamp(min=1)", _CONSISTENCY),
     ("uda-masks-with-the-sharpened-target", "common/learning/consistency.py",

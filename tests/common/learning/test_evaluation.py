@@ -13,7 +13,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning import evaluation
 from semisilo.common.learning.evaluation import evaluate, logits_of
-from semisilo.common.learning.side_by_side import set_lanes
+from semisilo.common.numerics.side_by_side import set_lanes
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 

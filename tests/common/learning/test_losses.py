@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from semisilo.common.learning.losses import cross_entropy, first_argmax, mix, mix_loss, pseudo_labels
-from semisilo.common.learning.passes import Descent, Term
+from semisilo.common.numerics.passes import Descent, Term
 
 
 def test_oracle_s1_sets_of_a_silo() -> None:

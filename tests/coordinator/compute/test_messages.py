@@ -43,9 +43,9 @@ def config(method: str = "semifl", **settings: object) -> StudyConfig:
                    "labels-at-silo" in scenarios else scenarios[0]}}, where="test")
 
 
-def opening(study: StudyConfig, frozen: FrozenStudy | None = None) -> messages.OpenStudy:
+def opening(study: StudyConfig, frozen: FrozenStudy | None = None, *, threads: int = 0) -> messages.OpenStudy:
     return messages.OpenStudy(name="first", config=study, study_folder=Path("studies/first"),
-                              payloads_folder=Path("payloads"), num_silos=2, frozen=frozen)
+                              payloads_folder=Path("payloads"), num_silos=2, frozen=frozen, threads=threads)
 
 
 def arrived(message: object) -> object:
@@ -115,7 +115,8 @@ def test_requests_and_answers_arrive_as_they_were_sent(message: object) -> None:
 
 def test_a_fresh_process_opens_the_study_with_what_was_frozen_the_first_time() -> None:
     request = opening(config())
-    assert request.reopening(messages.OpenedStudy(frozen=FROZEN, numerics=NUMERICS)) == opening(config(), FROZEN)
+    assert request.reopening(messages.OpenedStudy(frozen=FROZEN, numerics=NUMERICS)) == opening(
+        config(), FROZEN, threads=NUMERICS.threads)
     assert messages.Prepare().reopening(messages.Prepared(state="", metrics={})) is None
 
 

@@ -118,7 +118,8 @@ def test_a_wrong_type_is_named_with_its_place(tmp_path: Path, table: str, assign
     ("participation", 'silos_per_round = "half"', ("[participation]", '"half"')),
     ("participation", 'round_timeout = "5 min"', ("[participation]", "round_timeout", "'5 min'", '"5m"')),
     ("participation", 'round_limit = "0s"', ("[participation]", "round_limit", "above 0")),
-    ("numerics", "threads = 0", ("[numerics]", "threads = 0", "between 1 and")),
+    ("numerics", "threads = -1", ("[numerics]", "threads = -1", "between 1 and")),
+    ("numerics", 'precision = "fp8"', ("[numerics]", "precision", "fp8")),
 ])
 def test_a_value_out_of_range_is_named_with_the_range(tmp_path: Path, table: str, assignment: str,
                                                       words: tuple[str, ...]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.learning.thread_count import TrainingStep
 from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
 from semisilo.common.models.factory import model_builder
+from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.silo.compute import threads
 from semisilo.silo.compute.threads import measured_threads
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from semisilo.common.learning import numerics
-from semisilo.common.learning.side_by_side import lanes, one_after_the_other, side_by_side
+from semisilo.common.numerics import numerics
+from semisilo.common.numerics.side_by_side import lanes, one_after_the_other, side_by_side
 
 __all__ = ["Descent", "Gradients", "Term"]
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.learning import thread_count
-from semisilo.common.learning.side_by_side import lanes
-from semisilo.common.learning.thread_count import TrainingStep, candidates, fastest, fastest_threads
 from semisilo.common.models.small_cnn import SmallCNN
+from semisilo.common.numerics import thread_count
+from semisilo.common.numerics.side_by_side import lanes
+from semisilo.common.numerics.thread_count import TrainingStep, candidates, fastest, fastest_threads
 
 
 @pytest.mark.parametrize(("processors", "expected"), [
@@ -23,6 +23,7 @@ def test_the_quickest_wins_and_of_equally_quick_ones_the_fewest_threads() -> Non
     assert fastest({1: 1.0, 2: 0.6, 4: 0.4}) == 4
     assert fastest({1: 1.0, 2: 0.6, 4: 0.58}) == 2, "4 % are not worth two threads more"
     assert fastest({1: 0.3, 2: 0.6}) == 1
+    assert fastest({1: 0.003, 2: 0.001}) == 1, "not worth it"
 
 
 def _step(build: type[nn.Module] | None = None, *, passes: int = 1) -> TrainingStep:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisilo.common.learning.side_by_side import set_lanes
 from semisilo.common.methods.contract import Numerics, NumericsRecord, Precision
+from semisilo.common.numerics.side_by_side import set_lanes
 from semisilo.common.process.processors import usable_processors
 
 __all__ = ["apply", "at_work", "precision", "record"]

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.learning.batch_norm import OneValuePerChannel
-from semisilo.common.learning.losses import cross_entropy
-from semisilo.common.learning.side_by_side import lanes, set_lanes, side_by_side
 from semisilo.common.methods.contract import ModelBuilder
+from semisilo.common.numerics.side_by_side import lanes, set_lanes, side_by_side
 
 __all__ = ["TrainingStep", "candidates", "fastest", "fastest_threads"]
 
@@ -21,6 +20,9 @@ _SECONDS, _MOST_STEPS = 0.5, 20
 """For each number of threads, after a first step that is not timed."""
 _WORTH = 1.05
 """How much faster more threads must be: fewer give the bits of more machines, and leave cores to others."""
+_QUICK_SECONDS = 0.004
+"""A step that is quicker than this on one thread stays there: threads would wait for each other as long as they
+compute, and how long that is hangs on what else runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +67,7 @@ def fastest_threads(step: TrainingStep, *, processors: int) -> int:
 
 def fastest(seconds: dict[int, float]) -> int:
     """The number of threads of the least time; of those that are nearly as quick, the lowest."""
-    limit = min(seconds.values()) * _WORTH
+    limit = max(_QUICK_SECONDS, min(seconds.values()) * _WORTH)
     return min(threads for threads, each in seconds.items() if each <= limit)
 
 
@@ -77,8 +79,9 @@ def _work(step: TrainingStep, model: nn.Module) -> Callable[[], object]:
 
     def one() -> object:
         try:
-            return torch.autograd.grad(cross_entropy(model(images_BCHW), labels_B), weights, allow_unused=True)
-        except OneValuePerChannel:  # such a network trains in no batch of this size
+            loss = functional.cross_entropy(model(images_BCHW), labels_B)
+            return torch.autograd.grad(loss, weights, allow_unused=True)
+        except ValueError:  # of batch-norm with one value per channel: nothing is learnt from such a batch
             return None
 
     return lambda: side_by_side([one] * step.passes)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from semisilo.common.learning.side_by_side import (
+from semisilo.common.numerics.side_by_side import (
     lanes,
     one_after_the_other,
     results_in_order,

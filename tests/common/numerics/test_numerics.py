@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.learning import numerics
 from semisilo.common.learning.batch_norm import StaticBatchNorm, measure
-from semisilo.common.learning.side_by_side import lanes
 from semisilo.common.learning.tensors import parameters_of
 from semisilo.common.methods.contract import MemoryFormat, Numerics, NumericsRecord, Precision
 from semisilo.common.models.small_cnn import SmallCNN
+from semisilo.common.numerics import numerics
+from semisilo.common.numerics.side_by_side import lanes
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ _lanes = 1
 
 
 def set_lanes(count: int) -> None:
-    """How many pieces of work this process does at a time, from 1. For `semisilo.common.learning.numerics`."""
+    """How many pieces of work this process does at a time, from 1. For `semisilo.common.numerics.numerics`."""
     global _lanes, _pool
     if count != _lanes:
         if _pool is not None:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from semisilo.common.learning import numerics
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.losses import cross_entropy
-from semisilo.common.learning.passes import Descent, Gradients, Term
 from semisilo.common.learning.sgd import SGDSettings, learn, make_optimiser
-from semisilo.common.learning.side_by_side import set_lanes
 from semisilo.common.methods.contract import Numerics, Precision
 from semisilo.common.models.small_cnn import SmallCNN
+from semisilo.common.numerics import numerics
+from semisilo.common.numerics.passes import Descent, Gradients, Term
+from semisilo.common.numerics.side_by_side import set_lanes
 
 
 @pytest.fixture(autouse=True)
