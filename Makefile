@@ -23,7 +23,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all mutants fuzz bench-wire bench-lossy bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all mutants fuzz bench-wire bench-training bench-lossy bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -64,6 +64,10 @@ fuzz: $(VENV)/.semisilo-fuzz  ## feed the decoders of the wire what a fuzzer mak
 bench-wire: setup-demo build/peers/flower/.made build/peers/nvflare/.made  ## measure rounds against Flower and NVIDIA FLARE (half an hour); writes benchmarks/wire/RESULTS.md
 	@echo "==> python -m benchmarks.wire.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.wire.run $(BENCH_ARGS)
+
+bench-training: setup-demo  ## measure a silo's training against a plain PyTorch loop (half an hour); writes benchmarks/training/RESULTS.md
+	@echo "==> python -m benchmarks.training.run $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.training.run $(BENCH_ARGS)
 
 bench-lossy: setup-demo  ## measure accuracy against the bytes of lossy updates (half an hour); writes benchmarks/lossy/RESULTS.md
 	@echo "==> python -m benchmarks.lossy.run --write $(BENCH_ARGS)" >&2

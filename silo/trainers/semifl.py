@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -139,27 +138,58 @@ def _train(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor
         for batch in _batches(task, images_NCHW, labels.hard_label_B, kept_F):
             done += len(batch.fix_B)
             lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
-            # Two passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
-            weighted = (settings.fix_weight, _fix_loss), (settings.mix_weight, _mix_loss)
-            terms = [Term(weight, partial(loss, task, model, batch, lam)) for weight, loss in weighted if weight]
             with sums.batch():
-                found = learn(optimiser, terms)
-                losses = iter(found.losses)
-                fix, mixed = (next(losses) if weight else None for weight, _ in weighted)
-                sums.add(loss=found.total, fix_loss=fix, mix_loss=mixed)
+                found = (_joined_step if settings.joined_passes else _step)(task, model, optimiser, batch, lam)
+                sums.add(loss=found.loss, fix_loss=found.fix, mix_loss=found.mix)
             task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")
     sums.tell_skipped()
 
 
-def _fix_loss(task: SiloTask, model: nn.Module, batch: _Batch, lam: float) -> Tensor:
-    """L_fix = CE(f(strong(x_fix)), y_fix). Source: Eq. 3."""
-    return cross_entropy(model(augment.to_input(batch.strong_BCHW, task.image)), batch.fix_B)
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """Of a step, scalars (), detached; None for a term of weight 0."""
+
+    loss: Tensor
+    fix: Tensor | None
+    mix: Tensor | None
 
 
-def _mix_loss(task: SiloTask, model: nn.Module, batch: _Batch, lam: float) -> Tensor:
-    """L_mix of one Beta(a, a) draw for the whole batch. Source: Eq. 4."""
+def _step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: float) -> _Losses:
+    """fix_weight L_fix + mix_weight L_mix, with L_fix = CE(f(strong(x_fix)), y_fix). Source: Eq. 3 to 5.
+
+    Two passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
+    """
+    def fix() -> Tensor:
+        return cross_entropy(model(_strong(task, batch)), batch.fix_B)
+
+    def mixed() -> Tensor:
+        return mix_loss(model(_mixed(task, batch, lam)), batch.fix_B, batch.mix_B, lam)
+
+    weighted = (task.settings.fix_weight, fix), (task.settings.mix_weight, mixed)
+    found = learn(optimiser, [Term(weight, loss) for weight, loss in weighted if weight])
+    losses = iter(found.losses)
+    return _Losses(found.total, *(next(losses) if weight else None for weight, _ in weighted))
+
+
+def _joined_step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: float) -> _Losses:
+    """The same with one pass for both batches."""
+    logits_2BK = model(torch.cat([_strong(task, batch), _mixed(task, batch, lam)]))
+    strong_logits_BK, mix_logits_BK = torch.split(logits_2BK, len(batch.fix_B))
+    fix = cross_entropy(strong_logits_BK, batch.fix_B)
+    mixed = mix_loss(mix_logits_BK, batch.fix_B, batch.mix_B, lam)
+    loss = task.settings.fix_weight * fix + task.settings.mix_weight * mixed
+    step(optimiser, loss)
+    return _Losses(loss.detach(), fix.detach(), mixed.detach())
+
+
+def _strong(task: SiloTask, batch: _Batch) -> Tensor:
+    return augment.to_input(batch.strong_BCHW, task.image)
+
+
+def _mixed(task: SiloTask, batch: _Batch, lam: float) -> Tensor:
+    """The mixture of weak views with one Beta(a, a) draw for the whole batch."""
     weak_BCHW, other_BCHW = (augment.to_input(view, task.image) for view in (batch.weak_BCHW, batch.mix_BCHW))
-    return mix_loss(model(mix(weak_BCHW, other_BCHW, lam)), batch.fix_B, batch.mix_B, lam)
+    return mix(weak_BCHW, other_BCHW, lam)
 
 
 @dataclass(frozen=True, slots=True)

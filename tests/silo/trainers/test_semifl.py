@@ -128,6 +128,27 @@ def test_training_is_the_specified_sequence_of_steps(mix_weight: float, fix_weig
     assert update.metrics["steps"] == 2 * math.ceil(len(kept) / 10)
 
 
+def _group_norm_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(("build", "the_same"), [(_group_norm_net, True), (_net, False)])
+def test_joined_passes_are_two_passes_but_for_batch_norm(build: Any, the_same: bool) -> None:
+    apart, joined = (_train(_task(build, policy=AUGMENTED, fix_weight=2.0, joined_passes=each))[0]
+                     for each in (False, True))
+    near = [torch.allclose(tensor, joined.groups["model"].tensors[name], atol=1e-5)
+            for name, tensor in apart.groups["model"].tensors.items()]
+    assert all(near) is the_same
+    if the_same:
+        assert {name: joined.metrics[name] for name in ("loss", "fix_loss", "mix_loss")} == pytest.approx(
+            {name: apart.metrics[name] for name in ("loss", "fix_loss", "mix_loss")}, abs=1e-5)
+
+
+def test_joined_passes_are_refused_where_there_is_one() -> None:
+    with pytest.raises(ValueError, match="one pass only"):
+        SemiFLSettings(joined_passes=True, mix_weight=0.0)
+
+
 def test_an_update_is_a_difference_to_the_received_model() -> None:
     task = _task()
     update, memory = _train(task)
