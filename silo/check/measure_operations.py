@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
+from torch.nn import functional
 
 from semisilo.common.config import from_dict
-from semisilo.common.learning.sgd import SGDSettings, make_optimiser, step
+from semisilo.common.learning.sgd import SGDSettings, learn, make_optimiser
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.models.factory import check_model, model_builder
 from semisilo.common.numerics import numerics
+from semisilo.common.numerics.passes import Term
+from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
 from semisilo.common.process.messages import Handler
+from semisilo.common.process.processors import usable_processors
 from semisilo.silo.compute.messages import MeasuredSteps, MeasureSteps
 
 __all__ = ["Operations", "descent_of"]
@@ -41,6 +46,12 @@ class Operations:
         record = numerics.apply(order.numerics, device=device)
         build = model_builder(order.model, form, request.factories)
         check_model(build, form, len(order.model.classes))
+        passes = getattr(_settings_of(order), "passes_side_by_side", 1)
+        if not order.numerics.threads and device == "cpu":  # as training will find them
+            threads = fastest_threads(TrainingStep(
+                build=build, image=form, num_classes=len(order.model.classes), batch=request.batch, passes=passes),
+                processors=usable_processors())
+            record = numerics.apply(replace(order.numerics, threads=threads), device=device)
         model = build().to(device).train()
         optimiser = make_optimiser(model, descent_of(order))
         generator = torch.Generator().manual_seed(0)
@@ -51,7 +62,7 @@ class Operations:
             if taken == _WARM_STEPS:
                 _settle(device)
                 began = time.perf_counter()
-            step(optimiser, torch.nn.functional.cross_entropy(model(images_BCHW), labels_B))
+            learn(optimiser, [Term(1.0, lambda: functional.cross_entropy(model(images_BCHW), labels_B))] * passes)
             taken += 1
             if taken > _WARM_STEPS and time.perf_counter() - began > _SECONDS:
                 break
@@ -66,12 +77,17 @@ def descent_of(task: TaskSpec) -> SGDSettings:
 
     What a method has no setting for, its trainer does not do.
     """
-    spec = find_method(task.method)
-    settings: object = from_dict(spec.settings, task.settings, where=f"settings of {spec.name}")
+    settings = _settings_of(task)
     return SGDSettings(lr=_LEARNING_RATE, momentum=getattr(settings, "momentum", 0.0),
                        nesterov=getattr(settings, "nesterov", False),
                        weight_decay=getattr(settings, "weight_decay", 0.0),
                        clip_norm=getattr(settings, "clip_norm", 0.0))
+
+
+def _settings_of(task: TaskSpec) -> object:
+    spec = find_method(task.method)
+    settings: object = from_dict(spec.settings, task.settings, where=f"settings of {spec.name}")
+    return settings
 
 
 def _settle(device: str) -> None:

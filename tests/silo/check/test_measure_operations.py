@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.numerics.passes import Term
 from semisilo.silo.check import measure_operations
 from semisilo.silo.check.measure_operations import Operations, descent_of
 from semisilo.silo.compute.messages import MeasureSteps
@@ -23,14 +24,15 @@ TASK = replace(make_task(), image=ImageForm(size=8, channels=1, mean=(0.3,), std
 
 def test_the_optimiser_that_trains_is_timed_with_the_settings_of_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[SGDSettings] = []
-    real = measure_operations.step
+    real = measure_operations.learn
 
-    def counting(optimiser: Any, loss: torch.Tensor) -> None:
+    def counting(optimiser: Any, terms: Sequence[Term]) -> None:
         taken.append(optimiser.settings)
-        real(optimiser, loss)
+        assert len(terms) == 2, "a step of SemiFL has two passes"
+        real(optimiser, terms)
         assert optimiser.buffers, "momentum is part of a step"
 
-    monkeypatch.setattr(measure_operations, "step", counting)
+    monkeypatch.setattr(measure_operations, "learn", counting)
     monkeypatch.setattr(measure_operations, "_MOST_STEPS", 3)
     task = replace(TASK, method="semifl", settings={"momentum": 0.7, "nesterov": True, "clip_norm": 0.25,
                                                     "weight_decay": 0.125})
