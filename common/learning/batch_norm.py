@@ -9,7 +9,7 @@ Shapes: B images, C channels, H x W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -21,11 +21,12 @@ from torch.nn import functional
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, LayoutMismatch
+from semisilo.common.learning.evaluation import outcome
 
 __all__ = [
     "LayerStatistics", "NoReplacement", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics",
-    "StatisticsMissing", "batches", "convert", "from_tensors", "layers_of", "load", "measure", "merge",
-    "normalisation_layer", "to_tensors",
+    "StatisticsMissing", "batches", "convert", "from_tensors", "layers_of", "load", "measure",
+    "measuring_steps", "merge", "normalisation_layer", "to_tensors",
 ]
 
 Normalisation = Literal["static_batch", "group", "layer", "none"]
@@ -235,6 +236,15 @@ def measure(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator
         images_NCHW: uint8, at least one image.
     Source: SemiFL section 3.4; exact merge instead of the official cumulative average.
     """
+    return outcome(measuring_steps(model, images_NCHW, form=form, generator=generator, batch_size=batch_size), progress)
+
+
+def measuring_steps(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator: torch.Generator,
+                    batch_size: int = 250) -> Generator[float, None, Statistics]:
+    """`measure`, which may be left after every batch; yields the share that is done.
+
+    The model belongs to it until it has ended.
+    """
     layers = layers_of(model)
     if not layers:
         return {}
@@ -242,11 +252,11 @@ def measure(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator
     device = next(model.parameters()).device
     order_N = torch.randperm(images_NCHW.shape[0], generator=generator)
     cuts = batches(images_NCHW.shape[0], batch_size)
-    with _measuring(model, layers, parts), torch.no_grad():
+    with _measuring(model, layers, parts):
         for index, cut in enumerate(cuts):
-            model(augment.to_input(images_NCHW[order_N[cut]], form).to(device))
-            if progress is not None:
-                progress((index + 1) / len(cuts))
+            with torch.no_grad():
+                model(augment.to_input(images_NCHW[order_N[cut]], form).to(device))
+            yield (index + 1) / len(cuts)
     # A layer that no image reaches (an auxiliary head, say) has nothing to merge, nor will inference ask for it.
     return {name: _merge_layer(found) for name, found in parts.items() if found}
 

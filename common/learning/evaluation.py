@@ -5,8 +5,9 @@ Shapes: N images, K classes, B images in a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.losses import first_argmax
 
-__all__ = ["Evaluation", "evaluate", "inference_batches"]
+__all__ = ["Evaluation", "evaluate", "evaluation_steps", "inference_batches", "outcome"]
+
+OutcomeT = TypeVar("OutcomeT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,15 @@ def evaluate(model: nn.Module, images: ImageSet, *, form: ImageForm, batch_size:
     Raises: BadData when there are no images or no labels, or a label is not one of the model's classes;
         StatisticsMissing when batch-norm statistics are not loaded.
     """
+    return outcome(evaluation_steps(model, images, form=form, batch_size=batch_size), progress)
+
+
+def evaluation_steps(model: nn.Module, images: ImageSet, *, form: ImageForm,
+                     batch_size: int = 250) -> Generator[float, None, Evaluation]:
+    """`evaluate`, which may be left after every batch; yields the share that is done.
+
+    The model belongs to it until it has ended.
+    """
     if images.labels_N is None or len(images) == 0:
         raise BadData("Evaluation needs labelled images; the set has none.")
     device = next(model.parameters()).device
@@ -60,15 +72,14 @@ def evaluate(model: nn.Module, images: ImageSet, *, form: ImageForm, batch_size:
     predictions: list[Tensor] = []
     classes = 0
     try:
-        with torch.no_grad():
-            for cut in inference_batches(len(images), batch_size):
+        for cut in inference_batches(len(images), batch_size):
+            with torch.no_grad():
                 logits_BK = model(augment.to_input(images.images_NCHW[cut].to(device), form))
                 classes = logits_BK.shape[1]
                 labels_B = _checked(images.labels_N[cut], classes).to(device)
                 losses.append(float(functional.cross_entropy(logits_BK, labels_B, reduction="sum")))
                 predictions.append(first_argmax(logits_BK).cpu())
-                if progress is not None:
-                    progress(cut.stop / len(images))
+            yield cut.stop / len(images)
     finally:
         model.train(was_training)
     pairs_N = images.labels_N.cpu() * classes + torch.cat(predictions)
@@ -79,6 +90,19 @@ def evaluate(model: nn.Module, images: ImageSet, *, form: ImageForm, batch_size:
     return Evaluation(accuracy=sum(hits_K) / len(images), loss=sum(losses) / len(images), correct=sum(hits_K),
                       count=len(images), balanced_accuracy=sum(present) / len(present), per_class_recall=recall,
                       confusion=tuple(tuple(row) for row in confusion_KK.tolist()))
+
+
+def outcome(steps: Generator[float, None, OutcomeT], progress: Callable[[float], None] | None = None) -> OutcomeT:
+    """What steps come to that are done one after another; `progress` hears the share after each, and may raise."""
+    try:
+        while True:
+            share = next(steps)
+            if progress is not None:
+                progress(share)
+    except StopIteration as end:
+        return cast(OutcomeT, end.value)
+    finally:
+        steps.close()
 
 
 def _checked(labels_B: Tensor, classes: int) -> Tensor:

@@ -75,18 +75,20 @@ class ComputeSteps:
             self._ledger.event("numerics_changed", study=row.name, before=before, after=after)
         return RunningStudy(row.name, config, opened.frozen)
 
-    async def call(self, request: Request[AnswerT], *, activity: str) -> AnswerT:
+    async def call(self, request: Request[AnswerT], *, activity: str | None) -> AnswerT:
         """One step of the compute process; a step that died is tried again, since it gives the same bits.
 
         The fresh process opens the study again by itself (`semisilo.common.process.compute`).
         Args:
-            activity: what the operator reads meanwhile.
+            activity: what the operator reads meanwhile; None leaves what is there.
         Raises: ComputeFailed when it died three times; what the step itself raises, at once.
         """
-        self._runtime.set(activity=activity)
+        if activity is not None:
+            self._runtime.set(activity=activity)
+        on_progress = None if activity is None else self._runtime.progress
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return await self._compute.call(request, on_progress=self._runtime.progress)
+                return await self._compute.call(request, on_progress=on_progress)
             except ComputeFailed as error:
                 if attempt == _ATTEMPTS:
                     raise
