@@ -43,6 +43,8 @@ class OpenStudy(Request[OpenedStudy]):
     """The study's own folder: relative paths of its settings start here, and its states lie in it."""
     payloads_folder: Path
     """Store of what silos download."""
+    images_folder: Path | None = None
+    """A folder on whose disk decoded images lie that are too many for memory; None where they must not."""
     num_silos: int
     """Silos that must have joined before round 1."""
     frozen: FrozenStudy | None

@@ -131,7 +131,8 @@ class Operations:
         record = numerics.apply(settings.numerics, device=device)
         if request.frozen is None:  # what other settings have begun no longer counts
             (folder / LABELS_ALONE_FILE).unlink(missing_ok=True)
-        data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress)
+        data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress,
+                               disk=request.images_folder)
         environment = Environment(
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation, device=device,

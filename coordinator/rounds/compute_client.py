@@ -41,17 +41,19 @@ class ComputeSteps:
     """Steps of the compute process, shown on the runtime state while they run."""
 
     def __init__(self, *, compute: Compute, ledger: Ledger, runtime: RuntimeState, studies: Path,
-                 payloads: Path) -> None:
+                 payloads: Path, images: Path | None = None) -> None:
         """
         Args:
             studies: the folder in which every study has one.
             payloads: the folder of what silos download.
+            images: where decoded images lie that are too many for memory; None where they must not.
         """
         self._compute = compute
         self._ledger = ledger
         self._runtime = runtime
         self._studies = studies
         self._payloads = payloads
+        self._images = images
         self._opened = ""
 
     @property
@@ -63,7 +65,8 @@ class ComputeSteps:
         """Has the images of a study read; the first time, what was found is written to the ledger for good."""
         opened = await self.call(OpenStudy(
             name=row.name, config=config, study_folder=self._studies / row.name, payloads_folder=self._payloads,
-            num_silos=config.study.start_with, frozen=row.frozen), activity="reading images")
+            images_folder=self._images, num_silos=config.study.start_with, frozen=row.frozen),
+            activity="reading images")
         self._opened = row.name
         if row.frozen is None:
             self._ledger.set_study_facts(row.name, frozen=opened.frozen, numerics=opened.numerics)

@@ -62,6 +62,8 @@ class EngineFolders:
 
     studies: Path
     payloads: Path
+    images: Path | None = None
+    """Decoded images that are too many for memory; None where they must not lie on a disk."""
 
 
 class Engine:
@@ -84,7 +86,7 @@ class Engine:
         self._slowest_link = slowest_link
         self._clock = clock
         self._steps = ComputeSteps(compute=compute, ledger=ledger, runtime=runtime, studies=folders.studies,
-                                   payloads=folders.payloads)
+                                   payloads=folders.payloads, images=folders.images)
         self._operator = OperatorRequests(ledger=ledger, runtime=runtime)
         self._labels_alone = LabelsAloneWork(ledger=ledger, runtime=runtime, steps=self._steps,
                                              operator=self._operator, studies=folders.studies,

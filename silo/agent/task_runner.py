@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from semisilo.common.errors import (
@@ -79,11 +80,12 @@ class TaskRunner:
 
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
-                 budget: DayBudget, last_upload_bytes: Mapping[str, int] | None = None,
-                 clock: Callable[[], float] = time.time) -> None:
+                 budget: DayBudget, images_folder: Path | None = None,
+                 last_upload_bytes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.time) -> None:
         """
         Args:
             budget: what may cross today.
+            images_folder: where decoded images lie that are too many for memory, if the policy permits.
             last_upload_bytes: size of the last update of each study, as far as it is known.
             clock: Unix seconds.
         """
@@ -95,7 +97,7 @@ class TaskRunner:
         self._budget = budget
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
-                          disclosures=disclosures)
+                          disclosures=disclosures, images_folder=images_folder)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
                                    budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock)
         self.num_images = 0

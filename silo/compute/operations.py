@@ -78,6 +78,8 @@ class Operations:
         self._progress = progress
         self._device = device
         self._read: tuple[_ImagesKey, SiloImages] | None = None
+        self._disk: Path | None = None
+        """Where images may lie that are too many for memory: see `Train.images_folder`."""
         self._fitting: tuple[ModelSettings, ImageForm, tuple[str, ...]] | None = None
 
     def handlers(self) -> tuple[Handler, ...]:
@@ -102,6 +104,7 @@ class Operations:
         build = model_builder(order.model, order.image, request.factories,
                               frozen=None if frozen is None else frozen.tensors)
         self._check_model(order, build, (*request.factories, "" if frozen is None else group_digest(frozen)))
+        self._disk = request.images_folder
         images, skipped = self._silo_images(order, settings.scenario, request.choice)
         data = images.data(round=order.round, scenario=settings.scenario)
         trainer = load_trainer(order.method)()
@@ -147,7 +150,7 @@ class Operations:
                          reading=form.reading, scenario=scenario, classes=order.model.classes)
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
-            found = _all_images(order, scenario, choice, self._progress)
+            found = _all_images(order, scenario, choice, self._progress, self._disk)
             self._read = (key, found.images)
             _log_skipped(found.skipped)
             return found.images, len(found.skipped)
@@ -155,11 +158,12 @@ class Operations:
 
 
 def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
-                progress: Callable[[float, str], None]) -> ReadSilo:
+                progress: Callable[[float, str], None], disk: Path | None) -> ReadSilo:
     """Raises: BadData whatever is wrong with the images: of other failures the coordinator hears the text, and one that
     comes from reading may hold the name of a file, which may hold a patient's."""
     try:
-        return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress)
+        return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
+                                disk=disk)
     except (SemisiloError, MemoryError):
         raise
     except Exception as error:

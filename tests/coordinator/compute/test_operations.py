@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from semisilo.common.config import from_dict, to_dict
+from semisilo.common.data import room
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import (
     BadConfiguration,
@@ -574,6 +576,18 @@ def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     more = {"labelled_accuracy", "fine_tune_loss"}  # of the strategy's diagnostics
     assert found.metrics.keys() | more == prepare(operations).metrics.keys()
     json.dumps(to_dict(found), allow_nan=False)
+
+
+def test_the_coordinators_images_on_the_disk_give_the_same_bits_as_in_memory(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, first = opened(federation)
+    expected = prepare(operations)
+    monkeypatch.setattr(room, "free_bytes", lambda: 10 * PER_CLASS * 64)  # the test images are in an .npz
+    mapped = Operations(lambda fraction, text: None)
+    again = answered(mapped, dataclasses.replace(opening(federation), images_folder=federation / "images"))
+    assert f" {federation.resolve()}/images/" in Path("/proc/self/maps").read_text()
+    assert again == first
+    assert prepare(mapped) == expected
 
 
 def test_the_baseline_in_slices_of_one_batch_by_processes_that_die_has_the_bits_of_one_run(
