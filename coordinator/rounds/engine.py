@@ -122,6 +122,7 @@ class Engine:
                 if self._ledger.study_state(study.name) is not StudyState.STOPPED:
                     self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
             self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
+        self._labels_alone.leave()
         await self._lifecycle.tidy_up()
         return self._ledger.study(study.name)
 

@@ -34,8 +34,7 @@ class LabelsAloneWork:
     """The work on the line of labels alone of the study that runs, if it is asked for and not done."""
 
     def __init__(self, *, ledger: Ledger, runtime: RuntimeState, steps: ComputeSteps, operator: OperatorRequests,
-                 studies: Path, beside_rounds: bool, slice_seconds: float = _SLICE_SECONDS,
-                 quiet_seconds: float = _QUIET_SECONDS) -> None:
+                 studies: Path, beside_rounds: bool) -> None:
         """
         Args:
             studies: the folder in which every study has one.
@@ -47,15 +46,15 @@ class LabelsAloneWork:
         self._operator = operator
         self._studies = studies
         self._beside_rounds = beside_rounds
-        self._slice_seconds = slice_seconds
-        self._quiet_seconds = quiet_seconds
+        self._quiet_seconds = _QUIET_SECONDS
         self._study: RunningStudy | None = None
         self._told = False
 
     def begin(self, study: RunningStudy) -> None:
         """Takes up the work of a study that was opened."""
         settings, frozen = study.config.study, study.frozen
-        self._study, self._told, self._runtime.labels_alone = None, False, ""
+        self.leave()
+        self._told = False
         if self._ledger.study(study.name).baseline is not None:
             self._remove_file(study.name)
         elif settings.labelled_only_baseline and frozen.num_test > 0 and frozen.num_labelled > 0:
@@ -63,6 +62,10 @@ class LabelsAloneWork:
             _LOG.info("labels alone, the line to beat: %d epochs on %d labelled images, %s", settings.baseline_epochs,
                       frozen.num_labelled, "while silos work and after the last round" if self._beside_rounds
                       else "after the last round")
+
+    def leave(self) -> None:
+        """Nothing more is done for this study in this life; where it stands is on the disk."""
+        self._study, self._runtime.labels_alone = None, ""
 
     async def wait(self, seconds: float) -> None:
         """Waits as `RuntimeState.wait`, and works once it has been quiet for a while; a slice longer at most."""
@@ -97,13 +100,13 @@ class LabelsAloneWork:
         try:
             found = await self._steps.call(Baseline(
                 epochs=settings.baseline_epochs, budget_seconds=settings.baseline_seconds,
-                patience=settings.baseline_patience, slice_seconds=self._slice_seconds), activity=None)
+                patience=settings.baseline_patience, slice_seconds=_SLICE_SECONDS), activity=None)
         except (DiskFull, ComputeAborted):
             raise
         except SemisiloError as error:  # the rounds go on: they need nothing of it
             _LOG.error("labels alone could not be trained: %s The study goes on without this line.", error.line())
             self._ledger.event("labels_alone_failed", study=study.name, reason=error.line())
-            self._study, self._runtime.labels_alone = None, ""
+            self.leave()
             return None
         if found.done:
             self._end(study, found.result)
@@ -120,7 +123,7 @@ class LabelsAloneWork:
                       progress.planned - progress.epochs)
 
     def _end(self, study: RunningStudy, result: LabelledOnlyResult | None) -> None:
-        self._study, self._runtime.labels_alone = None, ""
+        self.leave()
         if result is None:
             return
         self._ledger.set_study_facts(study.name, baseline=result)

@@ -149,6 +149,7 @@ def test_a_study_is_paused_or_stopped_in_the_middle_of_what_is_left_after_its_la
         await study
     asyncio.run(scenario())
     study = coordinator.ledger.study("s")
+    assert coordinator.runtime.labels_alone == "", "nobody reads on of work that has ended"
     assert study.state is (StudyState.COMPLETED if act == "pause" else StudyState.STOPPED)
     assert (study.baseline is not None) == (act == "pause")
     assert coordinator.ledger.rounds("s")[-1].number == 3
