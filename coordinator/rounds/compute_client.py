@@ -20,12 +20,13 @@ from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.studies.study_file import StudyConfig
 
-__all__ = ["ComputeSteps", "RunningStudy"]
+__all__ = ["ATTEMPTS", "ComputeSteps", "RunningStudy"]
 
 AnswerT = TypeVar("AnswerT")
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_ATTEMPTS = 3
+ATTEMPTS = 3
+"""How often a step is tried whose process dies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +79,24 @@ class ComputeSteps:
             self._ledger.event("numerics_changed", study=row.name, before=before, after=after)
         return RunningStudy(row.name, config, opened.frozen)
 
-    async def call(self, request: Request[AnswerT], *, activity: str | None) -> AnswerT:
+    async def call(self, request: Request[AnswerT], *, activity: str | None,
+                   attempts: int = ATTEMPTS) -> AnswerT:
         """One step of the compute process; a step that died is tried again, since it gives the same bits.
 
         The fresh process opens the study again by itself (`semisilo.common.process.compute`).
         Args:
             activity: what the operator reads meanwhile; None leaves what is there.
-        Raises: ComputeFailed when it died three times; what the step itself raises, at once.
+            attempts: how often it is tried.
+        Raises: ComputeFailed when it died each time; what the step itself raises, at once.
         """
         if activity is not None:
             self._runtime.set(activity=activity)
         on_progress = None if activity is None else self._runtime.progress
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, attempts + 1):
             try:
                 return await self._compute.call(request, on_progress=on_progress)
             except ComputeFailed as error:
-                if attempt == _ATTEMPTS:
+                if attempt == attempts:
                     raise
                 _LOG.warning("%s: %s; trying again", request.operation(), error.line())
         raise AssertionError("unreachable")

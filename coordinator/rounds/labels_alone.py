@@ -12,13 +12,13 @@ import asyncio
 import logging
 from pathlib import Path
 
-from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.errors import ComputeFailed, DiskFull, SemisiloError
 from semisilo.common.process.compute import ComputeAborted
 from semisilo.common.text.describe import describe_percentage, describe_seconds
 from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult, cut_short
-from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
+from semisilo.coordinator.rounds.compute_client import ATTEMPTS, ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests
 
@@ -49,12 +49,13 @@ class LabelsAloneWork:
         self._quiet_seconds = _QUIET_SECONDS
         self._study: RunningStudy | None = None
         self._told = False
+        self._failures = 0
 
     def begin(self, study: RunningStudy) -> None:
         """Takes up the work of a study that was opened."""
         settings, frozen = study.config.study, study.frozen
         self.leave()
-        self._told = False
+        self._told, self._failures = False, 0
         if self._ledger.study(study.name).baseline is not None:
             self._remove_file(study.name)
         elif settings.labelled_only_baseline and frozen.num_test > 0 and frozen.num_labelled > 0:
@@ -95,15 +96,21 @@ class LabelsAloneWork:
                 self._runtime.progress(found.progress.fraction, "")
 
     async def _slice(self, study: RunningStudy) -> BaselineFound | None:
-        """What a slice has come to; None when the work was given up."""
+        """What a slice has come to; None when it has failed, and the work is given up or begun again from the disk."""
         settings = study.config.study
         try:
             found = await self._steps.call(Baseline(
                 epochs=settings.baseline_epochs, budget_seconds=settings.baseline_seconds,
-                patience=settings.baseline_patience, slice_seconds=_SLICE_SECONDS), activity=None)
+                patience=settings.baseline_patience, slice_seconds=_SLICE_SECONDS), activity=None, attempts=1)
         except (DiskFull, ComputeAborted):
             raise
-        except SemisiloError as error:  # the rounds go on: they need nothing of it
+        except SemisiloError as error:
+            # Counted over all slices: the next one begins before what has failed, and may well succeed.
+            self._failures += 1
+            if isinstance(error, ComputeFailed) and self._failures < ATTEMPTS:
+                _LOG.warning("labels alone: %s; trying again", error.line())
+                return None
+            # The rounds go on: they need nothing of it.
             _LOG.error("labels alone could not be trained: %s The study goes on without this line.", error.line())
             self._ledger.event("labels_alone_failed", study=study.name, reason=error.line())
             self.leave()

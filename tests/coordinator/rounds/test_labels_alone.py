@@ -155,12 +155,14 @@ def test_a_study_is_paused_or_stopped_in_the_middle_of_what_is_left_after_its_la
     assert coordinator.ledger.rounds("s")[-1].number == 3
 
 
-def test_a_study_goes_on_without_the_line_where_that_cannot_be_trained(tmp_path: Path, undisturbed: str,
-                                                                       caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_study_goes_on_without_the_line_where_that_cannot_be_trained(
+        tmp_path: Path, undisturbed: str, caplog: pytest.LogCaptureFixture, every: int) -> None:
+    """What diverges does so again, a few slices after the file from which it is taken up: not for ever."""
     coordinator = begun(tmp_path, slices=FOREVER, quiet_seconds=0.0)
 
     def fail(operation: str, request: Any) -> None:
-        if operation == "baseline":
+        if operation == "baseline" and slices(coordinator) % every == 0:
             raise ComputeFailed("Training diverged on labels only: a weight is not finite.")
 
     coordinator.compute.before = fail
@@ -168,6 +170,7 @@ def test_a_study_goes_on_without_the_line_where_that_cannot_be_trained(tmp_path:
     assert final_digest(coordinator) == undisturbed
     assert coordinator.ledger.study("s").baseline is None
     assert coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'labels_alone_failed'")
+    assert slices(coordinator) == 3 * every
     assert "The study goes on without this line" in caplog.text
 
 
