@@ -117,7 +117,9 @@ class _Server:
         self._engine = Engine(ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute,
                               payloads=payloads, spool=spool, accountant=self._meter,
                               slowest_link=self._rates.slowest,
-                              folders=EngineFolders(studies=federation.studies, payloads=federation.payloads))
+                              folders=EngineFolders(
+                                  studies=federation.studies, payloads=federation.payloads,
+                                  images=federation.images if federation.config.limits.images_on_disk else None))
         self._display = Display(ledger, self._roster, self._runtime, console, federation=federation)
 
     async def run(self, *, exit_when_finished: bool) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "joined", "measure_form"]
 
+_BLOCK = 256
+"""Images that are worked on at a time."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageSet:
     """Images of one size, with or without labels. Never changed in place."""
 
     images_NCHW: torch.Tensor
-    """uint8 (N, C, S, S), in the study's geometry, not normalised."""
+    """uint8 (N, C, S, S), in the study's geometry, not normalised. May be mapped from a disk because it is larger than
+    memory: take batches from it, never a copy of all."""
     labels_N: torch.Tensor | None
     """int64 (N,), or None when unlabelled."""
     names: tuple[str, ...]
@@ -64,14 +69,30 @@ class ImageSet:
         return ImageSet(self.images_NCHW, None, self.names)
 
 
-def joined(first: ImageSet, second: ImageSet) -> ImageSet:
-    """A copy of both, one after the other. Labelled only if both are."""
+def joined(first: ImageSet, second: ImageSet, *, disk: Path | None = None) -> ImageSet:
+    """A copy of both, one after the other. Labelled only if both are.
+
+    Args:
+        disk: a folder on whose disk it lies when it is too large for memory; None where it must not.
+    Raises: BadData when it fits neither into memory nor onto the disk.
+    """
     import torch
+
+    from semisilo.common.data.squares import Squares, disk_for
 
     labels_N = None
     if first.labels_N is not None and second.labels_N is not None:
         labels_N = torch.cat([first.labels_N, second.labels_N])
-    return ImageSet(torch.cat([first.images_NCHW, second.images_NCHW]), labels_N, first.names + second.names)
+    names, (channels, size) = first.names + second.names, first.images_NCHW.shape[1:3]
+    place = None if disk is None else disk_for(len(names) * channels * size * size, disk=disk,
+                                               what=f"{len(names)} images as squares of {size} pixels")
+    if place is None:
+        return ImageSet(torch.cat([first.images_NCHW, second.images_NCHW]), labels_N, names)
+    squares = Squares(len(names), channels=channels, size=size, disk=place)
+    for images, start in ((first, 0), (second, len(first))):
+        for at in range(0, len(images), _BLOCK):
+            squares.put(start + at, images.images_NCHW[at : at + _BLOCK].numpy())
+    return ImageSet(torch.from_numpy(squares.finish(len(names))), labels_N, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +148,11 @@ def measure_form(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]
     means, deviations = [], []
     values = np.arange(256, dtype=np.float64) / 255
     pixels_NCHW = images.images_NCHW.cpu().numpy()
-    for channel in range(pixels_NCHW.shape[1]):
-        histogram = np.zeros(256, dtype=np.int64)
-        for start in range(0, len(pixels_NCHW), 1024):  # bincount widens to 8 bytes a pixel
-            histogram += np.bincount(pixels_NCHW[start : start + 1024, channel].ravel(), minlength=256)
+    histograms = np.zeros((pixels_NCHW.shape[1], 256), dtype=np.int64)
+    for start in range(0, len(pixels_NCHW), _BLOCK):  # bincount widens to 8 bytes a pixel
+        for channel, histogram in enumerate(histograms):
+            histogram += np.bincount(pixels_NCHW[start : start + _BLOCK, channel].ravel(), minlength=256)
+    for histogram in histograms:
         share = histogram / histogram.sum()
         mean = float(share @ values)
         means.append(mean)

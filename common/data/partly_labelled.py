@@ -73,14 +73,15 @@ class PartlySurvey:
 
 
 def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ...], use_labels: bool,
-                         on_error: OnError = "stop",
-                         progress: Progress | None = None) -> PartlyLabelled:
+                         on_error: OnError = "stop", progress: Progress | None = None,
+                         disk: Path | None = None) -> PartlyLabelled:
     """All images of a source in a study's geometry, apart by whether they are labelled.
 
     Args:
         classes: the study's class names in label order.
         use_labels: False drops every label: all images are unlabelled, those that had labels are there in every step.
         progress: told the share that is done, 0 to 1, and a line of text that names no file.
+        disk: a folder on whose disk images lie that are too many for memory; None where they must not.
     Raises: BadData, naming the file, also for a class that the study does not have.
     """
     path, split = parse_source(source)
@@ -88,16 +89,16 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
     if path is not None and use_labels and kind in ("folder", "table"):
         listing = listing_of(path, split, source=source, classes=classes)
         divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
-        return _read_apart(source, listing, divided, form, classes, on_error, progress)
+        return _read_apart(source, listing, divided, form, classes, on_error, progress, disk)
     if path is not None and use_labels and kind == "parquet":
         return _read_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source), form, classes, on_error,
-                          progress)
+                          progress, disk)
     parts = parts_of(source, path, split)
     if parts is not None:
         return _read_parts(source, parts, form, classes, use_labels, progress)
     labelled = use_labels and sum(survey(source).class_counts.values()) > 0
     found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
-                        labelled=labelled, on_error=on_error, progress=progress, reading=form.reading)
+                        labelled=labelled, on_error=on_error, progress=progress, reading=form.reading, disk=disk)
     return PartlyLabelled(labelled=found.images if labelled else None, unlabelled=None if labelled else found.images,
                           skipped=found.skipped)
 
@@ -166,7 +167,7 @@ def _by_label(source: str, listing: folder.Listing) -> _Apart:
 
 
 def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: ImageForm, classes: tuple[str, ...],
-                on_error: OnError, progress: Progress | None) -> PartlyLabelled:
+                on_error: OnError, progress: Progress | None, disk: Path | None) -> PartlyLabelled:
     if divided.others:
         raise BadData(f"{source}: it is not clear what the folder '{divided.others[0]}' beside '{LABELLED}' is.",
                       remedy=f"Class folders belong into '{LABELLED}', images without a class into '{UNLABELLED}'.")
@@ -188,14 +189,14 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
             return None
         done = 0 if with_class else len(divided.labelled.images)
         return read_listing(where, part, form=_geometry(form), reading=form.reading, classes=classes,
-                            labelled=with_class, on_error=_later(on_error), ranges=ranges,
+                            labelled=with_class, on_error=_later(on_error), ranges=ranges, disk=disk,
                             progress=_share_of(progress, done, len(part.images), len(listing.images)))
 
     return _together(source, read, listing.skipped, on_error)
 
 
 def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on_error: OnError,
-               progress: Progress | None) -> PartlyLabelled:
+               progress: Progress | None, disk: Path | None) -> PartlyLabelled:
     with_label = np.zeros(rows.number, dtype=bool) if rows.labels_N is None else rows.labels_N >= 0
     done = int(with_label.sum())
 
@@ -204,7 +205,7 @@ def _read_rows(rows: parquet.Rows, form: ImageForm, classes: tuple[str, ...], on
         if not wanted.any():
             return None
         return read_rows(rows, form=_geometry(form), reading=form.reading, classes=classes, labelled=with_class,
-                         on_error=_later(on_error), wanted=wanted, ranges=ranges,
+                         on_error=_later(on_error), wanted=wanted, ranges=ranges, disk=disk,
                          progress=_share_of(progress, 0 if with_class else done, int(wanted.sum()), rows.number))
 
     return _together(rows.source, read, (), on_error)

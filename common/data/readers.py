@@ -35,8 +35,9 @@ from semisilo.common.data.formats import archive, decoding, folder, parquet, pix
 from semisilo.common.data.formats.folder import ImageFile, Listing
 from semisilo.common.data.formats.registry import DIGITS, NPZ, PARQUET, SOURCES, TABLE, has_suffix
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
-from semisilo.common.data.room import check_room
+from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.text.describe import describe_bytes
 from semisilo.common.text.logs import printable
 
 __all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_of", "check_folders", "kind_of",
@@ -52,7 +53,7 @@ _RESIZES = get_args(pixels.Resize)
 def read_images(
     source: str, *, size: int, channels: int, resize: str = "fit", classes: tuple[str, ...] | None = None,
     labelled: bool = True, on_error: OnError = "stop", progress: Callable[[float, str], None] | None = None,
-    reading: Reading = Reading(),
+    reading: Reading = Reading(), disk: Path | None = None,
 ) -> ReadResult:
     """All images of a source, in the study's geometry.
 
@@ -65,6 +66,8 @@ def read_images(
             wrong, then raise.
         progress: told the share that is done, 0 to 1, and a line of text.
         reading: how files of more than 8 bits or several pictures are read.
+        disk: a folder on whose disk images lie that are too many for memory; None where they must not. Those of an .npz
+            are always in memory.
     Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
     """
@@ -76,14 +79,14 @@ def read_images(
     if kind in ("folder", "table"):
         assert path is not None
         return read_listing(source, listing_of(path, split, source=source, classes=classes), form=form, reading=reading,
-                            classes=classes, labelled=labelled, on_error=on_error, progress=progress)
+                            classes=classes, labelled=labelled, on_error=on_error, progress=progress, disk=disk)
     if kind == "parquet":
         assert path is not None
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
         return read_rows(rows, form=form, reading=reading, classes=classes, labelled=labelled, on_error=on_error,
-                         progress=progress)
+                         progress=progress, disk=disk)
     shape = arrays_of(source, path, split, labels="no", pixels=False).shape
-    _check_room(source, shape[0], size=size, channels=channels)
+    _place(source, shape[0], size=size, channels=channels, disk=None)
     arrays = arrays_of(source, path, split, labels="needed" if labelled else "no")
     labels_N, names = (_align(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
                        if labelled else (None, classes))
@@ -177,7 +180,7 @@ class ReadPart(ReadResult):
 def read_listing(
     source: str, listing: Listing, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...],
     labelled: bool, on_error: OnError, progress: Callable[[float, str], None] | None = None,
-    ranges: Mapping[str, float] | None = None,
+    ranges: Mapping[str, float] | None = None, disk: Path | None = None,
 ) -> ReadPart:
     """As `read_images`, of image files that were listed before.
 
@@ -203,9 +206,9 @@ def read_listing(
         skipped += [Skipped(file.name, beside) for file in files if not file.class_name]
         files = [file for file in files if file.class_name]
     number = sum(decoding.count_pictures(files, reading))
-    _check_room(source, number, size=form.size, channels=form.channels)
+    disk = _place(source, number, size=form.size, channels=form.channels, disk=disk)
     found = decoding.decode(lambda: files, number, form=form, reading=reading, on_error=on_error, where=source,
-                            ranges=ranges, num_files=len(files), progress=_told(progress))
+                            ranges=ranges, num_files=len(files), progress=_told(progress), disk=disk)
     everything = _in_order([*skipped, *found.skipped])
     if on_error == "report":
         refuse_broken(source, everything)
@@ -215,7 +218,8 @@ def read_listing(
 
 def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
               on_error: OnError, progress: Callable[[float, str], None] | None = None,
-              wanted: NDArray[np.bool_] | None = None, ranges: Mapping[str, float] | None = None) -> ReadPart:
+              wanted: NDArray[np.bool_] | None = None, ranges: Mapping[str, float] | None = None,
+              disk: Path | None = None) -> ReadPart:
     """As `read_images`, of Parquet files that were opened before.
 
     Args:
@@ -236,14 +240,14 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
         index = {own: names[int(labels_N[row])] for own, row in _first_of(rows)}
         classes = names
     number = int(take.sum())
-    _check_room(rows.source, number, size=form.size, channels=form.channels)
+    disk = _place(rows.source, number, size=form.size, channels=form.channels, disk=disk)
 
     def files() -> Iterable[ImageFile]:
         for file in parquet.files_of(rows, take):
             yield ImageFile(file.path, file.name, index[file.class_name] if labelled else "", file.content)
 
     found = decoding.decode(files, number, form=form, reading=reading, on_error=on_error, where=rows.source,
-                            ranges=ranges, progress=_told(progress))
+                            ranges=ranges, progress=_told(progress), disk=disk)
     everything = (*skipped, *found.skipped)
     if on_error == "report":
         refuse_broken(rows.source, everything)
@@ -313,9 +317,14 @@ def _told(progress: Callable[[float, str], None] | None) -> Callable[[float], No
     return None if progress is None else lambda share: progress(share, "reading images")
 
 
-def _check_room(source: str, number: int, *, size: int, channels: int) -> None:
-    check_room(number * channels * size * size, what=f"{source}: its {number} images as squares of {size} pixels",
-               remedy="Use fewer images here, a smaller image size in the study, or a machine with more memory.")
+def _place(source: str, number: int, *, size: int, channels: int, disk: Path | None) -> Path | None:
+    """Where the squares go, as `disk_for` says, and a line about it where that is a disk."""
+    needed, what = number * channels * size * size, f"{source}: its {number} images as squares of {size} pixels"
+    chosen = disk_for(needed, what=what, disk=disk)
+    if chosen is not None:
+        _LOG.info("%d images of %d pixels take %s, more than memory should hold: they lie on the disk of %s, in a file"
+                  " without a name, until they are no longer needed", number, size, describe_bytes(needed), chosen)
+    return chosen
 
 
 def arrays_of(

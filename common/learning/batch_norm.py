@@ -10,8 +10,8 @@ Shapes: B images, C channels, H x W pixels.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -23,12 +23,13 @@ from torch.nn import functional
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, LayoutMismatch
+from semisilo.common.learning.evaluation import outcome
 from semisilo.common.numerics.side_by_side import results_in_order
 
 __all__ = [
     "LayerStatistics", "NoReplacement", "Normalisation", "OneValuePerChannel", "StaticBatchNorm", "Statistics",
-    "StatisticsMissing", "batches", "convert", "from_tensors", "layers_of", "load", "measure", "merge",
-    "normalisation_layer", "to_tensors",
+    "StatisticsMissing", "batches", "convert", "from_tensors", "layers_of", "load", "measure",
+    "measuring_steps", "merge", "normalisation_layer", "to_tensors",
 ]
 
 Normalisation = Literal["static_batch", "group", "layer", "none"]
@@ -238,12 +239,22 @@ def measure(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator
         images_NCHW: uint8, at least one image.
     Source: SemiFL section 3.4; exact merge instead of the official cumulative average.
     """
+    return outcome(measuring_steps(model, images_NCHW, form=form, generator=generator, batch_size=batch_size), progress)
+
+
+def measuring_steps(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator: torch.Generator,
+                    batch_size: int = 250) -> Generator[float, None, Statistics]:
+    """`measure`, which may be left after every batch; yields the share that is done.
+
+    The model belongs to it until it has ended.
+    """
     layers = layers_of(model)
     if not layers:
         return {}
     device = next(model.parameters()).device
     order_N = torch.randperm(images_NCHW.shape[0], generator=generator)
     cuts = batches(images_NCHW.shape[0], batch_size)
+    parts: dict[str, list[LayerStatistics]] = {name: [] for name in layers}
     seen = _Seen()
 
     def batch_statistics(cut: slice) -> Mapping[str, list[LayerStatistics]]:
@@ -251,15 +262,16 @@ def measure(model: nn.Module, images_NCHW: Tensor, *, form: ImageForm, generator
         model(augment.to_input(images_NCHW[order_N[cut]].to(device), form))
         return seen.by_layer
 
-    parts: dict[str, list[LayerStatistics]] = {name: [] for name in layers}
-    with _measuring(model, layers, seen), torch.no_grad():
-        for index, found in enumerate(results_in_order(partial(batch_statistics, cut) for cut in cuts)):
-            for name, of_batch in found.items():
-                parts[name].extend(of_batch)
-            if progress is not None:
-                progress((index + 1) / len(cuts))
+    found = results_in_order(partial(batch_statistics, cut) for cut in cuts)
+    with _measuring(model, layers, seen), closing(found):
+        for index in range(len(cuts)):
+            with torch.no_grad():
+                of_batch = next(found)
+            for name, of_layer in of_batch.items():
+                parts[name].extend(of_layer)
+            yield (index + 1) / len(cuts)
     # A layer that no image reaches (an auxiliary head, say) has nothing to merge, nor will inference ask for it.
-    return {name: _merge_layer(found) for name, found in parts.items() if found}
+    return {name: _merge_layer(of_layer) for name, of_layer in parts.items() if of_layer}
 
 
 class _Seen(threading.local):

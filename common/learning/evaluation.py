@@ -5,9 +5,11 @@ Shapes: N images, K classes, B images in a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,9 @@ from semisilo.common.errors import BadData
 from semisilo.common.learning.losses import first_argmax
 from semisilo.common.numerics.side_by_side import results_in_order
 
-__all__ = ["Evaluation", "evaluate", "inference_batches", "logits_of"]
+__all__ = ["Evaluation", "evaluate", "evaluation_steps", "inference_batches", "logits_of", "outcome"]
+
+OutcomeT = TypeVar("OutcomeT")
 
 _SUMMED = 250
 """Images whose losses are summed in float32, before these sums are added in float64."""
@@ -56,19 +60,24 @@ def logits_of(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *,
     Pieces of the size that is quickest go side by side. In evaluation mode an image's logits do not depend on what else
     is in its batch.
     """
+    return outcome(_logit_steps(model, images_NCHW, form), progress)
+
+
+def _logit_steps(model: nn.Module, images_NCHW: Tensor, form: ImageForm) -> Generator[float, None, Tensor]:
+    """`logits_of`, which may be left after every piece; yields the share that is done."""
     device = next(model.parameters()).device
     cuts = list(inference_batches(len(images_NCHW), _piece(form, device)))
-    parts: list[Tensor] = []
 
     def logits(cut: slice) -> Tensor:
         logits_BK: Tensor = model(augment.to_input(images_NCHW[cut].to(device), form))
         return logits_BK
 
-    with torch.no_grad():
-        for cut, logits_BK in zip(cuts, results_in_order(partial(logits, cut) for cut in cuts), strict=True):
-            parts.append(logits_BK)
-            if progress is not None:
-                progress(cut.stop / len(images_NCHW))
+    parts: list[Tensor] = []
+    with closing(results_in_order(partial(logits, cut) for cut in cuts)) as found:
+        for cut in cuts:
+            with torch.no_grad():
+                parts.append(next(found))
+            yield cut.stop / len(images_NCHW)
     return torch.cat(parts)
 
 
@@ -86,12 +95,20 @@ def evaluate(model: nn.Module, images: ImageSet, *, form: ImageForm,
     Raises: BadData when there are no images or no labels, or a label is not one of the model's classes;
         StatisticsMissing when batch-norm statistics are not loaded.
     """
+    return outcome(evaluation_steps(model, images, form=form), progress)
+
+
+def evaluation_steps(model: nn.Module, images: ImageSet, *, form: ImageForm) -> Generator[float, None, Evaluation]:
+    """`evaluate`, which may be left after every batch; yields the share that is done.
+
+    The model belongs to it until it has ended.
+    """
     if images.labels_N is None or len(images) == 0:
         raise BadData("Evaluation needs labelled images; the set has none.")
     was_training = model.training
     model.eval()
     try:
-        logits_NK = logits_of(model, images.images_NCHW, form, progress=progress)
+        logits_NK = yield from _logit_steps(model, images.images_NCHW, form)
     finally:
         model.train(was_training)
     classes = logits_NK.shape[1]
@@ -106,6 +123,19 @@ def evaluate(model: nn.Module, images: ImageSet, *, form: ImageForm,
     return Evaluation(accuracy=sum(hits_K) / len(images), loss=sum(losses) / len(images), correct=sum(hits_K),
                       count=len(images), balanced_accuracy=sum(present) / len(present), per_class_recall=recall,
                       confusion=tuple(tuple(row) for row in confusion_KK.tolist()))
+
+
+def outcome(steps: Generator[float, None, OutcomeT], progress: Callable[[float], None] | None = None) -> OutcomeT:
+    """What steps come to that are done one after another; `progress` hears the share after each, and may raise."""
+    try:
+        while True:
+            share = next(steps)
+            if progress is not None:
+                progress(share)
+    except StopIteration as end:
+        return cast(OutcomeT, end.value)
+    finally:
+        steps.close()
 
 
 def _checked(labels_N: Tensor, classes: int) -> Tensor:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 __all__ = ["RunningMean"]
 
 
 class RunningMean:
-    """Begins with nothing. Sums are float64, in the order of `add`."""
+    """Begins with nothing, or where another one was left. Sums are float64, in the order of `add`."""
 
-    def __init__(self) -> None:
-        self._sum: Tensor | None = None
-        self._count = 0.0
+    def __init__(self, *, total: float = 0.0, count: float = 0.0) -> None:
+        self._sum: Tensor | None = torch.tensor(total, dtype=torch.float64) if count else None
+        self.count = count
+        """How many values were added."""
 
     def add(self, value: Tensor, *, count: float = 1.0) -> None:
         """A scalar (), which counts as `count` of them."""
@@ -20,11 +22,15 @@ class RunningMean:
         if count != 1:
             value = value * count
         self._sum = value if self._sum is None else self._sum + value
-        self._count += count
+        self.count += count
 
     def value(self, *, otherwise: float = float("nan")) -> float:
         """The mean, or what stands for it when nothing was added. Waits for the device."""
-        return float(self._sum) / self._count if self._sum is not None else otherwise
+        return float(self._sum) / self.count if self._sum is not None else otherwise
+
+    def total(self) -> float:
+        """The sum. Waits for the device."""
+        return 0.0 if self._sum is None else float(self._sum)
 
     def named(self, name: str) -> dict[str, float]:
         """{name: mean}, or nothing when nothing was added."""

@@ -26,9 +26,9 @@ from semisilo.common.learning.tensors import all_finite, load_into
 from semisilo.common.methods.contract import ModelBuilder
 
 __all__ = [
-    "Evaluation", "LabelledTraining", "SGDSettings", "check_finite", "cosine_lr", "evaluate", "loaded_model",
-    "lr_of_round", "make_optimiser", "momentum_of", "named_randomness", "step", "train_labelled", "unloaded_model",
-    "view_block_images",
+    "Evaluation", "LabelledPasses", "LabelledTraining", "PassesPosition", "PausedRandomness", "SGDSettings",
+    "check_finite", "cosine_lr", "evaluate", "loaded_model", "lr_of_round", "make_optimiser", "momentum_of",
+    "named_randomness", "step", "train_labelled", "unloaded_model", "view_block_images",
 ]
 
 _LOG = logging.getLogger("semisilo.training")
@@ -92,6 +92,33 @@ def named_randomness(seed: int, purpose: str, *, round: int = 0, silo: str = "",
         yield
 
 
+class PausedRandomness:
+    """`named_randomness` for work that is done in pieces: each goes on where torch's generators were left."""
+
+    def __init__(self, seed: int, purpose: str, *, device: str = "cpu",
+                 states: Mapping[str, Tensor] | None = None) -> None:
+        """`states` are those of earlier pieces, as `states` gives them."""
+        self._seed = seed
+        self._purpose = purpose
+        self._device = device
+        self.states: dict[str, Tensor] = dict(states or {})
+        """By the type of the device, as bytes; empty before the first piece."""
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside, torch's global generators go on; afterwards they are as before."""
+        target = torch.device(self._device)
+        with named_randomness(self._seed, self._purpose, device=self._device):
+            if self.states:
+                torch.set_rng_state(self.states["cpu"])
+            if target.type == "cuda" and target.type in self.states:
+                torch.cuda.set_rng_state(self.states[target.type], target)
+            yield
+            self.states = {"cpu": torch.get_rng_state()}
+            if target.type == "cuda":
+                self.states[target.type] = torch.cuda.get_rng_state(target)
+
+
 def view_block_images(images_NCHW: Tensor, batch_size: int) -> int:
     """How many images are augmented at once: whole batches, at most 1024 images or 32 MiB, at least one batch.
 
@@ -107,6 +134,138 @@ def check_finite(tensors: Mapping[str, Tensor], *, where: str) -> None:
     if not all_finite(tensors):
         raise ComputeFailed(f"Training diverged {where}: a weight is not finite.",
                             remedy="Lower [method] lr, or set clip_norm.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassesPosition:
+    """Where passes over labelled images stand after a batch, besides the model and its momentum."""
+
+    epochs: int
+    """Whole passes."""
+    batches: int
+    """Of the pass under way."""
+    steps: int
+    skipped: int
+    loss_sum: float
+    """Of the pass under way."""
+    entered: float
+    """Images of it that took part in a step."""
+    factor: float
+    good_steps: int
+    """See `semisilo.common.numerics.passes.Descent`."""
+    loss: float
+    """See `LabelledPasses.loss`."""
+    generators: dict[str, Tensor]
+    """States as bytes: "order" at the beginning of the pass, "views" at that of the block under way."""
+
+
+class LabelledPasses:
+    """Passes over labelled images on cross-entropy with weak views, shuffled anew in every one.
+
+    They may be left after any batch, and gone on with in another process: `model`, `momentum` and `position` are all
+    that the rest follows from, bit for bit.
+    """
+
+    def __init__(self, model: nn.Module, labelled: ImageSet, *, form: ImageForm, augmentation: AugmentationSettings,
+                 sgd: SGDSettings, batch_size: int, seed: int, purpose: str, round: int = 0,
+                 momentum: Mapping[str, Tensor] | None = None, loss_weight: float = 1.0,
+                 loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+                 position: PassesPosition | None = None) -> None:
+        """See `train_labelled`; `position` is where earlier passes were left.
+
+        Raises: BadData without images or labels; LayoutMismatch for foreign buffers.
+        """
+        if labelled.labels_N is None or len(labelled) == 0:
+            raise BadData("Training needs labelled images; the set has none.")
+        self._model = model
+        self._images_NCHW, self._labels_N = labelled.images_NCHW, labelled.labels_N
+        self._form = form
+        self._augmentation = augmentation
+        self._batch_size = batch_size
+        self._loss_weight = loss_weight
+        self._loss_of = loss_of
+        self._device = next(model.parameters()).device
+        self._order = torch_generator(seed, f"{purpose}_order", round=round)
+        self._views = torch_generator(seed, f"{purpose}_views", round=round)
+        self._optimiser = make_optimiser(model, sgd, momentum)
+        self._block = view_block_images(self._images_NCHW, batch_size)
+        self.epochs = self.batches = self.steps = self.skipped = 0
+        self.loss = float("nan")
+        """Mean cross-entropy over the images of the last whole pass; NaN when there was no step."""
+        self._mean = RunningMean()
+        if position is not None:
+            self.epochs, self.batches = position.epochs, position.batches
+            self.steps, self.skipped, self.loss = position.steps, position.skipped, position.loss
+            self._mean = RunningMean(total=position.loss_sum, count=position.entered)
+            self._optimiser.descent.factor = position.factor
+            self._optimiser.descent.good_steps = position.good_steps
+            self._order.set_state(position.generators["order"])
+            self._views.set_state(position.generators["views"])
+        self._order_before, self._views_before = self._order.get_state(), self._views.get_state()
+
+    @property
+    def images(self) -> int:
+        """How many images have been looked at so far, each counted once for every pass."""
+        return self.epochs * len(self._labels_N) + min(self.batches * self._batch_size, len(self._labels_N))
+
+    def run(self, *, lr: float) -> Iterator[None]:
+        """One pass, or the rest of one that was left; may be left after every batch.
+
+        Draws from torch's global generators (dropout), which whoever runs it has set: see `named_randomness`.
+        """
+        self._optimiser.lr = lr
+        self._model.train()
+        self._order.set_state(self._order_before)
+        self._views.set_state(self._views_before)
+        order_N = torch.randperm(len(self._labels_N), generator=self._order)
+        first_block, done_of_it = divmod(self.batches, self._block // self._batch_size)
+        for chosen in torch.split(order_N, self._block)[first_block:]:
+            self._views_before = self._views.get_state()
+            weak_NCHW = augment.weak(self._images_NCHW[chosen].to(self._device), self._augmentation, self._views)
+            labels_n = self._labels_N[chosen].to(self._device)
+            batches = list(zip(torch.split(labels_n, self._batch_size), torch.split(weak_NCHW, self._batch_size),
+                               strict=True))[done_of_it:]
+            done_of_it = 0
+            for labels_B, weak_BCHW in batches:
+                self._batch(weak_BCHW, labels_B)
+                if self.batches * self._batch_size >= len(self._labels_N):
+                    self._end_pass()
+                yield
+
+    def _batch(self, weak_BCHW: Tensor, labels_B: Tensor) -> None:
+        self.batches += 1
+        try:
+            loss = self._loss_of(self._model(augment.to_input(weak_BCHW, self._form)), labels_B)
+            step(self._optimiser, self._loss_weight * loss)
+        except OneValuePerChannel:
+            self.skipped += 1
+            return
+        self._mean.add(loss, count=len(labels_B))
+        self.steps += 1
+
+    def _end_pass(self) -> None:
+        self.loss = self._mean.value()
+        self.epochs, self.batches, self._mean = self.epochs + 1, 0, RunningMean()
+        self._order_before, self._views_before = self._order.get_state(), self._views.get_state()
+
+    def momentum(self) -> dict[str, Tensor]:
+        """Momentum buffers by parameter, copies on the CPU."""
+        return momentum_of(self._optimiser)
+
+    def position(self) -> PassesPosition:
+        """Where they stand, for `__init__` of others."""
+        return PassesPosition(
+            epochs=self.epochs, batches=self.batches, steps=self.steps, skipped=self.skipped, loss=self.loss,
+            loss_sum=self._mean.total(), entered=self._mean.count, factor=self._optimiser.descent.factor,
+            good_steps=self._optimiser.descent.good_steps,
+            generators={"order": self._order_before.clone(), "views": self._views_before.clone()})
+
+    def end(self) -> LabelledTraining:
+        """What they leave behind."""
+        if self.skipped:
+            _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
+                         self.skipped, self.skipped + self.steps)
+        return LabelledTraining(momentum=self.momentum(), loss=self.loss, steps=self.steps, skipped=self.skipped)
 
 
 def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, augmentation: AugmentationSettings,
@@ -131,41 +290,15 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
         loss_of: scalar loss of (logits_BK, labels_B) in the place of cross-entropy.
     Raises: BadData without images or labels; LayoutMismatch for foreign buffers.
     """
-    if labelled.labels_N is None or len(labelled) == 0:
-        raise BadData("Training needs labelled images; the set has none.")
-    device = next(model.parameters()).device
-    order = torch_generator(seed, f"{purpose}_order", round=round)
-    views = torch_generator(seed, f"{purpose}_views", round=round)
-    optimiser = make_optimiser(model, sgd, momentum)
-    images_NCHW, labels_N = labelled.images_NCHW, labelled.labels_N
-    block = view_block_images(images_NCHW, batch_size)
-    steps = skipped = done = 0
-    loss_mean = float("nan")
-    with named_randomness(seed, f"{purpose}_model", round=round, device=str(device)):
+    passes = LabelledPasses(model, labelled, form=form, augmentation=augmentation, sgd=sgd, batch_size=batch_size,
+                            seed=seed, purpose=purpose, round=round, momentum=momentum, loss_weight=loss_weight,
+                            loss_of=loss_of)
+    everything = epochs * len(labelled)
+    with named_randomness(seed, f"{purpose}_model", round=round, device=str(next(model.parameters()).device)):
         for epoch in range(1, epochs + 1):
-            model.train()
-            optimiser.lr = sgd.lr if lr_of_epoch is None else lr_of_epoch(epoch)
-            mean = RunningMean()
-            for chosen in torch.split(torch.randperm(len(labelled), generator=order), block):
-                weak_NCHW = augment.weak(images_NCHW[chosen].to(device), augmentation, views)
-                parts = (torch.split(part, batch_size) for part in (chosen, weak_NCHW, labels_N[chosen].to(device)))
-                for index, weak_BCHW, labels_B in zip(*parts, strict=True):
-                    done += len(index)
-                    try:
-                        loss = loss_of(model(augment.to_input(weak_BCHW, form)), labels_B)
-                        step(optimiser, loss_weight * loss)
-                        mean.add(loss, count=len(index))
-                        steps += 1
-                    except OneValuePerChannel:
-                        skipped += 1
-                    if progress is not None:
-                        progress(done / (epochs * len(labelled)))
-            loss_mean = mean.value()
+            for _ in passes.run(lr=sgd.lr if lr_of_epoch is None else lr_of_epoch(epoch)):
+                if progress is not None:
+                    progress(passes.images / everything)
             if after_epoch is not None:
-                after_epoch(epoch, loss_mean)
-    if skipped:
-        _LOG.warning("%d of %d batches were skipped: one value per channel at a batch-norm layer",
-                     skipped, skipped + steps)
-    for parameter in optimiser.parameters.values():
-        parameter.grad = None  # as large as the model, and of no more use
-    return LabelledTraining(momentum=momentum_of(optimiser), loss=loss_mean, steps=steps, skipped=skipped)
+                after_epoch(epoch, passes.loss)
+    return passes.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -58,16 +58,17 @@ class Descent:
     parameters: Mapping[str, nn.Parameter]
     _draws: bool | None = None
     """Whether the network draws random numbers; None before the first step with several passes."""
-    _scale: float = _FIRST_SCALE
-    _good: int = field(default=0)
-    """Steps since the factor has changed."""
+    factor: float = _FIRST_SCALE
+    """Of losses in fp16."""
+    good_steps: int = 0
+    """Since the factor has changed."""
 
     def gradients(self, terms: Sequence[Term], *, without_pass: Callable[[], Tensor] | None = None) -> Gradients:
         """The gradient of sum weight * loss, plus a term that looks at the weights alone.
 
         Raises: what a term raises; nothing has changed then.
         """
-        scale = self._scale if numerics.precision() == "fp16" else 1.0
+        scale = self.factor if numerics.precision() == "fp16" else 1.0
         if lanes() > 1 and len(terms) > 1 and self._draws is False:
             return self._checked(self._side_by_side(terms, without_pass, scale), scale)
         state = torch.get_rng_state() if self._draws is None and len(terms) > 1 else None
@@ -123,13 +124,13 @@ class Descent:
         gradients = list(found.by_name.values())
         torch._foreach_mul_(gradients, 1.0 / scale)
         if bool(torch.isfinite(torch.stack(list(torch._foreach_norm(gradients)))).all()):
-            self._good += 1
-            if self._good == _STEPS_BEFORE_GROWTH:
-                self._good, self._scale = 0, min(_MOST_SCALE, self._scale * 2)
+            self.good_steps += 1
+            if self.good_steps == _STEPS_BEFORE_GROWTH:
+                self.good_steps, self.factor = 0, min(_MOST_SCALE, self.factor * 2)
             return found
-        if self._scale <= _LEAST_SCALE:
+        if self.factor <= _LEAST_SCALE:
             return found  # it is not the factor: training diverges, and whoever looks at the weights says so
-        self._good, self._scale = 0, max(_LEAST_SCALE, self._scale / 2)
+        self.good_steps, self.factor = 0, max(_LEAST_SCALE, self.factor / 2)
         return Gradients(found.losses, found.total, {}, overflow=True)
 
 

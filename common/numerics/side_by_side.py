@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -63,7 +63,7 @@ def one_after_the_other(works: Iterable[Callable[[], T]]) -> list[T]:
     return [work() for work in works]
 
 
-def results_in_order(works: Iterable[Callable[[], T]]) -> Iterator[T]:
+def results_in_order(works: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
     """The results of many pieces of work in order, as many in work at a time as there are lanes; the pieces are taken
     one by one, so that no more images than that are in memory.
 

@@ -16,10 +16,9 @@ from semisilo.common.process.messages import Request
 from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult
 from semisilo.coordinator.studies.study_file import StudyConfig
 
-__all__ = ["Aggregate", "Aggregated", "Baseline", "BaselineFound", "CheckUpdate", "CheckedUpdate", "Evaluate",
-           "Evaluated", "Export", "Exported", "OpenStudy", "OpenedStudy", "Phases", "PhasesOfRound", "Prepare",
-           "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
-
+__all__ = ["Aggregate", "Aggregated", "Baseline", "BaselineFound", "BaselineProgress", "CheckUpdate", "CheckedUpdate",
+           "Evaluate", "Evaluated", "Export", "Exported", "OpenStudy", "OpenedStudy", "Phases", "PhasesOfRound",
+           "Prepare", "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
 
 # Studies --------------------------------------------------------------------------------------------------------------
 
@@ -44,6 +43,8 @@ class OpenStudy(Request[OpenedStudy]):
     """The study's own folder: relative paths of its settings start here, and its states lie in it."""
     payloads_folder: Path
     """Store of what silos download."""
+    images_folder: Path | None = None
+    """A folder on whose disk decoded images lie that are too many for memory; None where they must not."""
     num_silos: int
     """Silos that must have joined before round 1."""
     frozen: FrozenStudy | None
@@ -72,19 +73,43 @@ class Prepare(Request[Prepared]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BaselineFound:
-    """What labels alone give."""
+class BaselineProgress:
+    """How far labels alone are."""
 
+    epochs: int
+    """Whole passes so far."""
+    planned: int
+    """Whole passes at its end, as far as is known."""
+    fraction: float
+    """Share that is done, 0 to 1."""
+    seconds_left: float | None
+    """Of work; None before the first batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineFound:
+    """What a slice of the work on labels alone has come to."""
+
+    done: bool
     result: LabelledOnlyResult | None
-    """None where the coordinator has no labelled images, or no test images."""
+    """Once it is done; None then where the coordinator has no labelled images, or no test images."""
+    progress: BaselineProgress | None = None
+    """While it is not done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline(Request[BaselineFound]):
-    """Trains the same network on the coordinator's labels alone, and measures it on the test images."""
+    """A slice of the work on labels alone: goes on training the same network on the coordinator's labelled images, at
+    the end measures it on the test images. How the work is cut changes no bits, unless there is a budget."""
 
     epochs: int
     """Passes over the labelled images, at least 1."""
+    budget_seconds: float = 0.0
+    """Time that all slices together may take; 0 for as long as it takes."""
+    patience: int = 0
+    """Ends once the accuracy on validation images has not risen for so many epochs; 0 for never."""
+    slice_seconds: float
+    """The slice ends with the first batch beyond."""
 
 
 # A round --------------------------------------------------------------------------------------------------------------

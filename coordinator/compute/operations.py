@@ -8,14 +8,17 @@ the files it names, so that a process that died may be replaced and the operatio
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from semisilo.common.config import from_dict, to_dict
-from semisilo.common.errors import BadPayload, ComputeFailed
+from semisilo.common.errors import BadPayload, ComputeFailed, DiskFull
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup
 from semisilo.common.methods.spec import FROZEN
@@ -32,7 +35,7 @@ from semisilo.common.process.processors import usable_processors
 from semisilo.common.storage.checkpoint import settled
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
-from semisilo.coordinator.compute.baseline import train_labelled_only
+from semisilo.coordinator.compute.baseline import LabelsAlone, Recipe
 from semisilo.coordinator.compute.downlink import Downlink
 from semisilo.coordinator.compute.evaluation import (
     LocalModels,
@@ -47,6 +50,7 @@ from semisilo.coordinator.compute.messages import (
     Aggregated,
     Baseline,
     BaselineFound,
+    BaselineProgress,
     CheckedUpdate,
     CheckUpdate,
     Evaluate,
@@ -65,12 +69,18 @@ from semisilo.coordinator.compute.messages import (
 )
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
 from semisilo.coordinator.ledger.cleanup import open_payloads
-from semisilo.coordinator.ledger.records import LabelledOnlyResult
+from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Operations"]
+
+_LOG = logging.getLogger("semisilo.study")
+_SAVE_SECONDS = 30.0
+"""Work on labels alone that a kill may cost, or more where writing takes long."""
+_SAVING_SHARE = 0.05
+"""Share of the time that writing it may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +88,7 @@ class _Opened:
     """The study that is open in this process."""
 
     name: str
+    folder: Path
     config: StudyConfig
     spec: MethodSpec
     data: StudyData
@@ -101,6 +112,8 @@ class Operations:
         self._last: tuple[str, Any] = ("", None)
         self._expects: tuple[tuple[str, str, int], Mapping[str, GroupLayout]] = (("", "", 0), {})
         self._sound = SoundFiles()
+        self._labels_alone: LabelsAlone | None = None
+        self._save_alone = 0.0
 
     def handlers(self) -> tuple[Handler, ...]:
         """See `semisilo.common.process.messages.Operations`."""
@@ -114,12 +127,15 @@ class Operations:
 
         Raises: BadConfiguration, BadData or UnknownName for a study that cannot run.
         """
-        self._study, self._last, self._expects = None, ("", None), (("", "", 0), {})
+        self._study, self._last, self._expects, self._labels_alone = None, ("", None), (("", "", 0), {}), None
         settings, folder = request.config, request.study_folder
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         now = replace(settings.numerics, threads=settings.numerics.threads or request.threads)
         record = numerics.apply(now, device=device)
-        data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress)
+        if request.frozen is None:  # what other settings have begun no longer counts
+            (folder / LABELS_ALONE_FILE).unlink(missing_ok=True)
+        data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress,
+                               disk=request.images_folder)
         if not now.threads and device == "cpu":
             threads = fastest_threads(TrainingStep(
                 build=data.build_model, image=data.frozen.image, num_classes=len(data.frozen.classes),
@@ -133,7 +149,7 @@ class Operations:
         states = StateFiles(folder / "states")
         states.clean()
         self._study = _Opened(
-            name=request.name, config=settings, spec=find_method(settings.method.name), data=data,
+            name=request.name, folder=folder, config=settings, spec=find_method(settings.method.name), data=data,
             environment=environment, strategy=strategy(settings.method.settings, environment),
             state_type=strategy.State, kept_type=getattr(strategy, "SiloState", type(None)), states=states,
             payloads=open_payloads(request.payloads_folder))
@@ -146,14 +162,35 @@ class Operations:
         return Prepared(state=state, metrics=self._measured(state))
 
     def baseline(self, request: Baseline) -> BaselineFound:
-        """The same network trained on the coordinator's labels alone, measured on its test set."""
+        """A slice of the same network's training on the coordinator's labels alone, measured on its test set.
+
+        What is done stays in memory, and is written to the study's folder now and then for a process that comes after.
+        """
         study = self._opened()
         if study.data.images.test is None or study.data.images.labelled is None:
-            return BaselineFound(result=None)
-        found = train_labelled_only(study.environment, epochs=request.epochs)
-        return BaselineFound(result=LabelledOnlyResult(
-            metrics=metrics_of(found.evaluation, study.data.frozen.classes), epochs=found.epochs, lr=found.lr,
-            batch_size=found.batch_size, steps=found.steps, num_labelled=found.num_labelled, history=found.history))
+            return BaselineFound(done=True, result=None)
+        alone, self._labels_alone = self._labels_alone, None  # after an error it is of no more use
+        if alone is None:
+            alone = LabelsAlone(study.environment, Recipe(
+                epochs=request.epochs, budget_seconds=request.budget_seconds, patience=request.patience),
+                file=study.folder / LABELS_ALONE_FILE)
+            self._save_alone = time.monotonic() + _SAVE_SECONDS
+        alone.work(request.slice_seconds)
+        if (found := alone.found) is not None:
+            return BaselineFound(done=True, result=LabelledOnlyResult(
+                metrics=metrics_of(found.evaluation, study.data.frozen.classes), epochs=found.epochs, asked=found.asked,
+                ended=found.ended, lr=found.lr, batch_size=found.batch_size, steps=found.steps,
+                num_labelled=found.num_labelled, history=found.history))
+        if (began := time.monotonic()) >= self._save_alone:
+            try:
+                alone.save()
+            except DiskFull as error:  # nobody waits for this file: it is tried again
+                _LOG.warning("labels alone: where it stands is not written: %s", error.line())
+            took = time.monotonic() - began
+            self._save_alone = began + max(_SAVE_SECONDS, took / _SAVING_SHARE)
+        self._labels_alone = alone
+        return BaselineFound(done=False, result=None, progress=BaselineProgress(
+            epochs=alone.epochs, planned=alone.planned, fraction=alone.fraction, seconds_left=alone.seconds_left))
 
     def phases(self, request: Phases) -> PhasesOfRound:
         """The phases of a round."""

@@ -180,6 +180,8 @@ class LabelsAlone:
     num_labelled: int
     epochs: int
     accuracy_interval: Interval | None
+    cut_short: str = ""
+    """Why it was trained for fewer epochs than the study file asks for; empty when it was not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

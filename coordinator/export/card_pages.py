@@ -182,8 +182,9 @@ def _worth(card: ModelCard) -> _Section:
               " (2000 resamples of a named seed)."),
         _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
+        short = f" Ended early: {alone.cut_short}." if alone.cut_short else ""
         blocks.append(_Text(f"Labels alone: the same network trained on the {alone.num_labelled} labelled images of"
-                            f" the coordinator for {alone.epochs} epochs, on the study's own test images."))
+                            f" the coordinator for {alone.epochs} epochs, on the study's own test images.{short}"))
     return _Section("Result", tuple(blocks))
 
 

@@ -64,7 +64,7 @@ from semisilo.coordinator.export.intervals import wilson
 from semisilo.coordinator.export.measures import Measures, measure, temperature_for
 from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import StudyRow
+from semisilo.coordinator.ledger.records import StudyRow, cut_short
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
@@ -340,7 +340,7 @@ def _labels_alone(study: StudyRow, *, num_test: int) -> LabelsAlone | None:
     if trained is None or accuracy is None:
         return None
     return LabelsAlone(accuracy=accuracy, num_labelled=trained.num_labelled, epochs=trained.epochs,
-                       accuracy_interval=wilson(round(accuracy * num_test), num_test))
+                       accuracy_interval=wilson(round(accuracy * num_test), num_test), cut_short=cut_short(trained))
 
 
 def _provenance(opened: _Opened, ledger: Ledger, study_file: Path) -> Provenance:

@@ -96,6 +96,9 @@ class LimitSettings:
     """Updates beyond this total are refused until the round is committed; silos try again later."""
     uploads: int = 4
     """Updates that are received at the same time; others wait. A quick one takes some 20 MB of memory."""
+    images_on_disk: bool = True
+    """Whether decoded images of the coordinator that are too many for memory may lie in a file on the federation's disk
+    while a study runs. The file has no name and is gone with the process. Without it such images are refused."""
     invitation_life: str = "24h"
     """How long an invitation can be used."""
 
@@ -156,6 +159,11 @@ class CoordinatorFolder:
     def payloads(self) -> Path:
         """Content-addressed payload files on their way to silos."""
         return self.folder / "payloads"
+
+    @property
+    def images(self) -> Path:
+        """Decoded images that are too many for memory, in files without a name."""
+        return self.folder / "images"
 
     @property
     def spool(self) -> Path:

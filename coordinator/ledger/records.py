@@ -8,17 +8,21 @@ import sqlite3
 import typing
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from semisilo.common.config import Tables, from_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, TaskSpec, UpdateHeader
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["DeclaredUpdate", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundRow", "StudyRow",
-           "TaskRow", "declared_update", "phase_row", "round_row", "study_row", "task_row"]
+__all__ = ["LABELS_ALONE_FILE", "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult",
+           "PhaseRow", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "phase_row", "round_row",
+           "study_row", "task_row"]
 
 T = TypeVar("T")
+
+LABELS_ALONE_FILE = "labels-alone.safetensors"
+"""In a study's folder: work on labels alone that is not done yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,19 +65,35 @@ class HistoryPoint:
     """On the test images."""
 
 
+EndedBy = Literal["epochs", "budget", "flat"]
+"""Why labels alone were trained no longer: all epochs were done; their time was spent; validation no longer rose."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledOnlyResult:
-    """What labels alone give: the same network, trained on the coordinator's labelled images before round 1."""
+    """What labels alone give: the same network, trained on the coordinator's labelled images."""
 
     metrics: dict[str, float]
     """Of the last epoch, named as those of a round."""
     epochs: int
+    """Whole passes that were made."""
+    asked: int = 0
+    """Whole passes that the study file asks for; 0 in a study of an earlier version, which made all of them."""
+    ended: EndedBy = "epochs"
     lr: float
     batch_size: int
     steps: int
     num_labelled: int
     history: tuple[HistoryPoint, ...]
     """Evenly spaced; the last is the last epoch."""
+
+
+def cut_short(result: LabelledOnlyResult) -> str:
+    """Why labels alone were trained for fewer epochs than asked for, for a person; empty when they were not."""
+    if result.ended == "epochs":
+        return ""
+    why = "time budget" if result.ended == "budget" else "validation flat"
+    return f"{result.epochs} of {result.asked} epochs: {why}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,8 @@ class TrackedStudy:
     last_round: int
     """The last committed one."""
     ended_unix: float | None
+    labels_alone: bool
+    """Whether labels alone are trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +46,10 @@ class TrackedRun:
 def studies_with_results(ledger: Ledger) -> list[TrackedStudy]:
     """Studies with at least one committed round, in order of the queue."""
     return [TrackedStudy(name=row["name"], state=StudyState(row["state"]), last_round=row["number"],
-                         ended_unix=row["ended_unix"])
+                         ended_unix=row["ended_unix"], labels_alone=bool(row["labels_alone"]))
             for row in ledger.query(
-                "SELECT study.name, study.state, max(round.number) AS number, study.ended_unix FROM study"
+                "SELECT study.name, study.state, max(round.number) AS number, study.ended_unix,"
+                " study.baseline_json IS NOT NULL AS labels_alone FROM study"
                 " JOIN round ON round.study = study.name AND round.state = ? GROUP BY study.name"
                 " ORDER BY study.position", RoundState.COMPLETED)]
 

@@ -36,6 +36,8 @@ class LiveFacts:
     fraction: float
     """Share of the activity that is done."""
     text: str
+    labels_alone: str
+    """How far labels alone are, and how long they will take; empty while they are not worked on."""
     deadline_unix: float | None
     """Of the open phase; None while the study is paused or no silo works."""
     paused_unix: float | None = None
@@ -54,6 +56,8 @@ class StudyLine:
     rounds: int
     accuracy: float | None
     labelled_only_accuracy: float | None
+    labels_alone: str
+    """That labels alone are in work, or what cut them short; empty when nothing is to be said."""
     seconds_left: float | None
     reason: str
     wire_bytes: int

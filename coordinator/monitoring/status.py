@@ -141,7 +141,7 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     current: RoundFacts | None = None
     for row in rows:
         rounds = ledger.rounds(row.name)
-        studies.append(study_facts(row, rounds, now_unix=now))
+        studies.append(study_facts(row, rounds, now_unix=now, live=live))
         current = current or (_round_facts(ledger, row, rounds[-1]) if rounds else None)
         if rounds:
             costs.append(_status_cost(ledger, row))
@@ -205,6 +205,8 @@ def render(console: Console, facts: StatusFacts) -> None:
                   else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
                   soft_wrap=not facts.studies)
     for study in facts.studies:
+        if study.labels_alone:
+            console.print(Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone), soft_wrap=True)
         if study.reason:
             paused = "paused: " if study.state == StudyState.PAUSED else ""
             console.print(Text(f"{study.name}: {paused}{printable(study.reason, limit=800)}", "red"), soft_wrap=True)

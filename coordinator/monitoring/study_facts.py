@@ -13,10 +13,12 @@ from semisilo.coordinator.monitoring.outcomes import counts_of, waiting_for
 from semisilo.coordinator.monitoring.summary import (
     federated_accuracy,
     labelled_only_accuracy,
+    labels_alone_note,
     method_name,
     planned_rounds,
     seconds_left,
 )
+from semisilo.coordinator.rounds.live_file import LiveStatus
 
 __all__ = ["OpenRoundFacts", "StudyFacts", "open_round_facts", "study_facts"]
 
@@ -35,6 +37,8 @@ class StudyFacts:
     accuracy: float | None
     """Of the model of the last committed round with silos, 0 to 1; None before it, or without test images."""
     labelled_only_accuracy: float | None
+    labels_alone: str
+    """How far labels alone are, or what cut them short; empty when nothing is to be said."""
     seconds_left: float | None
     """Estimated; None before the first finished round and after the end."""
     reason: str
@@ -60,12 +64,14 @@ class OpenRoundFacts:
     """Silos that have not answered, in byte order."""
 
 
-def study_facts(row: StudyRow, rounds: Sequence[RoundRow], *, now_unix: float) -> StudyFacts:
-    """The facts of a study with all its rounds in order."""
+def study_facts(row: StudyRow, rounds: Sequence[RoundRow], *, now_unix: float,
+                live: LiveStatus | None = None) -> StudyFacts:
+    """The facts of a study with all its rounds in order; `live` is what `serve` says, None when it does not run."""
     planned = planned_rounds(row)
     return StudyFacts(
         name=row.name, state=str(row.state), method=method_name(row), round=rounds[-1].number if rounds else 0,
         rounds=planned, accuracy=federated_accuracy(rounds), labelled_only_accuracy=labelled_only_accuracy(row),
+        labels_alone=labels_alone_note(row, live=live.labels_alone if live and live.study == row.name else ""),
         seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now_unix),
         reason=row.reason)
 

@@ -12,8 +12,8 @@ from semisilo.common.errors import StorageDamaged
 from semisilo.coordinator.ledger.costs import Cost, costs_of
 from semisilo.coordinator.ledger.events import event_kinds
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import RoundRow, StudyRow
-from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.ledger.records import RoundRow, StudyRow, cut_short
+from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AuditSummary", "RoundSummary", "StudySummary", "accuracy_in", "audit",
            "federated_accuracy", "gain_of", "label_ratio_in", "label_ratios", "labelled_only_accuracy",
-           "last_committed", "method_name", "metric_in", "planned_rounds", "scenario_name", "seconds_left",
-           "seconds_since_start", "summarise"]
+           "labels_alone_note", "last_committed", "method_name", "metric_in", "planned_rounds", "scenario_name",
+           "seconds_left", "seconds_since_start", "summarise"]
 
 _ETA_ROUNDS = 5
 
@@ -172,6 +172,21 @@ def audit(ledger: Ledger, study: str) -> AuditSummary:
 def labelled_only_accuracy(row: StudyRow) -> float | None:
     """The line to beat; None when it was not trained or there is no test set."""
     return None if row.baseline is None else accuracy_in(row.baseline.metrics)
+
+
+def labels_alone_note(row: StudyRow, *, live: str = "") -> str:
+    """What is to be said of the line of labels alone besides its accuracy: how far it is, or what cut it short.
+
+    Args:
+        live: how far the running coordinator says that it is; empty when it says nothing.
+    Returns: empty when nothing is to be said: it was not asked for, its study has not begun, or it is as asked for.
+    """
+    if row.baseline is not None:
+        return cut_short(row.baseline)
+    wanted = row.config.get("study", {}).get("labelled_only_baseline", True)
+    if row.frozen is None or not wanted or row.frozen.num_labelled == 0 or row.frozen.num_test == 0:
+        return ""
+    return "not trained" if row.state in ENDED_STUDY else live or "in work"
 
 
 def planned_rounds(row: StudyRow) -> int:

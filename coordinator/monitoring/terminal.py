@@ -220,8 +220,8 @@ class Display:
             return
         measured = [accuracy for row in facts.rounds if row.state is RoundState.COMPLETED and row.number > 0
                     and (accuracy := accuracy_in(row.metrics)) is not None]
-        alone = said.labelled_only_accuracy
-        if measured or alone is not None:
+        alone, note = said.labelled_only_accuracy, self._runtime.labels_alone or said.labels_alone
+        if measured or alone is not None or note:
             line = Text.assemble(("accuracy ", "dim"))
             if measured:
                 line.append("".join(f"{describe_percentage(value)}  " for value in measured[-3:-1]))
@@ -229,6 +229,8 @@ class Display:
                 line.append(f"  {sparkline(measured[-_RECENT_ROUNDS:])}", "green")
             if alone is not None:
                 line.append("  labelled only ", "dim").append(describe_percentage(alone))
+            if note:
+                line.append(f" ({note})" if alone is not None else f"  labelled only: {note}", "dim")
             line.no_wrap, line.overflow = True, "ellipsis"
             yield line
         traffic = facts.traffic

@@ -102,7 +102,8 @@ class PageReader:
         paused = self._paused_unix(live.study)
         return LiveFacts(
             study=live.study, round=live.round, rounds=live.rounds, phase=live.phase, reason=live.reason,
-            activity=live.activity, fraction=live.fraction, text=live.text, paused_unix=paused,
+            activity=live.activity, fraction=live.fraction, text=live.text, labels_alone=live.labels_alone,
+            paused_unix=paused,
             deadline_unix=phase.deadline_unix if phase is not None and paused is None else None)
 
     def silos(self, live: LiveStatus | None) -> tuple[SiloLine, ...]:
@@ -117,7 +118,8 @@ class PageReader:
         return StudyLine(
             name=facts.name, state=facts.state, method=facts.method, scenario=scenario_name(row), round=facts.round,
             rounds=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
-            seconds_left=facts.seconds_left, reason=facts.reason, wire_bytes=self._costs.study(row.name).wire())
+            labels_alone=facts.labels_alone, seconds_left=facts.seconds_left, reason=facts.reason,
+            wire_bytes=self._costs.study(row.name).wire())
 
     def _book(self, study: str) -> StudyBook:
         book = self._books.setdefault(study, StudyBook(study))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from semisilo.common.text.describe import describe_bytes
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
+from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary, labels_alone_note
 from semisilo.coordinator.report.diagnostic_figures import DIAGNOSTIC_FIGURES, describe_diagnostic
 from semisilo.coordinator.report.encoding_figure import describe_encodings, draw_encodings
 from semisilo.coordinator.report.figure_style import (
@@ -241,7 +241,8 @@ def describe_figure(name: str, study: StudySummary) -> str:
         if name == "accuracy_by_round" and (even := _balanced(measured)):
             text += f" Dotted line: balanced accuracy, {even[-1][1]:.1f} % at the end."
         if study.labelled_only is not None:
-            text += f" Dashed line: labels alone reach {percent(study.labelled_only)}."
+            note = labels_alone_note(study.row)
+            text += f" Dashed line: labels alone reach {percent(study.labelled_only)}{note and f' ({note})'}."
         return text
     if name == "cost_by_round":
         kind, _ = _spent(study)

@@ -32,7 +32,13 @@ from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.participants import Participant, participants_of
 from semisilo.coordinator.monitoring.silo_state import SiloSigns, activity_of
-from semisilo.coordinator.monitoring.summary import AuditSummary, RoundSummary, StudySummary, method_name
+from semisilo.coordinator.monitoring.summary import (
+    AuditSummary,
+    RoundSummary,
+    StudySummary,
+    labels_alone_note,
+    method_name,
+)
 from semisilo.coordinator.monitoring.traffic import OVERHEAD, SILOS, Traffic, cost_lines
 from semisilo.coordinator.report.figures import DrawnFigure
 
@@ -128,7 +134,8 @@ def _tiles(study: StudySummary) -> list[_Tile]:
     traffic = study.traffic
     without_labels = study.row.frozen is not None and study.row.frozen.num_labelled == 0
     alone = [] if without_labels else [
-        _Tile("Labels alone", describe_percentage(study.labelled_only), "same network, no silos"),
+        _Tile("Labels alone", describe_percentage(study.labelled_only),
+              labels_alone_note(study.row) or "same network, no silos"),
         _Tile("Gain", _DASH if study.gain is None else describe_points(study.accuracy, study.labelled_only),
               "points against labels alone" if study.updates or not study.completed_rounds else _NO_UPDATES)]
     return [

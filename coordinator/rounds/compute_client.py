@@ -20,12 +20,13 @@ from semisilo.coordinator.ledger.records import FrozenStudy, StudyRow
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.studies.study_file import StudyConfig
 
-__all__ = ["ComputeSteps", "RunningStudy"]
+__all__ = ["ATTEMPTS", "ComputeSteps", "RunningStudy"]
 
 AnswerT = TypeVar("AnswerT")
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_ATTEMPTS = 3
+ATTEMPTS = 3
+"""How often a step is tried whose process dies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +42,19 @@ class ComputeSteps:
     """Steps of the compute process, shown on the runtime state while they run."""
 
     def __init__(self, *, compute: Compute, ledger: Ledger, runtime: RuntimeState, studies: Path,
-                 payloads: Path) -> None:
+                 payloads: Path, images: Path | None = None) -> None:
         """
         Args:
             studies: the folder in which every study has one.
             payloads: the folder of what silos download.
+            images: where decoded images lie that are too many for memory; None where they must not.
         """
         self._compute = compute
         self._ledger = ledger
         self._runtime = runtime
         self._studies = studies
         self._payloads = payloads
+        self._images = images
         self._opened = ""
 
     @property
@@ -63,7 +66,7 @@ class ComputeSteps:
         """Has the images of a study read; the first time, what was found is written to the ledger for good."""
         opened = await self.call(OpenStudy(
             name=row.name, config=config, study_folder=self._studies / row.name, payloads_folder=self._payloads,
-            num_silos=config.study.start_with, frozen=row.frozen,
+            images_folder=self._images, num_silos=config.study.start_with, frozen=row.frozen,
             threads=0 if row.numerics is None else row.numerics.threads), activity="reading images")
         self._opened = row.name
         if row.frozen is None:
@@ -76,20 +79,24 @@ class ComputeSteps:
             self._ledger.event("numerics_changed", study=row.name, before=before, after=after)
         return RunningStudy(row.name, config, opened.frozen)
 
-    async def call(self, request: Request[AnswerT], *, activity: str) -> AnswerT:
+    async def call(self, request: Request[AnswerT], *, activity: str | None,
+                   attempts: int = ATTEMPTS) -> AnswerT:
         """One step of the compute process; a step that died is tried again, since it gives the same bits.
 
         The fresh process opens the study again by itself (`semisilo.common.process.compute`).
         Args:
-            activity: what the operator reads meanwhile.
-        Raises: ComputeFailed when it died three times; what the step itself raises, at once.
+            activity: what the operator reads meanwhile; None leaves what is there.
+            attempts: how often it is tried.
+        Raises: ComputeFailed when it died each time; what the step itself raises, at once.
         """
-        self._runtime.set(activity=activity)
-        for attempt in range(1, _ATTEMPTS + 1):
+        if activity is not None:
+            self._runtime.set(activity=activity)
+        on_progress = None if activity is None else self._runtime.progress
+        for attempt in range(1, attempts + 1):
             try:
-                return await self._compute.call(request, on_progress=self._runtime.progress)
+                return await self._compute.call(request, on_progress=on_progress)
             except ComputeFailed as error:
-                if attempt == _ATTEMPTS:
+                if attempt == attempts:
                     raise
                 _LOG.warning("%s: %s; trying again", request.operation(), error.line())
         raise AssertionError("unreachable")

@@ -21,7 +21,6 @@ from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.compute.messages import (
     Aggregate,
-    Baseline,
     Evaluate,
     Phases,
     Prepare,
@@ -35,6 +34,7 @@ from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
+from semisilo.coordinator.rounds.labels_alone import LabelsAloneWork
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.sampling import Availability
 from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, StudyLifecycle, pause_when_refused
@@ -62,6 +62,8 @@ class EngineFolders:
 
     studies: Path
     payloads: Path
+    images: Path | None = None
+    """Decoded images that are too many for memory; None where they must not lie on a disk."""
 
 
 class Engine:
@@ -70,10 +72,11 @@ class Engine:
     def __init__(self, *, ledger: Ledger, roster: LedgerRoster, runtime: RuntimeState, compute: Compute,
                  payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
                  slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0,
-                 clock: Callable[[], float] = time.time) -> None:
+                 beside_rounds: bool = True, clock: Callable[[], float] = time.time) -> None:
         """
         Args:
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
+            beside_rounds: whether labels alone are trained while silos work, or only after the last round.
         """
         self._ledger = ledger
         self._roster = roster
@@ -83,9 +86,13 @@ class Engine:
         self._slowest_link = slowest_link
         self._clock = clock
         self._steps = ComputeSteps(compute=compute, ledger=ledger, runtime=runtime, studies=folders.studies,
-                                   payloads=folders.payloads)
+                                   payloads=folders.payloads, images=folders.images)
         self._operator = OperatorRequests(ledger=ledger, runtime=runtime)
-        self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator, clock=clock)
+        self._labels_alone = LabelsAloneWork(ledger=ledger, runtime=runtime, steps=self._steps,
+                                             operator=self._operator, studies=folders.studies,
+                                             beside_rounds=beside_rounds)
+        self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator, clock=clock,
+                                          wait=self._labels_alone.wait)
         self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
         self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
                                          studies=folders.studies)
@@ -115,6 +122,7 @@ class Engine:
                 if self._ledger.study_state(study.name) is not StudyState.STOPPED:
                     self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
             self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
+        self._labels_alone.leave()
         await self._lifecycle.tidy_up()
         return self._ledger.study(study.name)
 
@@ -129,6 +137,7 @@ class Engine:
         if self._operator.is_stopped(name):
             return
         study = await self._steps.open_study(row, config)
+        self._labels_alone.begin(study)
         if self._ledger.committed_digest(name) == "":
             await self._prepare(study)
         if not await self._wait_for_silos(study):
@@ -149,6 +158,7 @@ class Engine:
             if self._operator.is_stopped(name):
                 return
             await self._lifecycle.write_model(name)
+            await self._labels_alone.finish()
             if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED):
                 break
         self._cleanup.remove_spares()
@@ -159,17 +169,6 @@ class Engine:
     async def _prepare(self, study: RunningStudy) -> None:
         if self._ledger.last_round(study.name) is None:
             self._ledger.open_round(study.name, 0, start_digest="", sample=(), phases=())
-        settings = study.config.study
-        wanted = settings.labelled_only_baseline and study.frozen.num_test > 0 and study.frozen.num_labelled > 0
-        if wanted and self._ledger.study(study.name).baseline is None:
-            _LOG.info("training on %d labelled images alone, %d epochs: the line to beat", study.frozen.num_labelled,
-                      settings.baseline_epochs)
-            found = await self._steps.call(Baseline(epochs=settings.baseline_epochs),
-                                           activity="training on labels only")
-            if found.result is not None:
-                self._ledger.set_study_facts(study.name, baseline=found.result)
-                if "accuracy" in found.result.metrics:
-                    _LOG.info("labels alone reach an accuracy of %.4f", found.result.metrics["accuracy"])
         await self._operator.wait_while_paused(study.name)
         if self._operator.is_stopped(study.name):
             return
@@ -308,7 +307,7 @@ class Engine:
                              answered, phase.quorum, ", ".join(waiting))
                 told = True
             end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
-            await self._runtime.wait(min(end - now, 60.0) + 0.001)
+            await self._labels_alone.wait(min(end - now, 60.0) + 0.001)
             if len(waiting) > _FEW_SILOS:
                 await asyncio.sleep(len(waiting) * _PAUSE_SECONDS_PER_SILO)
         self._accountant.settle(study=study.name, round=row.number, phase=phase.name)

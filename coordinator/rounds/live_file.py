@@ -51,6 +51,8 @@ class LiveStatus:
     """What the compute process is doing."""
     fraction: float = 0.0
     text: str = ""
+    labels_alone: str = ""
+    """How far the line of labels alone is, and how long it will take; empty when nothing is to be said."""
     connected: tuple[str, ...] = ()
     """Silos with an RPC in flight, in byte order."""
     silos: dict[str, LiveSilo] = field(default_factory=dict)
@@ -68,8 +70,8 @@ class LiveStatus:
             pid=os.getpid() if pid is None else pid, unix=time.time() if now_unix is None else now_unix,
             study=runtime.study, round=runtime.round, rounds=runtime.rounds, phase=runtime.phase,
             reason=str(runtime.reason), activity=runtime.activity, fraction=_share(runtime.fraction),
-            text=runtime.text, connected=tuple(sorted(runtime.connected, key=str.encode)),
-            deadline_unix=deadline_unix, page=runtime.page,
+            text=runtime.text, labels_alone=runtime.labels_alone,
+            connected=tuple(sorted(runtime.connected, key=str.encode)), deadline_unix=deadline_unix, page=runtime.page,
             silos={name: LiveSilo(stage=entry.stage, fraction=_share(entry.fraction), text=entry.text, unix=entry.unix)
                    for name, entry in sorted(runtime.silos.items())})
 

@@ -67,6 +67,8 @@ class RuntimeState:
     """What the compute process is doing, for a person."""
     fraction: float = 0.0
     """Share of the activity that is done, 0..1."""
+    labels_alone: str = ""
+    """How far labels alone are, and how long they will take; empty while that is not known, and once they are done."""
     silos: dict[str, SiloProgress] = field(default_factory=dict)
     page: str = ""
     """Address of the operator page; empty when there is none."""
@@ -86,6 +88,10 @@ class RuntimeState:
         """There may be tasks, or no study any more: silos that wait should look."""
         event, self._called = self._called, asyncio.Event()
         event.set()
+
+    def happening(self) -> asyncio.Event:
+        """Set at the next `notify`."""
+        return self._event
 
     async def wait(self, timeout_seconds: float) -> None:
         """Returns at the next `notify`, or after the time."""

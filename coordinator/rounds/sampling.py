@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.compute_client import RunningStudy
@@ -17,17 +17,21 @@ from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests
 __all__ = ["Availability"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
+_LOOK_SECONDS = 5.0
+"""Silos that join or go away are noticed at once; this is for working hours, which begin without a word."""
 
 
 class Availability:
     """The roster, as a study that waits for silos sees it."""
 
     def __init__(self, *, roster: LedgerRoster, runtime: RuntimeState, operator: OperatorRequests,
-                 clock: Callable[[], float]) -> None:
+                 clock: Callable[[], float], wait: Callable[[float], Awaitable[None]]) -> None:
+        """`wait` returns after so many seconds, or when something has happened."""
         self._roster = roster
         self._runtime = runtime
         self._operator = operator
         self._clock = clock
+        self._wait = wait
 
     async def wait_for_members(self, study: RunningStudy, wanted: int) -> list[str]:
         """The roster once it has `wanted` silos; empty when the operator stops the study before."""
@@ -39,7 +43,7 @@ class Availability:
                 return members
             self._runtime.reason, self._runtime.activity = StandbyReason.WAITING_FOR_SILOS, ""
             self._runtime.text = f"{len(members)} of {wanted} silos have joined"
-            await self._runtime.wait(1.0)
+            await self._wait(_LOOK_SECONDS)
 
     async def wait_for_quorum(self, study: RunningStudy) -> tuple[list[str], int]:
         """Members that may be asked in a round, once there is a quorum of them, and how many to ask.
@@ -67,4 +71,4 @@ class Availability:
             self._runtime.reason, self._runtime.activity = StandbyReason.WAITING_FOR_SILOS, ""
             self._runtime.text = (f"{len(members) - len(there)} of {len(members)} silos are away by their own policy, "
                                   f"the next is back on {back}")
-            await self._runtime.wait(1.0)
+            await self._wait(_LOOK_SECONDS)

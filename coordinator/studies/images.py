@@ -29,7 +29,7 @@ _LOG = logging.getLogger("semisilo.study")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyData:
-    """A study's images in memory, with what is frozen of them."""
+    """A study's images, with what is frozen of them."""
 
     images: CoordinatorData
     build_model: ModelBuilder
@@ -40,13 +40,14 @@ class StudyData:
 
 
 def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
-                    progress: Callable[[float, str], None] | None = None) -> StudyData:
+                    progress: Callable[[float, str], None] | None = None, disk: Path | None = None) -> StudyData:
     """Reads the coordinator's sets and freezes what follows from them, or checks it against what is frozen.
 
     Args:
         config: the study's settings.
         folder: the study's folder; relative paths start here.
         frozen: from the first opening; None at the first. Never measured again.
+        disk: a folder on whose disk images lie that are too many for memory; None where they must not.
     Raises: BadData, naming the file; BadConfiguration when the settings do not fit the images or what is frozen.
     """
     data, image = config.data, config.data.image
@@ -63,7 +64,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
             return None
         found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
                             classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report" else
-                            data.on_error, progress=progress, reading=image.reading)
+                            data.on_error, progress=progress, reading=image.reading, disk=disk)
         classes = classes or found.classes
         skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped)
         broken.extend(replace(item, name=f"{part}: {item.name}") for item in found.skipped if item.broken)

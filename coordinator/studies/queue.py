@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.config import to_dict
 from semisilo.common.errors import UnknownName, UsageError
 from semisilo.common.methods import Scenario
 from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.studies.study_file import StudyConfig, load_study
+from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict, load_study
 
 __all__ = ["create_study", "queue_new_studies", "queue_study"]
 
@@ -59,7 +59,7 @@ def queue_study(federation: Federation, ledger: Ledger, name: str) -> StudyConfi
         raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
     if ledger.committed_digest(name) == "":
         ledger.requeue_study(name, to_dict(config))
-    elif canonical_json(config) != canonical_json(known.config):
+    elif to_dict(config) != to_dict(config_from_dict(known.config, where=f"study {name}")):
         raise UsageError(f"Study '{name}' has begun with other settings than {path} has now.",
                          remedy="Undo the edit to go on with it, or start another study: coordinator new NAME.")
     else:

@@ -37,9 +37,15 @@ class StudySettings:
     start_with: int = 1
     """Silos that must have joined before round 1."""
     labelled_only_baseline: bool = True
-    """Trains the same network on the coordinator's labels alone before round 1, as the line to beat."""
+    """Trains the same network on the coordinator's labels alone, as the line to beat: while silos work, and to the end
+    after the last round."""
     baseline_epochs: int = 400
     """Passes over the labelled images of that baseline; the paper's partially supervised bound has 400."""
+    baseline_budget: str = ""
+    """Time that this baseline may work, such as "30m"; empty for as long as it takes. Its learning rate comes down
+    within the epochs that fit, so its bits depend on the machine."""
+    baseline_patience: int = 0
+    """Ends this baseline once the accuracy on [data] validation has not risen for so many epochs; 0 for never."""
     local_accuracy: bool = False
     """Measures the model of every silo whose update was accepted on the coordinator's test set, before averaging; takes
     one evaluation for each silo and round."""
@@ -50,9 +56,17 @@ class StudySettings:
         _at_least("rounds", self.rounds, 1)
         _at_least("start_with", self.start_with, 1)
         _at_least("baseline_epochs", self.baseline_epochs, 1)
+        _at_least("baseline_patience", self.baseline_patience, 0)
         _at_least("keep_every", self.keep_every, 1)
+        if self.baseline_budget:
+            _check_duration("baseline_budget", self.baseline_budget)
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed = {self.seed}: must fit in 64 bits.")
+
+    @property
+    def baseline_seconds(self) -> float:
+        """Seconds that the baseline may work; 0 for as long as it takes."""
+        return parse_duration(self.baseline_budget) if self.baseline_budget else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,12 +165,7 @@ class ParticipationSettings:
             _at_least("silos_per_round", self.silos_per_round, 1)
         _at_least("quorum", self.quorum, 0)
         for name in ("round_timeout", "round_limit"):
-            try:
-                seconds = parse_duration(getattr(self, name), where=name)
-            except BadConfiguration as error:  # `from_dict` adds file and table
-                raise ValueError(error.line()) from None
-            if seconds <= 0:
-                raise ValueError(f'{name} = "{getattr(self, name)}": must be above 0.')
+            _check_duration(name, getattr(self, name))
 
     @property
     def timeout_seconds(self) -> float:
@@ -264,6 +273,10 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}
     _check_defined(spec, settings, where)
     chosen = MethodSettings(name=spec.name, settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
+    if study.baseline_patience and not images.validation:
+        raise BadConfiguration(f"{where}: [study]: baseline_patience = {study.baseline_patience} looks at validation"
+                               " images, and there are none.",
+                               remedy="Name them in [data] validation, or leave baseline_patience out.")
     if getattr(chosen.settings, "needs_exact_updates", False) and wire.uplink_form().lossy:
         raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" is lossy; {spec.name} with these'
                                " settings needs exact updates, or its corrections drift.",
@@ -352,6 +365,15 @@ class _Tables:
     wire: int = 0
     numerics: int = 0
     simulation: int = 0
+
+
+def _check_duration(name: str, text: str) -> None:
+    try:
+        seconds = parse_duration(text, where=name)
+    except BadConfiguration as error:  # `from_dict` adds file and table
+        raise ValueError(error.line()) from None
+    if seconds <= 0:
+        raise ValueError(f'{name} = "{text}": must be above 0.')
 
 
 def _at_least(name: str, value: float, low: float) -> None:

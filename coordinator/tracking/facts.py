@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from semisilo.coordinator.ledger.costs import bytes_by_round
@@ -18,8 +18,9 @@ from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
 from semisilo.coordinator.monitoring.summary import labelled_only_accuracy
 
-__all__ = ["RoundFacts", "RoundReader", "flat_settings"]
+__all__ = ["LABELS_ALONE", "RoundFacts", "RoundReader", "flat_settings"]
 
+LABELS_ALONE = "model/labelled_only_accuracy"
 _HISTOGRAM = "pseudo_labels/"
 _MODEL = ("accuracy", "loss", "balanced_accuracy", "validation_accuracy", "validation_loss", "labelled_accuracy")
 
@@ -58,14 +59,28 @@ class RoundReader:
             found.append(self._facts(row, entry))
         return found
 
+    def labels_alone(self, *, up_to: int, known: Collection[int]) -> list[RoundFacts]:
+        """The line of labels alone in committed rounds that were told before it was there, in order.
+
+        Args:
+            up_to: the last round that was told.
+            known: rounds of which it was told with them.
+        """
+        alone = labelled_only_accuracy(self.ledger.study(self.study))
+        if alone is None:
+            return []
+        return [RoundFacts(number=entry.number, unix=_closed(entry), scalars={LABELS_ALONE: alone})
+                for entry in self.ledger.rounds(self.study)
+                if entry.number <= up_to and entry.state is RoundState.COMPLETED and entry.number not in known]
+
     def _facts(self, study: StudyRow, entry: RoundRow) -> RoundFacts:
         scalars: dict[str, float] = {}
         for name, value in entry.metrics.items():
             group = "model/" if name in _MODEL else "" if "/" in name else "method/"
             scalars[f"{group}{name}"] = value
         if (alone := labelled_only_accuracy(study)) is not None:
-            scalars["model/labelled_only_accuracy"] = alone
-        closed = entry.closed_unix if entry.closed_unix is not None else entry.opened_unix
+            scalars[LABELS_ALONE] = alone
+        closed = _closed(entry)
         scalars["seconds/round"] = max(0.0, closed - entry.opened_unix)
         if study.started_unix is not None:
             scalars["seconds/since_start"] = max(0.0, closed - study.started_unix)
@@ -115,6 +130,10 @@ def flat_settings(config: Mapping[str, object]) -> dict[str, str]:
             found[prefix] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     walk("", config)
     return found
+
+
+def _closed(entry: RoundRow) -> float:
+    return entry.closed_unix if entry.closed_unix is not None else entry.opened_unix
 
 
 def _is_number(value: object) -> bool:

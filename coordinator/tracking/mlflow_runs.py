@@ -24,7 +24,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tracking import TrackedRun, add_tracked_run, note_complete, note_told, tracked_run
-from semisilo.coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
+from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings
 
 __all__ = ["MlflowRuns"]
 
@@ -60,6 +60,8 @@ class MlflowRuns:
         self._federation = federation
         self._experiment = ""
         self._readers: dict[str, RoundReader] = {}
+        self._with_line: set[str] = set()
+        """Studies whose rounds all have the line of labels alone."""
         from mlflow.tracking import MlflowClient
 
         self._client = self._asked(lambda: MlflowClient(tracking_uri=target))
@@ -74,12 +76,15 @@ class MlflowRuns:
         row = self._ledger.study(study)
         known = self._run(row)
         run, told, complete = known.run, known.last_round, known.complete
-        rounds = self._readers.setdefault(study, RoundReader(self._ledger, study)).rounds_after(told)
+        reader = self._readers.setdefault(study, RoundReader(self._ledger, study))
+        rounds = reader.rounds_after(told)
         if complete and not rounds:
             return 0
         if complete:  # it went on after it had ended
             self._asked(lambda: self._client.update_run(run, status="RUNNING"))
             note_complete(self._ledger, study, self._target, complete=False)
+        if not complete:
+            self._tell_line(run, row, reader, told)
         for entry in rounds:
             self._tell(run, entry)
             note_told(self._ledger, study, self._target, last_round=entry.number)
@@ -130,6 +135,15 @@ class MlflowRuns:
         metrics = [Metric(name, value, round(1000 * entry.unix), entry.number) for name, value in numbers.items()]
         for some in _batches(metrics, _METRICS_AT_ONCE):
             self._asked(partial(self._client.log_batch, run, metrics=some))
+
+    def _tell_line(self, run: str, row: StudyRow, reader: RoundReader, told: int) -> None:
+        """Labels alone may be done later than rounds; these are told of it then, once in the life of this process."""
+        if row.baseline is None or row.name in self._with_line:
+            return
+        history = self._asked(partial(self._client.get_metric_history, run, _name(LABELS_ALONE)))
+        for entry in reader.labels_alone(up_to=told, known={metric.step for metric in history}):
+            self._tell(run, entry)
+        self._with_line.add(row.name)
 
     def _end(self, run: str, row: StudyRow, artefacts: Callable[[str, Path], Sequence[Path]]) -> None:
         with TemporaryDirectory(prefix="semisilo-tracking-") as folder:

@@ -1,4 +1,5 @@
-"""TensorBoard event files of studies: one file per study, one record per round, appended and never written twice.
+"""TensorBoard event files of studies: one file per study, one record per round, appended and never written twice. The
+line of labels alone, which may come later than rounds, is then one more record for each of these.
 
 A record is written whole or, after a kill, cut off at the next start: its own checksums show which. So which rounds are
 in the file can be read from the file, and it needs no other memory. Nothing here imports torch or tensorflow.
@@ -18,7 +19,7 @@ from typing import IO, Any
 
 from semisilo.common.errors import SemisiloError
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.tracking.facts import RoundFacts, RoundReader, flat_settings
+from semisilo.coordinator.tracking.facts import LABELS_ALONE, RoundFacts, RoundReader, flat_settings
 
 __all__ = ["event_file", "write_events"]
 
@@ -45,14 +46,17 @@ def write_events(ledger: Ledger, study: str, folder: Path, *, reader: RoundReade
     row = ledger.study(study)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(event_file(folder, row.queued_unix)) as file:
-        last, end = _scan(file)
+        last, end, with_line = _scan(file)
         file.truncate(end)
         file.seek(end)
-        rounds = (reader or RoundReader(ledger, study)).rounds_after(last)
-        if not rounds:
+        reader = reader or RoundReader(ledger, study)
+        rounds, late = reader.rounds_after(last), reader.labels_alone(up_to=last, known=with_line)
+        if not rounds and not late:
             return 0
         if end == 0:
             file.write(_record(_version_event(row.queued_unix)))
+        for entry in late:
+            file.write(_record(_round_event(entry, {})))
         for entry in rounds:
             settings = flat_settings(row.config) if entry.number == 0 else {}
             file.write(_record(_round_event(entry, settings)))
@@ -74,14 +78,16 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _scan(file: IO[bytes]) -> tuple[int, int]:
-    """(last round or -1, where the last whole record ends)."""
-    last, whole = -1, 0
+def _scan(file: IO[bytes]) -> tuple[int, int, set[int]]:
+    """(last round or -1, where the last whole record ends, rounds that have the line of labels alone)."""
+    last, whole, with_line = -1, 0, set()
     for event, end in _events(file):
         whole = end
         if event.HasField("summary"):
             last = max(last, event.step)
-    return last, whole
+            if any(value.tag == LABELS_ALONE for value in event.summary.value):
+                with_line.add(event.step)
+    return last, whole, with_line
 
 
 def _events(file: IO[bytes]) -> Iterator[tuple[Any, int]]:

@@ -23,7 +23,7 @@ from semisilo.demo.demo import DemoResult, DemoWatcher
 
 __all__ = ["ConsoleWatcher", "show_result"]
 
-_WAITING = {StudyState.QUEUED: "starting", StudyState.PREPARING: "training on labels only",
+_WAITING = {StudyState.QUEUED: "starting", StudyState.PREPARING: "training on labels",
             StudyState.WAITING: "waiting for silos"}
 
 
@@ -71,6 +71,8 @@ class ConsoleWatcher(DemoWatcher):
             self._bar.start()
         number = study.rounds[-1].number if study.rounds else 0
         words = _WAITING.get(study.row.state, f"round {number}/{study.planned_rounds}")
+        if study.completed_rounds == study.planned_rounds and study.labelled_only is None:
+            words = "labels alone, to compare with"
         facts = f"accuracy {describe_percentage(study.accuracy)}  " if study.accuracy is not None else ""
         self._bar.update(self._bar.task_ids[0], description=words, completed=study.completed_rounds,
                          facts=f"{facts}{describe_bytes(study.traffic.wire)}", refresh=True)

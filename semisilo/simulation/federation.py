@@ -87,7 +87,7 @@ class SimulatedFederation:
                                          spool=spool, compute=self._compute, clock=self._clock)
         self._engine = Engine(
             ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute, payloads=payloads,
-            spool=spool, accountant=_Accountant(), clock=self._clock,
+            spool=spool, accountant=_Accountant(), beside_rounds=False, clock=self._clock,
             folders=EngineFolders(studies=folder.studies, payloads=folder.payloads))
         method = dealt.config.method.name
         policy = _policy_of(dealt.config)

@@ -112,7 +112,7 @@ class Agent:
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
                                   memory=self._memory, cache=self._cache, display=display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
-                                  threads_file=home.threads,
+                                  threads_file=home.threads, images_folder=home.images,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes})
         self._labelled = 0

@@ -51,6 +51,8 @@ class Site:
     disclosures: DisclosureLog
     threads_file: Path | None = None
     """See `semisilo.silo.compute.messages.Train`."""
+    images_folder: Path | None = None
+    """Where decoded images lie that are too many for memory, if the policy permits; None for a simulated silo."""
 
 
 class TaskSteps(Protocol):
@@ -129,6 +131,7 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
     residuals, pending_residuals = site.memory.residuals(task.study, round=task.round)
     return Train(
         task=task, payloads=dict(payloads), cache_folder=site.cache_folder, choice=site.choice,
+        images_folder=site.images_folder if site.policy.limits.images_on_disk else None,
         factories=site.policy.permit.factories, memory=memory, residuals=residuals,
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,
         memory_folder=site.memory.folder, link_bytes_per_second=upload_rate, threads_file=site.threads_file)

@@ -80,12 +80,13 @@ class TaskRunner:
 
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
-                 budget: DayBudget, last_upload_bytes: Mapping[str, int] | None = None,
-                 threads_file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+                 budget: DayBudget, images_folder: Path | None = None, threads_file: Path | None = None,
+                 last_upload_bytes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.time) -> None:
         """
         Args:
             threads_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
+            images_folder: where decoded images lie that are too many for memory, if the policy permits.
             last_upload_bytes: size of the last update of each study, as far as it is known.
             clock: Unix seconds.
         """
@@ -97,7 +98,7 @@ class TaskRunner:
         self._budget = budget
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
-                          disclosures=disclosures, threads_file=threads_file)
+                          disclosures=disclosures, threads_file=threads_file, images_folder=images_folder)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
                                    budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock)
         self.num_images = 0

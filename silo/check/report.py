@@ -51,6 +51,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
     from semisilo.silo.check.link import look_at_link
     from semisilo.silo.check.needs import needs_of
     from semisilo.silo.check.site import (
+        images_on_disk,
         look_at_disk,
         look_at_gpu,
         look_at_home,
@@ -78,8 +79,10 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
     size = needs.task.image.size if needs is not None and needs.begun else 0
     channels = needs.task.image.channels if needs is not None and needs.begun else 0
     dense = needs.dense_bytes if needs is not None else 0
-    findings.append(look_at_disk(home, dense_bytes=dense))
-    findings.append(look_at_memory(image_bytes=sum(counted) * channels * size * size, dense_bytes=dense))
+    images = sum(counted) * channels * size * size
+    on_disk = images_on_disk(images, permitted=policy is None or policy.limits.images_on_disk)
+    findings.append(look_at_disk(home, dense_bytes=dense, image_bytes=images if on_disk else 0))
+    findings.append(look_at_memory(image_bytes=0 if on_disk else images, dense_bytes=dense))
     findings.append(look_at_gpu())
     expected = None
     if policy is not None:

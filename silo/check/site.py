@@ -189,16 +189,30 @@ def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
     return opened, tuple(broken)
 
 
-def look_at_disk(home: SiloHome, *, dense_bytes: int) -> Finding:
-    """Room for what the silo keeps of a study."""
+def images_on_disk(image_bytes: int, *, permitted: bool) -> bool:
+    """Whether images of so many bytes would lie on the disk: as `semisilo.common.data.squares.disk_for` decides."""
+    from semisilo.common.data.room import free_bytes
+    from semisilo.common.data.squares import SHARE_OF_MEMORY
+
+    free = free_bytes()
+    return permitted and free is not None and image_bytes > SHARE_OF_MEMORY * free
+
+
+def look_at_disk(home: SiloHome, *, dense_bytes: int, image_bytes: int = 0) -> Finding:
+    """Room for what the silo keeps of a study.
+
+    Args:
+        image_bytes: of images that would lie on the disk; 0 when they fit into memory.
+    """
     folder = home.folder if home.folder.is_dir() else home.folder.parent
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding(what="disk", state="unknown", text=f"{folder}: {error.strerror}.")
-    needed = _MODELS_ON_DISK * dense_bytes
+    needed = _MODELS_ON_DISK * dense_bytes + image_bytes
     facts = {"free_bytes": free, "needed_bytes": needed}
-    about = f"; the study needs up to {describe_bytes(needed)} ({_MODELS_ON_DISK} models)" if needed else ""
+    images = f", and images that are too many for memory: {describe_bytes(image_bytes)}" if image_bytes else ""
+    about = f"; the study needs up to {describe_bytes(needed)} ({_MODELS_ON_DISK} models{images})" if needed else ""
     text = f"{describe_bytes(free)} are free in {folder}{about}"
     if free < max(needed, 10 * 2**20):
         return Finding(what="disk", state="bad", text=text, remedy="Free some space, or move the home: --home DIR",

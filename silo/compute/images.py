@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +84,14 @@ class ReadSilo:
 
 
 def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str, ...], scenario: Scenario,
-                     progress: Callable[[float, str], None] | None = None) -> ReadSilo:
+                     progress: Callable[[float, str], None] | None = None, disk: Path | None = None) -> ReadSilo:
     """Reads all images that a `silo join` has named.
 
     Args:
         form: the study's geometry; mean and deviation are applied to batches, not here.
         classes: the study's class names in label order.
         progress: told the share that is done, 0 to 1, and a line of text that names no file.
+        disk: a folder on whose disk images lie that are too many for memory; None where they must not.
     Raises: BadData, naming the file, for images that cannot be used and for a class that the study does not have.
     """
     check_apart(choice)
@@ -106,16 +108,17 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
 
     def read(source: str, index: int, *, with_labels: bool) -> ReadResult:
         return read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
-                           labelled=with_labels, on_error=on_error, progress=part(index), reading=form.reading)
+                           labelled=with_labels, on_error=on_error, progress=part(index), reading=form.reading,
+                           disk=disk)
 
     found = read_partly_labelled(choice.source, form, classes=classes, use_labels=labels_count and not choice.labelled,
-                                 on_error=on_error, progress=part(0))
+                                 on_error=on_error, progress=part(0), disk=disk)
     images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
                         rounds_per_step=found.rounds_per_step)
     skipped = found.skipped
     if choice.labelled:
         more = read(choice.labelled, 1, with_labels=labels_count)
-        images = replace(images, labelled=more.images) if labels_count else _with_hidden(images, more.images)
+        images = replace(images, labelled=more.images) if labels_count else _with_hidden(images, more.images, disk)
         skipped += more.skipped
     if choice.test:
         test = read(choice.test, number - 1, with_labels=True)
@@ -126,12 +129,12 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     return ReadSilo(images, skipped)
 
 
-def _with_hidden(images: SiloImages, more: ImageSet) -> SiloImages:
+def _with_hidden(images: SiloImages, more: ImageSet, disk: Path | None) -> SiloImages:
     """Unlabelled images more, there in every step."""
     if images.unlabelled is None:
         return replace(images, unlabelled=more)
     steps_N = None if images.steps_N is None else np.concatenate([np.full(len(more), -1), images.steps_N])
-    return replace(images, unlabelled=joined(more, images.unlabelled), steps_N=steps_N)
+    return replace(images, unlabelled=joined(more, images.unlabelled, disk=disk), steps_N=steps_N)
 
 
 def _some(images: ImageSet | None) -> ImageSet | None:

@@ -77,6 +77,8 @@ class Train(Request[Trained]):
     """Store of what arrives; in its folder "tensors" are the groups that this silo holds."""
     choice: JoinChoice
     """The silo's images. In a simulation `source` is the silo's index among all silos."""
+    images_folder: Path | None = None
+    """A folder on whose disk decoded images lie that are too many for memory; None where this silo forbids it."""
     factories: tuple[str, ...] = ()
     """Model factories that this silo permits."""
     memory: Path | None

@@ -85,6 +85,8 @@ class Operations:
         self._device = device
         self._processors = processors or usable_processors()
         self._read: tuple[_ImagesKey, SiloImages] | None = None
+        self._disk: Path | None = None
+        """Where images may lie that are too many for memory: see `Train.images_folder`."""
         self._fitting: tuple[ModelSettings, ImageForm, tuple[str, ...]] | None = None
 
     def handlers(self) -> tuple[Handler, ...]:
@@ -116,6 +118,7 @@ class Operations:
                 file=request.threads_file)
             record = numerics.apply(replace(order.numerics, threads=threads), device=device,
                                     processors=self._processors)
+        self._disk = request.images_folder
         images, skipped = self._silo_images(order, settings.scenario, request.choice)
         data = images.data(round=order.round, scenario=settings.scenario)
         trainer = load_trainer(order.method)()
@@ -161,7 +164,7 @@ class Operations:
                          reading=form.reading, scenario=scenario, classes=order.model.classes)
         if self._read is None or self._read[0] != key:
             self._read = None  # two sets at once might not fit
-            found = _all_images(order, scenario, choice, self._progress)
+            found = _all_images(order, scenario, choice, self._progress, self._disk)
             self._read = (key, found.images)
             _log_skipped(found.skipped)
             return found.images, len(found.skipped)
@@ -169,11 +172,12 @@ class Operations:
 
 
 def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
-                progress: Callable[[float, str], None]) -> ReadSilo:
+                progress: Callable[[float, str], None], disk: Path | None) -> ReadSilo:
     """Raises: BadData whatever is wrong with the images: of other failures the coordinator hears the text, and one that
     comes from reading may hold the name of a file, which may hold a patient's."""
     try:
-        return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress)
+        return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
+                                disk=disk)
     except (SemisiloError, MemoryError):
         raise
     except Exception as error:

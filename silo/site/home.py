@@ -62,6 +62,11 @@ class SiloHome:
         return self.folder / "outgoing"
 
     @property
+    def images(self) -> Path:
+        """Decoded images that are too many for memory, in files without a name."""
+        return self.folder / "images"
+
+    @property
     def memory(self) -> Path:
         """What trainers keep between rounds, and the pending update."""
         return self.folder / "memory"

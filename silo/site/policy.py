@@ -90,7 +90,7 @@ class DataPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Table [limits]: the largest transfers of one task, and of a day."""
+    """Table [limits]: the largest transfers of one task, and of a day; what may lie on the disk."""
 
     max_download_bytes: int = 16 * _GIB
     """Payloads of one task together; a larger task is refused before a byte is fetched."""
@@ -99,6 +99,9 @@ class Limits:
     bytes_per_day: int = 0
     """What may leave and arrive in a day, both together, as the kernel counts it on the connection; 0: no limit. A task
     whose payloads do not fit into what is left is refused, and this silo is not asked again before the next day."""
+    images_on_disk: bool = True
+    """Whether decoded images that are too many for memory may lie in a file on the disk of this silo's home while `silo
+    join` needs them. The file has no name and is gone with the process. Without it such images are refused."""
 
     def __post_init__(self) -> None:
         if self.bytes_per_day < 0:

@@ -35,6 +35,7 @@ from semisilo.coordinator.compute.messages import (
     Aggregated,
     Baseline,
     BaselineFound,
+    BaselineProgress,
     CheckedUpdate,
     CheckUpdate,
     Evaluate,
@@ -80,6 +81,8 @@ class ArithmeticCompute:
     after: Callable[[str, Any], None] = lambda operation, request: None
     calls: list[str] = field(default_factory=list)
     num_labelled: int = 4
+    slices_left: int = 1
+    """Of labels alone."""
     tensors: bool = False
     """Whether payloads name their tensors, so that silos are sent what they lack only. The digest of the tensors is
     that of the payload which stands alone."""
@@ -115,8 +118,12 @@ class ArithmeticCompute:
             numerics=NumericsRecord(device="cpu", torch="0", cpu_capability="", threads=1, deterministic=True))
 
     def _baseline(self, request: Baseline) -> BaselineFound:
-        return BaselineFound(result=LabelledOnlyResult(
-            metrics={"accuracy": 0.5}, epochs=request.epochs, lr=0.1, batch_size=10, steps=1,
+        self.slices_left -= 1
+        if self.slices_left > 0:
+            return BaselineFound(done=False, result=None, progress=BaselineProgress(
+                epochs=3, planned=request.epochs, fraction=0.25, seconds_left=60.0 * self.slices_left))
+        return BaselineFound(done=True, result=LabelledOnlyResult(
+            metrics={"accuracy": 0.5}, epochs=request.epochs, asked=request.epochs, lr=0.1, batch_size=10, steps=1,
             num_labelled=self.num_labelled, history=()))
 
     def _prepare(self, request: Prepare) -> Prepared:

@@ -1,7 +1,7 @@
 """From files to squares of a study: which reader a file needs, which of its pictures count, and what went wrong.
 
-Files are decoded by a few threads, a window at a time, in their own order; a file of several pictures gives them one
-after another. Nothing here knows labels.
+Files are decoded by a few threads, some ahead, in their own order; a file of several pictures gives them one after
+another. Nothing here knows labels.
 
 Shapes: N pictures, C channels, S side of the square.
 
@@ -10,13 +10,14 @@ Tests: tests/common/data/test_broken_folders.py.
 
 from __future__ import annotations
 
-import itertools
+import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +30,15 @@ from semisilo.common.data.formats.pixels import Geometry, NoPictureError, Unusab
 from semisilo.common.data.formats.raster import most_pixels, open_raster
 from semisilo.common.data.formats.registry import format_of
 from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.squares import Squares
 from semisilo.common.errors import BadData
 
 __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode", "decoded", "header", "quiet",
            "ranges_of"]
 
-_THREADS = 4
+_MOST_THREADS = 8
 _WINDOW = 64
-"""Decoded at a time, so that threads hold no more than this many files' squares and `_THREADS` originals."""
+"""Files that are decoded ahead, so that threads hold no more than this many files' squares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,12 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _threads() -> int:
+    """As many as this process has cores; more than a few wait for the disk and for each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_THREADS, cores)
 
 
 def header(file: ImageFile, reading: Reading = Reading()) -> Header | None:
@@ -94,7 +102,7 @@ def count_pictures(files: Sequence[ImageFile], reading: Reading) -> list[int]:
         except Exception:  # see `_tried`
             return 1
 
-    with quiet(), ThreadPoolExecutor(_THREADS, thread_name_prefix="count") as pool:
+    with quiet(), ThreadPoolExecutor(_threads(), thread_name_prefix="count") as pool:
         return list(pool.map(count, files))
 
 
@@ -149,18 +157,31 @@ def decoded(files: Iterable[ImageFile], form: Geometry, reading: Reading, ranges
         ranges: what the values of 16 bits are divided by at least; raised as brighter files are met.
     Raises: BadData when a package is missing.
     """
-    waiting = iter(files)
-    with quiet(), ThreadPoolExecutor(_THREADS, thread_name_prefix="decode") as pool:
-        while window := list(itertools.islice(waiting, _WINDOW)):
-            known = dict(ranges)
-            results = pool.map(partial(_tried, form=form, reading=reading, ranges=known), window)
-            for file, result in zip(window, results, strict=True):
+    ahead: deque[tuple[ImageFile, Future[list[Picture] | Trouble]]] = deque()
+    with quiet(), ThreadPoolExecutor(_threads(), thread_name_prefix="decode") as pool:
+        try:
+            waiting, trouble = iter(files), None
+            while True:
+                try:
+                    while trouble is None and len(ahead) < _WINDOW and (file := next(waiting, None)) is not None:
+                        ahead.append((file, pool.submit(_tried, file, form, reading, dict(ranges))))
+                except Exception as error:  # what is wrong with files before it is said first
+                    trouble = error
+                if not ahead:
+                    if trouble is not None:
+                        raise trouble
+                    return
+                file, future = ahead.popleft()
+                result = future.result()
                 if not isinstance(result, Trouble):
                     for picture in result:
                         if picture.divided is not None:
                             kind, limit = picture.divided
                             ranges[kind] = max(limit, ranges.get(kind, 0.0))
                 yield file, result
+        finally:
+            for _, future in ahead:
+                future.cancel()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -168,7 +189,7 @@ class Decoded:
     """What became of many files."""
 
     squares: NDArray[np.uint8]
-    """uint8 (N, C, S, S)."""
+    """uint8 (N, C, S, S), in memory or mapped from a disk."""
     files: list[ImageFile]
     """Of each of the N."""
     names: tuple[str, ...]
@@ -179,7 +200,7 @@ class Decoded:
 
 def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geometry, reading: Reading,
            on_error: OnError, where: str, ranges: Mapping[str, float] | None = None, num_files: int | None = None,
-           progress: Callable[[float], None] | None = None) -> Decoded:
+           progress: Callable[[float], None] | None = None, disk: Path | None = None) -> Decoded:
     """Reads files with a few threads, all with the same range of deep values.
 
     Args:
@@ -189,14 +210,15 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         where: what is read, for messages.
         ranges: a range that another part of the same source needs.
         num_files: how many files there are, for `progress`; `number` by default.
+        disk: a folder on whose disk the squares lie; None for memory.
     Raises: BadData, naming the file, at the first that cannot be read if `on_error` is "stop"; when none can be; when
         a package is missing.
     """
     known = dict(ranges or {})
     told = progress
+    squares = Squares(number, channels=form.channels, size=form.size, disk=disk)
     while True:
         before = dict(known)
-        squares = np.empty((number, form.channels, form.size, form.size), dtype=np.uint8)
         kept: list[ImageFile] = []
         names: list[str] = []
         skipped: list[Skipped] = []
@@ -214,7 +236,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
                     skipped.append(Skipped(file.name, "cannot be read: it changed while it was read", True))
                 else:
                     for picture in result:
-                        squares[len(kept)] = picture.square
+                        squares.put(len(kept), picture.square)
                         kept.append(file)
                         names.append(file.name if picture.part is None else f"{file.name}[{picture.part}]")
                         if picture.divided is not None:
@@ -230,4 +252,4 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         first = f": first is {skipped[0].name}, {skipped[0].reason}" if skipped else ""
         raise BadData(f"{where}: none of the {len(skipped)} images can be read{first}.",
                       remedy="Check that the files were copied completely.")
-    return Decoded(squares=squares[: len(kept)], files=kept, names=tuple(names), skipped=skipped, ranges=known)
+    return Decoded(squares=squares.finish(len(kept)), files=kept, names=tuple(names), skipped=skipped, ranges=known)

@@ -37,7 +37,8 @@ def own_statistics(task: SiloTask, model: nn.Module, data: SiloData) -> dict[str
     that needs none. For a silo that is alone, and where nobody could be asked in time."""
     if not batch_norm.layers_of(model):
         return {}
-    images_NCHW = torch.cat([each.images_NCHW for each in (data.labelled, data.unlabelled) if each is not None])
+    sets = [each.images_NCHW for each in (data.labelled, data.unlabelled) if each is not None]
+    images_NCHW = sets[0] if len(sets) == 1 else torch.cat(sets)  # one that lies on the disk stays there
     return batch_norm.to_tensors(batch_norm.measure(
         model, images_NCHW, form=task.image,
         generator=torch_generator(task.seed, "batch_norm_order", round=task.round, silo=task.silo)))

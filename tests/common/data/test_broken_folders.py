@@ -6,13 +6,17 @@ import io
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Reading
+from semisilo.common.data.formats.decoding import decode
+from semisilo.common.data.formats.folder import ImageFile
+from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.partly_labelled import read_partly_labelled
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadData
@@ -184,3 +188,16 @@ def test_thousands_of_files_are_listed_and_read_in_order(tmp_path):
     result = read_images(str(tmp_path), size=4, channels=1, labelled=False)
     assert result.images.names == tuple(sorted((f"{number}.png" for number in range(3000)), key=str.encode))
     assert survey(str(tmp_path)).num_images == 3000
+
+
+def test_what_is_wrong_with_a_file_is_said_before_what_is_wrong_with_the_list_after_it(broken: Path) -> None:
+    """Files are decoded ahead of where they are looked at."""
+    def files() -> Iterator[ImageFile]:
+        yield ImageFile(broken / "cat/a.png", "a", "")
+        yield ImageFile(broken / "cat/zero.png", "zero", "")
+        raise BadData("The list is damaged.")
+
+    for on_error, text in (("stop", "zero cannot be read: it is empty"), ("skip", "The list is damaged")):
+        with pytest.raises(BadData, match=text):
+            decode(files, 3, form=Geometry(size=8, channels=3, resize="fit"), reading=Reading(), on_error=on_error,
+                   where="here")

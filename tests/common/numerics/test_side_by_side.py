@@ -76,7 +76,7 @@ def test_pieces_are_taken_only_as_far_ahead_as_there_are_lanes() -> None:
     results = results_in_order(pieces())
     next(results)
     assert taken == [0, 1]
-    results.close()  # type: ignore[attr-defined]
+    results.close()
 
 
 def test_the_callers_gradient_mode_holds_in_every_lane() -> None:

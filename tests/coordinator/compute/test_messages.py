@@ -90,8 +90,10 @@ def test_the_settings_of_every_method_arrive_as_what_they_are(method: str) -> No
     opening(config(lr=0.25)),
     messages.OpenedStudy(frozen=FROZEN, numerics=NUMERICS),
     messages.Prepare(), messages.Prepared(state="ab", metrics={"accuracy": 1 / 3}),
-    messages.Baseline(epochs=3), messages.BaselineFound(result=None),
-    messages.BaselineFound(result=LabelledOnlyResult(
+    messages.Baseline(epochs=3, budget_seconds=1.5, patience=2, slice_seconds=0.5),
+    messages.BaselineFound(done=False, result=None, progress=messages.BaselineProgress(
+        epochs=3, planned=7, fraction=0.4, seconds_left=None)),
+    messages.BaselineFound(done=True, result=LabelledOnlyResult(
         metrics={"accuracy": 0.1}, epochs=3, lr=0.1, batch_size=10, steps=7, num_labelled=30,
         history=(HistoryPoint(3, 0.5, 0.1),))),
     messages.Phases(state="ab", round=1),

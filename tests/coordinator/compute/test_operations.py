@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import os
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +20,14 @@ from PIL import Image
 from safetensors import safe_open
 
 from semisilo.common.config import from_dict, to_dict
+from semisilo.common.data import room
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import (
     BadConfiguration,
     BadData,
     BadPayload,
     ComputeFailed,
+    DiskFull,
     LayoutMismatch,
     NotPermitted,
     StorageDamaged,
@@ -43,6 +48,7 @@ from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
     Baseline,
+    BaselineFound,
     CheckedUpdate,
     CheckUpdate,
     Evaluate,
@@ -58,7 +64,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTasks,
 )
 from semisilo.coordinator.compute.operations import Operations
-from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult
+from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, FrozenStudy, LabelledOnlyResult
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -131,7 +137,9 @@ def prepare(operations: Operations) -> Prepared:
 
 
 def baseline(operations: Operations, epochs: int) -> LabelledOnlyResult | None:
-    return operations.baseline(Baseline(epochs=epochs)).result
+    found = operations.baseline(Baseline(epochs=epochs, slice_seconds=1e9))
+    assert found.done
+    return found.result
 
 
 def tasks_of(operations: Operations, state: str, round: int, silos: dict[str, str | None], *,
@@ -573,6 +581,81 @@ def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     json.dumps(to_dict(found), allow_nan=False)
 
 
+def test_the_coordinators_images_on_the_disk_give_the_same_bits_as_in_memory(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, first = opened(federation)
+    expected = prepare(operations)
+    monkeypatch.setattr(room, "free_bytes", lambda: 3300)  # of 40 images 2560 bytes; those of the .npz just fit
+    mapped = Operations(lambda fraction, text: None)
+    again = answered(mapped, dataclasses.replace(opening(federation), images_folder=federation / "images"))
+    assert f" {federation.resolve()}/images/" in Path("/proc/self/maps").read_text()
+    assert again == first
+    assert prepare(mapped) == expected
+
+
+def test_the_baseline_in_slices_of_one_batch_by_processes_that_die_has_the_bits_of_one_run(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations_module, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(operations_module, "_SAVING_SHARE", 1e9)
+    operations, first = opened(federation)
+    expected = operations.baseline(Baseline(epochs=3, slice_seconds=1e9))
+    file = federation / "studies" / "first" / LABELS_ALONE_FILE
+    assert not file.exists()
+    operations, _ = opened(federation, first.frozen)
+    slices, begun = 1, False
+    while not (found := operations.baseline(Baseline(epochs=3, slice_seconds=0.0))).done:
+        assert found.progress is not None
+        assert file.exists()
+        slices += 1
+        if slices % 4 == 0:
+            operations, _ = opened(federation, first.frozen)
+            begun = begun or found.progress.epochs > 0
+    assert found == expected
+    assert slices > 10
+    assert begun, "a process died after an epoch"
+    opened(federation)  # as a study that was queued anew before its first round
+    assert not file.exists()
+
+
+@pytest.mark.slow
+def test_the_baseline_of_a_process_that_is_killed_in_the_middle_of_a_slice_has_the_bits_of_one_run(
+        federation: Path) -> None:
+    async def scenario(first: FrozenStudy) -> BaselineFound:
+        compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")
+        try:
+            await compute.call(opening(federation, first))
+            found = await compute.call(Baseline(epochs=300, slice_seconds=0.2))
+            call = asyncio.ensure_future(compute.call(Baseline(epochs=300, slice_seconds=1e9)))
+            await asyncio.sleep(0.1)
+            assert compute.pid is not None
+            os.kill(compute.pid, signal.SIGKILL)
+            with pytest.raises(ComputeFailed):
+                await call
+            while not found.done:
+                found = await compute.call(Baseline(epochs=300, slice_seconds=0.2))
+            return found
+        finally:
+            await compute.close()
+
+    operations, first = opened(federation)
+    assert asyncio.run(scenario(first.frozen)) == operations.baseline(Baseline(epochs=300, slice_seconds=1e9))
+
+
+def test_work_on_the_baseline_that_cannot_be_written_down_goes_on_in_memory(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(self: object) -> None:
+        raise DiskFull("No space.")
+
+    monkeypatch.setattr(operations_module, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(operations_module.LabelsAlone, "save", full)
+    operations, _ = opened(federation)
+    slices = 1
+    while not operations.baseline(Baseline(epochs=2, slice_seconds=0.0)).done:
+        slices += 1
+    assert slices == 2 * (4 + 1 + 1) + 1  # in each epoch 4 batches, one of statistics and one of accuracy
+    assert "No space" in caplog.text
+
+
 def test_a_process_gives_the_same_bits_as_this_one(federation: Path) -> None:
     async def scenario() -> tuple[OpenedStudy, Prepared]:
         compute = ProcessCompute("semisilo.coordinator.compute.operations:Operations")
@@ -594,7 +677,7 @@ def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(fe
         try:
             first = await compute.call(opening(federation))
             prepared = await compute.call(Prepare())
-            call = asyncio.ensure_future(compute.call(Baseline(epochs=100000)))
+            call = asyncio.ensure_future(compute.call(Baseline(epochs=100000, slice_seconds=1e9)))
             await asyncio.sleep(0.5)
             await compute.abort()
             with pytest.raises(ComputeFailed):

@@ -39,6 +39,7 @@ from semisilo.coordinator.federation.backup_archive import (
 from semisilo.coordinator.federation.folder import Federation, open_federation
 from semisilo.coordinator.federation.restore import restore
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE
 from semisilo.coordinator.studies.queue import create_study
 from tests.coordinator.ledger_fixture import SILOS, digest, fill_study
 
@@ -85,12 +86,14 @@ def test_a_backup_holds_what_the_ledger_names_and_the_keys_and_nothing_else(
         federation: Federation, tmp_path: Path) -> None:
     for name in ("contact-sheet.png", "contact-sheet-test.png"):  # drawn anew by `coordinator data`
         (federation.studies / "first" / name).write_bytes(b"png")
+    _put(federation.studies / "first" / LABELS_ALONE_FILE, "not done yet")
     facts = back_up(federation, tmp_path / "safe", now=NOW)
     assert facts.archive == str(tmp_path / "safe" / NAME)
     states = {f"studies/first/states/{digest(str(number))}.safetensors" for number in (2, 3, 4)}
     assert _names(Path(facts.archive)) == {
         "ledger.sqlite", "federation.toml", "page.token", "authority/ca.key", "authority/ca.pem",
-        "studies/first/study.toml", f"payloads/{digest('model')}", f"spool/{digest('update 5')}", *states}
+        "studies/first/study.toml", f"studies/first/{LABELS_ALONE_FILE}", f"payloads/{digest('model')}",
+        f"spool/{digest('update 5')}", *states}
     assert facts.left_out == ("studies/first/data/",)
     assert [(study.name, study.state, study.round) for study in facts.studies] == [("first", "running", 4)]
 

@@ -44,7 +44,8 @@ def test_studies_with_results_say_how_far_they_have_come(filled: Filled) -> None
     ledger = filled.ledger
     ledger.queue_study("second", study_config(rounds=2))  # without a committed round
     assert studies_with_results(ledger) == [
-        TrackedStudy(name="first", state=StudyState.RUNNING, last_round=3, ended_unix=None)]
+        TrackedStudy(name="first", state=StudyState.RUNNING, last_round=3, ended_unix=None,
+                     labels_alone=True)]
     ledger.open_round("first", 4, start_digest="", sample=(), phases=())  # open: no result yet
     ledger.set_study_state("first", StudyState.STOPPED)
     (found,) = studies_with_results(ledger)

@@ -100,6 +100,16 @@ def test_a_silo_that_trains_is_working_between_its_reports_but_not_for_ever(runn
     assert [(silo.state, silo.doing) for silo in later.silos] == [("away", "")] * 3
 
 
+def test_how_far_labels_alone_are_is_said_below_the_studies(running: Filled) -> None:
+    assert "labels alone:" not in _text(gather(running.federation, running.ledger, None))
+    with running.ledger.transaction() as db:
+        db.execute("UPDATE study SET baseline_json = NULL")
+    assert "first: labels alone: in work\n" in _text(gather(running.federation, running.ledger, None))
+    runtime = RuntimeState(study="first", labels_alone="12 of 400 epochs, about 40 min 0 s left")
+    facts = gather(running.federation, running.ledger, LiveStatus.from_runtime(runtime))
+    assert "first: labels alone: 12 of 400 epochs, about 40 min 0 s left\n" in _text(facts)
+
+
 def test_costs_are_compared_with_dense_transfers(running: Filled) -> None:
     cost, = gather(running.federation, running.ledger, None).costs
     # Four rounds of 3 downloads with 3 + 3 + 2 + 3 updates; one of each so far in the fifth.

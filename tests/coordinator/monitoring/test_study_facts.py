@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from semisilo.common.config import canonical_json
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
+from semisilo.coordinator.rounds.live_file import LiveStatus
 from tests.coordinator.ledger_fixture import (
     LABELLED_ONLY,
     PHASE,
@@ -46,6 +49,34 @@ def test_a_study_that_has_not_begun_has_no_numbers_and_one_that_is_over_no_time_
     ledger.set_study_state("first", StudyState.STOPPED, reason="enough")
     over = study_facts(ledger.study("first"), ledger.rounds("first"), now_unix=0.0)
     assert (over.state, over.reason, over.seconds_left) == ("stopped", "enough", None)
+
+
+def test_of_labels_alone_it_is_said_how_far_they_are_or_what_cut_them_short(filled: Filled) -> None:
+    ledger = filled.ledger
+
+    def said(labels_alone: str = "", *, study: str = "first") -> str:
+        live = LiveStatus(pid=1, unix=0.0, study=study, labels_alone=labels_alone)
+        return study_facts(ledger.study("first"), [], now_unix=0.0, live=live).labels_alone
+
+    done = ledger.study("first").baseline
+    assert done is not None
+    assert said() == "", "all epochs, and by an earlier version"
+    ledger.set_study_facts("first", baseline=replace(done, epochs=120, asked=400, ended="budget"))
+    assert said() == "120 of 400 epochs: time budget"
+    ledger.set_study_facts("first", baseline=replace(done, epochs=60, asked=400, ended="flat"))
+    assert said() == "60 of 400 epochs: validation flat"
+    with ledger.transaction() as db:
+        db.execute("UPDATE study SET baseline_json = NULL")
+    assert said() == "in work"
+    assert said("12 of 400 epochs, about 40 min left") == "12 of 400 epochs, about 40 min left"
+    assert said("12 of 400 epochs", study="second") == "in work"
+    ledger.set_study_state("first", StudyState.STOPPED)
+    assert said() == "not trained"
+    config = ledger.study("first").config
+    config["study"]["labelled_only_baseline"] = False
+    with ledger.transaction() as db:
+        db.execute("UPDATE study SET config_json = ?", (canonical_json(config),))
+    assert said() == ""
 
 
 def test_an_open_round_says_whom_it_waits_for_and_until_when(filled: Filled) -> None:

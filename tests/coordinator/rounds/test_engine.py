@@ -106,7 +106,7 @@ def test_the_order_of_arrival_changes_nothing(tmp_path: Path, undisturbed: str) 
     assert final_digest(coordinator) == undisturbed
 
 
-OPERATIONS = ("open_study", "baseline", "prepare", "phases", "tasks", "check_update", "aggregate", "evaluate", "export")
+OPERATIONS = ("open_study", "prepare", "phases", "tasks", "check_update", "aggregate", "evaluate", "export", "baseline")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
 from semisilo.coordinator.federation.folder import Federation, create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -110,6 +111,21 @@ def test_after_its_first_commit_a_study_goes_on_only_with_the_settings_that_it_b
     write(federation, "first", f"# a comment changes nothing\n{GOOD}")
     queue_study(federation, ledger, "first")
     assert ledger.study("first").state is StudyState.QUEUED
+
+
+def test_a_begun_study_of_an_earlier_version_that_did_not_know_a_setting_yet_goes_on(
+        federation: Federation, ledger: Ledger) -> None:
+    write(federation, "first")
+    queue_study(federation, ledger, "first")
+    commit_round_0(ledger, "first")
+    end(ledger, "first", StudyState.FAILED)
+    config = ledger.study("first").config
+    del config["study"]["baseline_budget"], config["study"]["baseline_patience"]
+    with ledger.transaction() as db:
+        db.execute("UPDATE study SET config_json = ?", (canonical_json(config),))
+    queue_study(federation, ledger, "first")
+    assert ledger.study_state("first") is StudyState.QUEUED
+    assert ledger.study("first").config == config
 
 
 def test_a_complete_study_is_not_run_again(federation: Federation, ledger: Ledger) -> None:

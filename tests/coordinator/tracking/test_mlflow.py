@@ -77,6 +77,23 @@ def test_a_run_has_the_settings_and_every_round_with_its_number(filled: Filled, 
     assert entry.timestamp == round(1000 * closed)
 
 
+def test_the_line_of_labels_alone_that_comes_later_is_told_of_the_rounds_before_it(
+        filled: Filled, tmp_path: Path) -> None:
+    baseline = filled.ledger.study("first").baseline
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE study SET baseline_json = NULL")
+    runs, artefacts = runs_of(filled, tmp_path), artefacts_of(filled.federation, filled.ledger)
+    runs.catch_up("first", artefacts=artefacts)
+    assert history(tmp_path, "model/labelled_only_accuracy") == []
+    filled.ledger.set_study_facts("first", baseline=baseline)
+    line = [(step, pytest.approx(LABELLED_ONLY)) for step in range(4)]
+    for _ in range(2):
+        runs.catch_up("first", artefacts=artefacts)
+        assert history(tmp_path, "model/labelled_only_accuracy") == line
+    tell(filled, tmp_path)  # another process
+    assert history(tmp_path, "model/labelled_only_accuracy") == line
+
+
 def test_a_restart_goes_on_with_the_same_run_and_tells_no_round_twice(filled: Filled, tmp_path: Path) -> None:
     assert tell(filled, tmp_path) == 4
     assert tell(filled, tmp_path) == 0

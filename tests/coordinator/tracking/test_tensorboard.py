@@ -17,6 +17,7 @@ from semisilo.common.errors import SemisiloError
 from semisilo.coordinator.ledger.costs import costs_of, total_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.ledger.tracking import studies_with_results
 from semisilo.coordinator.tracking import tensorboard_files
 from semisilo.coordinator.tracking.facts import RoundReader
 from semisilo.coordinator.tracking.tensorboard_files import event_file, write_events
@@ -89,6 +90,25 @@ def test_tensorboard_reads_accuracy_bytes_and_label_ratios_of_every_round(filled
     assert dict(points(found, "seconds/round"))[4] == pytest.approx(4, abs=0.1)
     text, = found.Tensors("settings")
     assert b"| method.settings.lr | 0.03 |" in text.tensor_proto.string_val[0]
+
+
+def test_the_line_of_labels_alone_that_comes_later_is_given_to_the_rounds_before_it_once(
+        filled: Filled, tmp_path: Path) -> None:
+    baseline = filled.ledger.study("first").baseline
+    with filled.ledger.transaction() as db:
+        db.execute("UPDATE study SET baseline_json = NULL")
+    before, = studies_with_results(filled.ledger)
+    assert write_events(filled.ledger, "first", tmp_path / "tb") == 8
+    assert "model/labelled_only_accuracy" not in read(tmp_path / "tb").Tags()["scalars"]
+    filled.ledger.set_study_facts("first", baseline=baseline)
+    assert studies_with_results(filled.ledger) != [before], "there is something new to tell"
+    commit(filled, 8)
+    for _ in range(2):
+        write_events(filled.ledger, "first", tmp_path / "tb")
+        found = read(tmp_path / "tb")
+        assert points(found, "model/labelled_only_accuracy") == [
+            (step, pytest.approx(LABELLED_ONLY)) for step in range(9)]
+        assert [step for step, _ in points(found, "model/accuracy")] == list(range(9))
 
 
 def test_classes_of_pseudo_labels_are_a_histogram(filled: Filled, tmp_path: Path) -> None:

@@ -92,6 +92,20 @@ def test_an_abstention_is_written_down_with_the_reason_and_the_size_of_its_messa
     assert (line.kind, line.text, line.bytes) == ("abstention", ("no_data " * 20)[:64], message.ByteSize())
 
 
+@pytest.mark.parametrize("permitted", [True, False])
+def test_images_may_lie_on_the_disk_where_the_policy_says_so(tmp_path: Path, permitted: bool) -> None:
+    site = replace(open_site(tmp_path, Policy(limits=Limits(images_on_disk=permitted))), images_folder=tmp_path / "i")
+    seen: list[Path | None] = []
+
+    class Looking(Steps):
+        async def train(self, request: Train) -> Trained:
+            seen.append(request.images_folder)
+            return await super().train(request)
+
+    answered(make_task(), site, Looking())
+    assert seen == [tmp_path / "i" if permitted else None]
+
+
 def test_what_the_policy_does_not_permit_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
     steps = Steps()
     with pytest.raises(MethodNotPermitted):

@@ -28,7 +28,7 @@ from semisilo.silo.check.finding import Finding
 from semisilo.silo.check.forecast import forecast, line_of
 from semisilo.silo.check.needs import OwnRound, StudyNeeds, needs_of
 from semisilo.silo.check.report import CheckReport, check
-from semisilo.silo.check.site import look_at_disk, look_at_gpu, look_at_images, look_at_memory
+from semisilo.silo.check.site import images_on_disk, look_at_disk, look_at_gpu, look_at_images, look_at_memory
 from semisilo.silo.check.study import look_at_hours, look_at_study
 from semisilo.silo.cli.main import app
 from semisilo.silo.site.home import SiloHome, StatusFile
@@ -399,6 +399,12 @@ def test_disk_memory_and_gpu_say_what_they_found(tmp_path: Path, monkeypatch: py
     full = look_at_disk(SiloHome(tmp_path), dense_bytes=2**50)
     assert (full.state, "Free some space" in full.remedy) == ("bad", True)
     assert look_at_memory(image_bytes=2**50, dense_bytes=0).state == "bad"
+    assert images_on_disk(2**50, permitted=True)
+    assert not images_on_disk(2**50, permitted=False)
+    assert not images_on_disk(2**10, permitted=True)
+    with_images = look_at_disk(SiloHome(tmp_path), dense_bytes=2**10, image_bytes=2**50)
+    assert with_images.state == "bad"
+    assert "images that are too many for memory: 1125899.91 GB" in with_images.text
     monkeypatch.setenv("PATH", str(tmp_path))
     driver = tmp_path / "gpus" / "0000:01:00.0"
     assert look_at_gpu(driver=tmp_path / "gpus").facts == {"gpus": []}

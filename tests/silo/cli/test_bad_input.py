@@ -219,6 +219,18 @@ def test_more_images_than_memory_holds_are_refused_before_memory_is_taken(
     Operations(lambda fraction, text: None).train(site.request())
 
 
+def test_more_images_than_memory_holds_train_from_the_disk_to_the_same_bytes_where_that_is_permitted(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, str(ten_pictures(tmp_path / "scans")))
+    in_memory = Operations(lambda fraction, text: None).train(site.request())
+    monkeypatch.setattr(room, "free_bytes", lambda: 10 * 8 * 8 - 1)
+    mapped = Operations(lambda fraction, text: None)
+    found = mapped.train(site.request(images_folder=tmp_path / "images"))
+    assert f" {tmp_path.resolve()}/images/" in Path("/proc/self/maps").read_text()
+    assert (found.payload, found.memory, found.metrics) == (in_memory.payload, in_memory.memory, in_memory.metrics)
+    assert list((tmp_path / "images").iterdir()) == []
+
+
 def test_free_memory_is_the_machines_or_the_containers_whichever_is_less(tmp_path: Path) -> None:
     meminfo, group = tmp_path / "meminfo", tmp_path / "group"
     assert room.free_bytes(meminfo=meminfo, control_group=group) is None

@@ -207,10 +207,12 @@ function numbers(study) {
   const wire = cost.wire.down + cost.wire.up;
   const best = measured(study).reduce((found, round) => (found === null || round.accuracy > found.accuracy ? round : found), null);
   const saved = cost.dense_total - wire;
+  const { live, studies } = store.federation;
+  const alone = (live?.study === study.name && live.labels_alone) || studies.find(({ name }) => name === study.name)?.labels_alone || "";
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
     tile("Accuracy", format.percentage(study.accuracy), study.accuracy === null ? "not measured yet" : best && best.accuracy > study.accuracy + 5e-4 ? `best ${format.percentage(best.accuracy)} in round ${best.number}` : "the best so far"),
     study.labelled_only_accuracy === null && study.scenario === "labels-at-silo" ? null
-      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.accuracy, study.labelled_only_accuracy), study.labelled_only_accuracy === null ? "not measured" : study.gain === null && study.rounds_completed > 0 && study.accuracy !== null ? `no update of any silo was accepted; labels alone ${format.percentage(study.labelled_only_accuracy)}` : `points; labels alone ${format.percentage(study.labelled_only_accuracy)}`, study.gain > 0 ? "good" : ""),
+      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.accuracy, study.labelled_only_accuracy), study.labelled_only_accuracy === null ? (alone ? `labels alone: ${alone}` : "not measured") : study.gain === null && study.rounds_completed > 0 && study.accuracy !== null ? `no update of any silo was accepted; labels alone ${format.percentage(study.labelled_only_accuracy)}` : `points; labels alone ${format.percentage(study.labelled_only_accuracy)}${alone ? `, ${alone}` : ""}`, study.gain > 0 ? "good" : ""),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
     tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
     tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));

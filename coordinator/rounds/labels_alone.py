@@ -1,0 +1,145 @@
+"""Labels alone, trained beside the rounds: in slices, while the coordinator waits for silos, and to its end after them.
+
+A slice begins once nothing has been asked of the compute process for a while, so that what rounds need goes first: an
+update that arrives waits for one slice at most, and where rounds are short nothing is done before they are over. What a
+slice was about follows from the study alone, so it changes no bits when slices were, or whether one was cut off
+(docs/decisions/0022-labels-alone-beside-the-rounds.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from semisilo.common.errors import ComputeFailed, DiskFull, SemisiloError
+from semisilo.common.process.compute import ComputeAborted
+from semisilo.common.text.describe import describe_percentage, describe_seconds
+from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult, cut_short
+from semisilo.coordinator.rounds.compute_client import ATTEMPTS, ComputeSteps, RunningStudy
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests
+
+__all__ = ["LabelsAloneWork"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+_SLICE_SECONDS = 1.0
+_QUIET_SECONDS = 1.0
+"""So long nothing must have happened before the first slice; then one follows the other until something does."""
+
+
+class LabelsAloneWork:
+    """The work on the line of labels alone of the study that runs, if it is asked for and not done."""
+
+    def __init__(self, *, ledger: Ledger, runtime: RuntimeState, steps: ComputeSteps, operator: OperatorRequests,
+                 studies: Path, beside_rounds: bool) -> None:
+        """
+        Args:
+            studies: the folder in which every study has one.
+            beside_rounds: whether it is worked on while silos do; False in a simulation, where they are here as well.
+        """
+        self._ledger = ledger
+        self._runtime = runtime
+        self._steps = steps
+        self._operator = operator
+        self._studies = studies
+        self._beside_rounds = beside_rounds
+        self._quiet_seconds = _QUIET_SECONDS
+        self._study: RunningStudy | None = None
+        self._told = False
+        self._failures = 0
+
+    def begin(self, study: RunningStudy) -> None:
+        """Takes up the work of a study that was opened."""
+        settings, frozen = study.config.study, study.frozen
+        self.leave()
+        self._told, self._failures = False, 0
+        if self._ledger.study(study.name).baseline is not None:
+            self._remove_file(study.name)
+        elif settings.labelled_only_baseline and frozen.num_test > 0 and frozen.num_labelled > 0:
+            self._study = study
+            _LOG.info("labels alone, the line to beat: %d epochs on %d labelled images, %s", settings.baseline_epochs,
+                      frozen.num_labelled, "while silos work and after the last round" if self._beside_rounds
+                      else "after the last round")
+
+    def leave(self) -> None:
+        """Nothing more is done for this study in this life; where it stands is on the disk."""
+        self._study, self._runtime.labels_alone = None, ""
+
+    async def wait(self, seconds: float) -> None:
+        """Waits as `RuntimeState.wait`, and works once it has been quiet for a while; a slice longer at most."""
+        if self._study is None or not self._beside_rounds:
+            await self._runtime.wait(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        end, happened = loop.time() + seconds, self._runtime.happening()
+        await self._runtime.wait(min(self._quiet_seconds, seconds))
+        while self._study is not None and not happened.is_set() and loop.time() < end:
+            await self._slice(self._study)
+        if not happened.is_set():
+            await self._runtime.wait(max(0.0, end - loop.time()))
+
+    async def finish(self) -> None:
+        """Works until it is done, or the operator stops the study; where it is paused, waits."""
+        while (study := self._study) is not None:
+            await self._operator.wait_while_paused(study.name)
+            if self._operator.is_stopped(study.name):
+                return
+            doing = f"labels alone: {self._runtime.labels_alone}" if self._runtime.labels_alone else "labels alone"
+            fraction = self._runtime.fraction
+            self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase="", activity=doing)
+            self._runtime.progress(fraction, "")
+            found = await self._slice(study)
+            if found is not None and found.progress is not None:
+                self._runtime.progress(found.progress.fraction, "")
+
+    async def _slice(self, study: RunningStudy) -> BaselineFound | None:
+        """What a slice has come to; None when it has failed, and the work is given up or begun again from the disk."""
+        settings = study.config.study
+        try:
+            found = await self._steps.call(Baseline(
+                epochs=settings.baseline_epochs, budget_seconds=settings.baseline_seconds,
+                patience=settings.baseline_patience, slice_seconds=_SLICE_SECONDS), activity=None, attempts=1)
+        except (DiskFull, ComputeAborted):
+            raise
+        except SemisiloError as error:
+            # Counted over all slices: the next one begins before what has failed, and may well succeed.
+            self._failures += 1
+            if isinstance(error, ComputeFailed) and self._failures < ATTEMPTS:
+                _LOG.warning("labels alone: %s; trying again", error.line())
+                return None
+            # The rounds go on: they need nothing of it.
+            _LOG.error("labels alone could not be trained: %s The study goes on without this line.", error.line())
+            self._ledger.event("labels_alone_failed", study=study.name, reason=error.line())
+            self.leave()
+            return None
+        if found.done:
+            self._end(study, found.result)
+        elif found.progress is not None:
+            self._tell(found.progress)
+        return found
+
+    def _tell(self, progress: BaselineProgress) -> None:
+        left = "" if progress.seconds_left is None else f", about {describe_seconds(progress.seconds_left)} left"
+        self._runtime.labels_alone = f"{progress.epochs} of {progress.planned} epochs{left}"
+        if not self._told and progress.seconds_left is not None:
+            self._told = True
+            _LOG.info("labels alone: about %s of work for %d epochs", describe_seconds(progress.seconds_left),
+                      progress.planned - progress.epochs)
+
+    def _end(self, study: RunningStudy, result: LabelledOnlyResult | None) -> None:
+        self.leave()
+        if result is None:
+            return
+        self._ledger.set_study_facts(study.name, baseline=result)
+        self._remove_file(study.name)
+        if "accuracy" in result.metrics:
+            short = cut_short(result)
+            _LOG.info("labels alone reach an accuracy of %s%s", describe_percentage(result.metrics["accuracy"]),
+                      f" ({short})" if short else "")
+
+    def _remove_file(self, name: str) -> None:
+        """What is done needs no file to go on from."""
+        (self._studies / name / LABELS_ALONE_FILE).unlink(missing_ok=True)

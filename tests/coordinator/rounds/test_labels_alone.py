@@ -1,0 +1,197 @@
+"""Labels alone are trained beside the rounds, hold nobody up, and are over before the study is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisilo.common.errors import ComputeFailed
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult
+from semisilo.coordinator.ledger.states import StudyState
+from tests.coordinator.federation.test_operate import Operator, until
+from tests.coordinator.federation_in_memory import Coordinator, content_of
+from tests.coordinator.rounds.test_engine import SILOS, final_digest, run, start
+
+FOREVER = 10**9
+
+
+def begun(folder: Path, *, slices: int, quiet_seconds: float = 0.01, **options: Any) -> Coordinator:
+    coordinator = start(folder, **options)
+    coordinator.compute.slices_left = slices
+    coordinator.engine._labels_alone._quiet_seconds = quiet_seconds
+    return coordinator
+
+
+def slices(coordinator: Coordinator) -> int:
+    return coordinator.compute.calls.count("baseline")
+
+
+async def ended(engine: asyncio.Future[Any]) -> None:
+    engine.cancel()
+    await asyncio.gather(engine, return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    coordinator = start(tmp_path_factory.mktemp("undisturbed"))
+    asyncio.run(run(coordinator))
+    return final_digest(coordinator)
+
+
+def test_rounds_open_and_close_while_labels_alone_are_at_work(tmp_path: Path) -> None:
+    coordinator = begun(tmp_path, slices=FOREVER)
+
+    async def scenario() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await until(lambda: slices(coordinator) > 3)  # nobody has joined yet
+        assert coordinator.ledger.study_state("s") is StudyState.WAITING
+        await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+        for number in (1, 2):
+            tasks = [await coordinator.ask(silo, timeout_seconds=300) for silo in SILOS]
+            before = slices(coordinator)
+            await until(lambda seen=before: slices(coordinator) > seen + 3)  # type: ignore[misc]
+            for task in tasks:
+                assert isinstance(task, TaskSpec)
+                assert task.round == number
+                await coordinator.deliver(task, content_of(task))
+        assert coordinator.ledger.study("s").baseline is None
+        await ended(engine)
+    asyncio.run(scenario())
+
+
+def test_where_silos_answer_at_once_all_of_it_is_done_after_the_last_round(tmp_path: Path, undisturbed: str) -> None:
+    coordinator = begun(tmp_path, slices=5, quiet_seconds=1e9)
+    asyncio.run(run(coordinator))
+    calls = coordinator.compute.calls
+    assert calls[-6:] == ["export", *["baseline"] * 5]
+    assert final_digest(coordinator) == undisturbed
+
+
+def test_the_bits_of_the_rounds_do_not_depend_on_when_slices_were(tmp_path: Path, undisturbed: str) -> None:
+    coordinator = begun(tmp_path, slices=200, quiet_seconds=0.0)
+    asyncio.run(run(coordinator))
+    assert slices(coordinator) == 200
+    assert "baseline" in coordinator.compute.calls[:coordinator.compute.calls.index("export")]
+    assert final_digest(coordinator) == undisturbed
+    assert coordinator.ledger.study("s").baseline is not None
+
+
+def test_in_a_simulation_no_slice_is_before_the_end_of_the_rounds(tmp_path: Path, undisturbed: str) -> None:
+    coordinator = begun(tmp_path, slices=5, quiet_seconds=0.0)
+    coordinator.engine._labels_alone._beside_rounds = False
+    asyncio.run(run(coordinator))
+    assert coordinator.compute.calls[-5:] == ["baseline"] * 5
+    assert final_digest(coordinator) == undisturbed
+
+
+def test_how_far_it_is_and_how_long_it_will_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="semisilo.coordinator")
+    coordinator, seen = begun(tmp_path, slices=41, quiet_seconds=1e9), set()
+
+    def look(operation: str, request: Any) -> None:
+        if operation == "baseline":
+            seen.add((coordinator.runtime.labels_alone, coordinator.runtime.activity, coordinator.runtime.fraction))
+
+    coordinator.compute.before = look
+    asyncio.run(run(coordinator))
+    assert ("", "labels alone", 0.0) in seen
+    far = "3 of 400 epochs, about 40 min 0 s left"
+    assert (far, f"labels alone: {far}", 0.25) in seen
+    told = [line for line in caplog.messages if line.startswith("labels alone")]
+    assert len(told) == 3
+    assert "400 epochs on 4 labelled images" in told[0]
+    assert told[1] == "labels alone: about 40 min 0 s of work for 397 epochs"
+    assert told[2] == "labels alone reach an accuracy of 50.0 %"
+    assert coordinator.runtime.labels_alone == ""
+
+
+def test_while_the_study_is_paused_nothing_is_done(tmp_path: Path) -> None:
+    coordinator = begun(tmp_path, slices=FOREVER)
+    operator = Operator(coordinator)
+
+    async def scenario() -> None:
+        engine = asyncio.ensure_future(coordinator.engine.run_next())
+        await asyncio.gather(*(coordinator.ask(silo, timeout_seconds=0) for silo in SILOS))
+        await until(lambda: slices(coordinator) > 3)
+        operator.pause()
+        await until(lambda: coordinator.runtime.reason == "paused")
+        before = slices(coordinator)
+        await asyncio.sleep(0.1)
+        assert slices(coordinator) == before
+        operator.resume()
+        await until(lambda: slices(coordinator) > before)
+        await ended(engine)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("act", ["pause", "stop"])
+def test_a_study_is_paused_or_stopped_in_the_middle_of_what_is_left_after_its_last_round(
+        tmp_path: Path, act: str) -> None:
+    coordinator = begun(tmp_path, slices=FOREVER, quiet_seconds=1e9)
+    operator = Operator(coordinator)
+
+    async def scenario() -> None:
+        study = asyncio.ensure_future(run(coordinator))
+        await until(lambda: slices(coordinator) > 3)
+        assert (tmp_path / "studies" / "s" / "model.safetensors").exists(), "the model waits for nothing"
+        if act == "pause":
+            operator.pause()
+            await until(lambda: coordinator.runtime.reason == "paused")
+            coordinator.compute.slices_left = 2
+            operator.resume()
+        else:
+            operator.stop()
+        await study
+    asyncio.run(scenario())
+    study = coordinator.ledger.study("s")
+    assert coordinator.runtime.labels_alone == "", "nobody reads on of work that has ended"
+    assert study.state is (StudyState.COMPLETED if act == "pause" else StudyState.STOPPED)
+    assert (study.baseline is not None) == (act == "pause")
+    assert coordinator.ledger.rounds("s")[-1].number == 3
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_study_goes_on_without_the_line_where_that_cannot_be_trained(
+        tmp_path: Path, undisturbed: str, caplog: pytest.LogCaptureFixture, every: int) -> None:
+    """What diverges does so again, a few slices after the file from which it is taken up: not for ever."""
+    coordinator = begun(tmp_path, slices=FOREVER, quiet_seconds=0.0)
+
+    def fail(operation: str, request: Any) -> None:
+        if operation == "baseline" and slices(coordinator) % every == 0:
+            raise ComputeFailed("Training diverged on labels only: a weight is not finite.")
+
+    coordinator.compute.before = fail
+    asyncio.run(run(coordinator))
+    assert final_digest(coordinator) == undisturbed
+    assert coordinator.ledger.study("s").baseline is None
+    assert coordinator.ledger.query("SELECT 1 FROM event WHERE kind = 'labels_alone_failed'")
+    assert slices(coordinator) == 3 * every
+    assert "The study goes on without this line" in caplog.text
+
+
+def test_a_line_that_is_in_the_ledger_is_not_trained_again_and_needs_no_file(tmp_path: Path) -> None:
+    first = begun(tmp_path, slices=1)
+    file = tmp_path / "studies" / "s" / LABELS_ALONE_FILE
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+    async def until_done() -> None:
+        engine = asyncio.ensure_future(first.engine.run_next())
+        await until(lambda: first.ledger.study("s").baseline is not None)
+        await ended(engine)
+
+    asyncio.run(until_done())
+    assert not file.exists()
+    first.ledger.close()
+    file.touch()  # killed before it was removed
+    second = Coordinator(tmp_path)
+    asyncio.run(run(second))
+    assert slices(second) == 0
+    assert second.ledger.study("s").baseline == LabelledOnlyResult(
+        metrics={"accuracy": 0.5}, epochs=400, asked=400, lr=0.1, batch_size=10, steps=1, num_labelled=4, history=())
+    assert not file.exists()
