@@ -15,8 +15,8 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, TaskSpec, UpdateHeader
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["DeclaredUpdate", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundRow", "StudyRow",
-           "TaskRow", "declared_update", "phase_row", "round_row", "study_row", "task_row"]
+__all__ = ["DeclaredUpdate", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundHead", "RoundRow",
+           "StudyRow", "TaskRow", "declared_update", "phase_row", "round_head", "round_row", "study_row", "task_row"]
 
 T = TypeVar("T")
 
@@ -109,21 +109,27 @@ class StudyRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RoundRow:
-    """One round of a study."""
+class RoundHead:
+    """How one round of a study stands, without what it is made of: of a long study these are read all together."""
 
-    study: str
     number: int
     state: RoundState
     phase: int
-    phases: tuple[Phase, ...]
-    sample: tuple[str, ...]
     opened_unix: float
     closed_unix: float | None
-    start_digest: str
-    state_digest: str
     metrics: dict[str, float]
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRow(RoundHead):
+    """One round of a study."""
+
+    study: str
+    phases: tuple[Phase, ...]
+    sample: tuple[str, ...]
+    start_digest: str
+    state_digest: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,6 +233,13 @@ def study_row(row: sqlite3.Row) -> StudyRow:
                     baseline=_record_or_none(LabelledOnlyResult, row["baseline_json"]),
                     queued_unix=row["queued_unix"], started_unix=row["started_unix"], ended_unix=row["ended_unix"],
                     reason=row["reason"])
+
+
+def round_head(row: sqlite3.Row) -> RoundHead:
+    """A row of table round, or the columns of it that a head has."""
+    return RoundHead(number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
+                     opened_unix=row["opened_unix"], closed_unix=row["closed_unix"],
+                     metrics=_json(row["metrics_json"]), reason=row["reason"])
 
 
 def round_row(row: sqlite3.Row) -> RoundRow:
