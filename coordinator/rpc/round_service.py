@@ -52,7 +52,7 @@ from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, TaskService, UpdateDeclaration
-from semisilo.coordinator.rpc.call import Call
+from semisilo.coordinator.rpc.call import Call, CallWatch
 from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.transfer_slots import TransferSlot, TransferSlots
@@ -68,6 +68,10 @@ _MAX_POLL_SECONDS = 60.0
 _REPORT_SECONDS = 3.0
 """How often silos are to tell how far they are: the terminal and the page follow the work, and the answer to a report
 is how a silo hears that its task is over. Three reports may be lost before it looks away (`PRESENT_SECONDS`)."""
+_REPORT_SECONDS_PER_SILO = 0.01
+"""Of many silos more seldom: so a hundred reports come in a second at most."""
+_LONGEST_REPORT_SECONDS = 7.0
+"""One report may still be lost before a silo looks away."""
 _CHECK_EVERY_CHUNKS = 32
 """A look at the ledger for every 16 MiB of what our silos send: an update that nobody wants any more is cut off after
 that, and the way of the bytes is not held up by queries."""
@@ -119,7 +123,7 @@ class RoundServicer:
             rates: where the speed of downloads is noted.
         """
         self._task_service = task_service
-        self._roster = roster
+        self._watch = CallWatch(roster, clock=clock)
         self._runtime = runtime
         self._meter = meter
         self._federation = federation
@@ -172,7 +176,8 @@ class RoundServicer:
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
-                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=_REPORT_SECONDS))
+                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=min(
+                    _LONGEST_REPORT_SECONDS, max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))))
             return pb.AwaitTaskResponse(standby=pb.Standby(
                 reason=_REASONS[answer.reason], study=answer.study, round=answer.round, round_count=answer.rounds,
                 text=answer.text))
@@ -358,8 +363,8 @@ class RoundServicer:
     def _call(self, rpc: str, context: _Context) -> Iterator[Call]:
         """Around an RPC: its account, and its line in the log."""
         bind(request_id=request_id_in(context.invocation_metadata()), rpc=rpc)
-        call, began = Call(context, federation=self._federation, roster=self._roster, runtime=self._runtime,
-                           meter=self._meter, clock=self._clock), time.monotonic()
+        call, began = Call(context, federation=self._federation, watch=self._watch, runtime=self._runtime,
+                           meter=self._meter), time.monotonic()
         ended = "answered"
         try:
             yield call
