@@ -94,8 +94,8 @@ def study_progress(ledger: Ledger, study: str) -> StudyProgress:
 def round_heads(ledger: Ledger, study: str, *, first: int = 0) -> list[RoundHead]:
     """How the rounds of a study stand, in order, from `first` on."""
     return [round_head(row) for row in ledger.query(
-        "SELECT number, state, phase, opened_unix, closed_unix, metrics_json, reason FROM round WHERE study = ?"
-        " AND number >= ? ORDER BY number", study, first)]
+        "SELECT number, state, phase, opened_unix, closed_unix, start_digest, state_digest, metrics_json, reason"
+        " FROM round WHERE study = ? AND number >= ? ORDER BY number", study, first)]
 
 
 def round_outcomes(ledger: Ledger, study: str, *, first: int = 0) -> dict[int, dict[str, int]]:

@@ -16,7 +16,8 @@ from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase,
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["DeclaredUpdate", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundHead", "RoundRow",
-           "StudyRow", "TaskRow", "declared_update", "phase_row", "round_head", "round_row", "study_row", "task_row"]
+           "StudyRow", "TaskRow", "declared_update", "phase_row", "remember_task", "round_head", "round_row",
+           "study_row", "task_row"]
 
 T = TypeVar("T")
 
@@ -117,6 +118,8 @@ class RoundHead:
     phase: int
     opened_unix: float
     closed_unix: float | None
+    start_digest: str
+    state_digest: str
     metrics: dict[str, float]
     reason: str
 
@@ -128,8 +131,6 @@ class RoundRow(RoundHead):
     study: str
     phases: tuple[Phase, ...]
     sample: tuple[str, ...]
-    start_digest: str
-    state_digest: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +190,11 @@ class DeclaredUpdate:
         return UpdateHeader(silo=silo, num_examples=self.example_count, metrics=self.metrics)
 
 
+_MOST_SPECS = 16_384
+_SPECS: dict[str, TaskSpec] = {}
+"""Column -> the task in it, the oldest first: the same row is read again and again while a silo works on it."""
+
+
 def _json(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
@@ -203,6 +209,25 @@ def _record(cls: type[T], text: str) -> T:
 def _parsed(cls: Hashable, text: str) -> Any:
     """The same row is read again and again while a round runs, by thousands of silos in turn."""
     return from_dict(typing.cast(type, cls), json.loads(text))
+
+
+def remember_task(text: str, spec: TaskSpec) -> None:
+    """Spares reading a task's column anew: the one who writes a thousand tasks has them all.
+
+    Args:
+        text: the column, canonical JSON of `spec`.
+    """
+    _SPECS[text] = spec
+    while len(_SPECS) > _MOST_SPECS:
+        _SPECS.pop(next(iter(_SPECS)), None)
+
+
+def _task_spec(text: str) -> TaskSpec:
+    found = _SPECS.get(text)
+    if found is None:
+        found = from_dict(TaskSpec, json.loads(text))
+        remember_task(text, found)
+    return found
 
 
 def _record_or_none(cls: type[T], text: str | None) -> T | None:
@@ -238,8 +263,8 @@ def study_row(row: sqlite3.Row) -> StudyRow:
 def round_head(row: sqlite3.Row) -> RoundHead:
     """A row of table round, or the columns of it that a head has."""
     return RoundHead(number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
-                     opened_unix=row["opened_unix"], closed_unix=row["closed_unix"],
-                     metrics=_json(row["metrics_json"]), reason=row["reason"])
+                     opened_unix=row["opened_unix"], closed_unix=row["closed_unix"], start_digest=row["start_digest"],
+                     state_digest=row["state_digest"], metrics=_json(row["metrics_json"]), reason=row["reason"])
 
 
 def round_row(row: sqlite3.Row) -> RoundRow:
@@ -262,7 +287,7 @@ def phase_row(row: sqlite3.Row) -> PhaseRow:
 def task_row(row: sqlite3.Row) -> TaskRow:
     """A row of table task."""
     return TaskRow(task_id=row["task_id"], study=row["study"], round=row["round"], phase=row["phase"],
-                   silo=row["silo"], state=TaskState(row["state"]), spec=_record(TaskSpec, row["spec_json"]),
+                   silo=row["silo"], state=TaskState(row["state"]), spec=_task_spec(row["spec_json"]),
                    opened_unix=row["opened_unix"], given_unix=row["given_unix"], closed_unix=row["closed_unix"],
                    update_id=row["update_id"], reason=row["reason"], metrics=_json(row["metrics_json"]))
 

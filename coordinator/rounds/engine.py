@@ -345,7 +345,7 @@ class Engine:
         self._accountant.settle(study=study.name, round=row.number, phase="standby")
         metrics = {**row.metrics, **measured.metrics}  # of its phases, then of its model
         self._ledger.commit_round(study.name, row.number, metrics=metrics)
-        self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
+        await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
         self._log_round(study, row.number, metrics)
 
     def _log_round(self, study: RunningStudy, number: int, metrics: dict[str, float]) -> None:
