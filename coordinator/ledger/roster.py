@@ -282,6 +282,12 @@ class LedgerRoster:
             "SELECT name FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL")),
             key=str.encode)
 
+    def back_at(self, silo: str, now_unix: float) -> float:
+        """When a silo that takes no task at the moment by its own policy expects to be back; 0 when it takes tasks."""
+        rows = self._ledger.query("SELECT away_until_unix FROM silo WHERE name = ? AND away_reason <> ''"
+                                  " AND away_until_unix > ?", silo, now_unix)
+        return float(rows[0]["away_until_unix"]) if rows else 0.0
+
     def away_until(self, now_unix: float) -> dict[str, float]:
         """Silos that take no task at the moment by their own policy -> when they expect to be back."""
         rows = self._ledger.query("SELECT name, away_until_unix FROM silo WHERE away_reason <> ''"

@@ -293,10 +293,10 @@ class RoundServicer:
             # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers. Not watched:
             # gRPC cannot end a call while it sends its initial metadata, and the silo would hear nothing.
             await context.send_initial_metadata(())
-            return await self._take(silo, update_id, piece, requests, call, context, slot)
+            return await self._take(silo, update_id, piece, requests, call, context, slot, slots)
 
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
-                    context: _Context, slot: TransferSlot) -> pb.SubmitUpdateResponse:
+                    context: _Context, slot: TransferSlot, slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
         partial_file, update = await self._task_service.upload(silo, update_id)
 
         async def pieces() -> AsyncIterator[Piece]:
@@ -319,7 +319,7 @@ class RoundServicer:
             if not self._task_service.has_all(update):
                 with call.watched(idle_seconds=self._upload_idle_seconds):
                     await receive_into(partial_file, pieces(), update.size_bytes)
-            slot.leave()
+            await slots.aclose()  # what is left is the disk's and the compute process's, and holds no memory
             arrived = time.monotonic()
             # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
             acceptance = asyncio.ensure_future(self._task_service.accept(silo, update, partial_file))
