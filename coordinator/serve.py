@@ -26,6 +26,7 @@ from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.federation.invitations import authority_of
 from semisilo.coordinator.federation.tracking_table import check_installed
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
+from semisilo.coordinator.ledger.database import checkpoint
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState
@@ -57,8 +58,10 @@ _LIVE_SECONDS = 1.0
 _SETTLE_SECONDS = 2.0
 """What is counted in between is lost by a kill; every settling is a transaction of the ledger. A phase that
 ends is settled by the engine."""
-_SETTLE_SECONDS_PER_SILO = 0.01
-"""Settling writes a few rows for each silo: with a thousand of them it comes every ten seconds, not every two."""
+_SETTLE_SECONDS_PER_SILO = 0.02
+"""Settling writes a few rows for each silo: with a thousand of them it comes every twenty seconds, not every two."""
+_CHECKPOINT_SECONDS = 2.0
+"""A thousand silos write a few MB to the ledger in that time."""
 _CERTIFICATE_SECONDS = 3600.0
 """The certificate is due after 60 of its 90 days, so an hour is early enough; a look compares dates."""
 _DISK_SECONDS = 10.0
@@ -149,8 +152,8 @@ class _Server:
         self._runtime.page = page.address if page is not None else ""
         try:
             return await self._until_stopped([
-                self._watch(), self._write_live(), self._settle(), self._display.run(), self._enrollment(port),
-                self._refresh(certificate), *([page.run()] if page is not None else []),
+                self._watch(), self._write_live(), self._settle(), self._checkpoint(), self._display.run(),
+                self._enrollment(port), self._refresh(certificate), *([page.run()] if page is not None else []),
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
         finally:
@@ -270,7 +273,14 @@ class _Server:
             collecting = self._runtime.reason is StandbyReason.COLLECTING
             self._meter.settle(study=self._runtime.study, round=self._runtime.round,
                                phase=self._runtime.phase if collecting else "standby")
-        await _every(lambda: max(_SETTLE_SECONDS, len(self._runtime.connected) * _SETTLE_SECONDS_PER_SILO), settle)
+        await _every(lambda: max(_SETTLE_SECONDS, len(self._runtime.held) * _SETTLE_SECONDS_PER_SILO), settle)
+
+    async def _checkpoint(self) -> None:
+        self._ledger.checkpointed_elsewhere()
+        while True:
+            await asyncio.sleep(_CHECKPOINT_SECONDS)
+            with contextlib.suppress(SemisiloError):  # commits meet it as well, and say so
+                await asyncio.to_thread(checkpoint, self._federation.ledger)
 
     async def _refresh(self, certificate: CoordinatorCertificate) -> None:
         await _every(lambda: _CERTIFICATE_SECONDS, lambda: certificate.refresh(time.time()))

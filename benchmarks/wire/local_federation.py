@@ -100,6 +100,18 @@ class LocalFederation:
         self._processes.run("enrol", [sys.executable, "-m", "benchmarks.wire.enrol_silos", str(self.hub),
                                       str(self.homes), *names])
 
+    def register(self, names: Sequence[str]) -> None:
+        """Adds members that never call: they have joined once, and are away by their own policy for a year."""
+        now = time.time()
+        with contextlib.closing(sqlite3.connect(self.hub / "ledger.sqlite", timeout=30)) as ledger, ledger:
+            ledger.executemany(
+                "INSERT INTO silo (name, enrolled_unix, joined_unix, seen_unix, version, away_reason, away_until_unix)"
+                " VALUES (?, ?, ?, ?, '', 'outside working hours', ?)",
+                [(name, now, now, now, now + 365 * 86400) for name in names])
+            ledger.executemany("INSERT INTO certificate VALUES (?, ?, ?, ?, NULL)",
+                               [(str(10**40 + number), name, now, now + 90 * 86400)
+                                for number, name in enumerate(names)])
+
     def permit(self, name: str, parameters: int) -> None:
         """Writes the silo.toml of an enrolled silo."""
         (self.homes / name / "silo.toml").write_text(

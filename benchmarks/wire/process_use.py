@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["ProcessUse", "children_of", "cpu_seconds", "peak_bytes"]
+__all__ = ["ProcessUse", "children_of", "cpu_seconds", "peak_bytes", "resident_bytes"]
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -24,6 +24,11 @@ class ProcessUse:
             if peak := peak_bytes(pid):
                 self._peaks[pid] = peak
                 self._seconds[pid] = cpu_seconds(pid)
+
+    @property
+    def own_resident_bytes(self) -> int:
+        """What the process itself holds now."""
+        return resident_bytes(self._pid)
 
     @property
     def peak_bytes(self) -> int:
@@ -57,11 +62,20 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def resident_bytes(pid: int) -> int:
+    """VmRSS: the resident memory now, mapped files included; 0 when the process is gone."""
+    return _status_bytes(pid, "VmRSS:")
+
+
 def peak_bytes(pid: int) -> int:
     """VmHWM: the largest resident memory so far, mapped files included; 0 when the process is gone."""
+    return _status_bytes(pid, "VmHWM:")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass

@@ -55,7 +55,13 @@ def find_plugin(name: str) -> MethodPlugin:
 
     Raises: UnknownName, with the names there are; BadConfiguration, naming the package, when it cannot be used.
     """
-    found = _installed(tuple(sys.path)).get(name, ())
+    return _plugin(name, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=64)
+def _plugin(name: str, path: tuple[str, ...]) -> MethodPlugin:
+    """Looked up once: every task and every update asks for its method. What cannot be used is tried again."""
+    found = _installed(path).get(name, ())
     if not found:
         raise UnknownName(f"There is no method '{name}'.",
                           remedy=f"Methods: {', '.join((*sorted(METHODS), *plugin_names()))}.")

@@ -1,43 +1,22 @@
-"""The networks that a study may name, and the parts of one: what `coordinator models` shows."""
+"""The parts of a network that a study may name: what `coordinator models NAME` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from semisilo.common.config import to_dict
-from semisilo.common.errors import UnknownName
 from semisilo.common.learning import batch_norm
 from semisilo.common.methods.contract import ModelSettings
-from semisilo.common.models.factory import WrongSize, build_model, model_names
+from semisilo.common.models.factory import WrongSize, build_model
 from semisilo.common.models.freezing import head_of
 from semisilo.common.models.image_sizes import sizes_that_work
-from semisilo.common.models.timm_models import timm_is_installed, timm_names
-from semisilo.common.models.torchvision_models import torchvision_names
 
-__all__ = ["Catalogue", "ListedNetwork", "NetworkParts", "Part", "listed", "matching", "parts_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class ListedNetwork:
-    """A network by name."""
-
-    name: str
-    of: Literal["semisilo", "torchvision", "timm"]
-    """Whose it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """All there are here."""
-
-    networks: tuple[ListedNetwork, ...]
-    has_timm: bool
+__all__ = ["NetworkParts", "Part", "parts_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,26 +44,6 @@ class NetworkParts:
     def to_json(self) -> Any:
         """Plain JSON types."""
         return to_dict(self)
-
-
-def listed() -> Catalogue:
-    """The built-in networks, torchvision's, and timm's where it is installed."""
-    theirs, has_timm = set(torchvision_names()), timm_is_installed()
-    own = [ListedNetwork(name, "torchvision" if name in theirs else "semisilo") for name in model_names()]
-    return Catalogue((*own, *(ListedNetwork(name, "timm") for name in (timm_names() if has_timm else ()))), has_timm)
-
-
-def matching(networks: Sequence[ListedNetwork], pattern: str) -> tuple[ListedNetwork, ...]:
-    """Those whose name fits a pattern with "*", or holds the text where there is none; all for an empty one.
-
-    Raises: UnknownName when there are none.
-    """
-    wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-    found = tuple(each for each in networks if fnmatchcase(each.name, wanted))
-    if not found:
-        raise UnknownName(f"There is no network like '{pattern}'.",
-                          remedy="All of them: coordinator models. Those of timm need: pip install 'semisilo[timm]'.")
-    return found
 
 
 def parts_of(name: str, *, num_classes: int, size: int, channels: int) -> NetworkParts:

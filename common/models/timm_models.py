@@ -12,17 +12,10 @@ from torch import nn
 
 from semisilo.common.errors import BadConfiguration
 
-__all__ = ["PREFIX", "build_timm_model", "timm_is_installed", "timm_names"]
+__all__ = ["PREFIX", "build_timm_model", "timm_names"]
 
 PREFIX = "timm/"
 """Begins the names of timm's networks. With a colon they would look like factories."""
-
-
-def timm_is_installed() -> bool:
-    """Whether the package is there, found out without importing it."""
-    import importlib.util
-
-    return importlib.util.find_spec("timm") is not None
 
 
 @functools.cache

@@ -48,6 +48,8 @@ class MessageMeter:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, str, Direction], list[int]] = {}
         self._taken: dict[tuple[str, str, Direction], list[int]] = {}
+        self._added: set[tuple[str, str, Direction]] = set()
+        """Since the last `take`."""
 
     def add(self, message_bytes: int, *, rpc: str, silo: str, direction: Direction, messages: int = 1,
             calls: int = 0) -> None:
@@ -61,9 +63,14 @@ class MessageMeter:
             messages: how many they were.
             calls: RPCs that began with them; 1 with the request, 0 with the answer and in the middle of a stream.
         """
-        total = self._totals.setdefault((rpc, silo, direction), [0, 0, 0])
-        for index, amount in enumerate((message_bytes, messages, calls)):
-            total[index] += amount
+        key = (rpc, silo, direction)
+        total = self._totals.get(key)
+        if total is None:
+            total = self._totals[key] = [0, 0, 0]
+        total[0] += message_bytes
+        total[1] += messages
+        total[2] += calls
+        self._added.add(key)
 
     def totals(self) -> list[MessageUse]:
         """Everything since the start, in order of (rpc, silo, direction)."""
@@ -72,12 +79,13 @@ class MessageMeter:
     def take(self) -> list[MessageUse]:
         """What was added since the last `take`."""
         uses = []
-        for key, total in sorted(self._totals.items()):
-            before = self._taken.get(key, [0, 0, 0])
+        for key in sorted(self._added):
+            total, before = self._totals[key], self._taken.get(key, [0, 0, 0])
             if total != before:
                 bytes_, messages, calls = (now - then for now, then in zip(total, before, strict=True))
                 uses.append(MessageUse(*key, bytes_, messages, calls))
             self._taken[key] = list(total)
+        self._added.clear()
         return uses
 
 
@@ -152,6 +160,7 @@ class ConnectionMeter:
         self._remote_hosts = frozenset(format_peer(host, 0) for host in remote_hosts)
         self._linger_seconds = linger_seconds
         self._watched: dict[int, _Watched] = {}  # by inode
+        self._newest: dict[str, int] = {}  # peer -> inode of its last connection
         self._destroyed = DestroyedSockets()
         self._ended: dict[Connection, TcpCounters] = {}
         self._ignored: set[int] = set()
@@ -167,11 +176,13 @@ class ConnectionMeter:
 
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the live connection to `peer` (as `format_peer` writes it) was last seen to deliver."""
-        for inode, watched in self._watched.items():
-            if watched.connection.peer == peer and watched.released is None:
-                with suppress(OSError):
-                    rate = socket_counters.delivery_rate(watched.descriptor)
-                    return rate if _is(watched.descriptor, inode) else 0.0
+        inode = self._newest.get(peer, 0)
+        watched = self._watched.get(inode)
+        if watched is None or watched.connection.peer != peer or watched.released is not None:
+            return 0.0
+        with suppress(OSError):
+            rate = socket_counters.delivery_rate(watched.descriptor)
+            return rate if _is(watched.descriptor, inode) else 0.0
         return 0.0
 
     def forget(self, connection: Connection) -> None:
@@ -254,6 +265,7 @@ class ConnectionMeter:
         self._serial += 1
         connection = Connection(format_peer(*local[:2]), format_peer(*peer[:2]), self._serial)
         self._watched[inode] = _Watched(connection, cookie, descriptor, counters)
+        self._newest[connection.peer] = inode
 
     def _wanted(self, local: tuple[str, int], peer: tuple[str, int]) -> bool:
         return ((not self._local_port or local[1] == self._local_port)
@@ -264,6 +276,8 @@ class ConnectionMeter:
     def _end(self, inode: int) -> None:
         watched = self._watched.pop(inode)
         self._ended[watched.connection] = watched.counters
+        if self._newest.get(watched.connection.peer) == inode:
+            del self._newest[watched.connection.peer]
 
 
 def _read(descriptor: int, inode: int) -> TcpCounters | None:

@@ -22,6 +22,9 @@ __all__ = [
 
 MAX_CALLS = 16
 """Calls that one connection may have in flight; more are refused by the transport and may be tried again."""
+MAX_PENDING_CALLS = 16_384
+"""Calls of all connections that may wait to be taken up. Above 1000, gRPC's own limit, it drops some at random, and so
+many come at once where a thousand silos take part; a silo then sends its update anew."""
 MESSAGE_LIMIT_BYTES = 8 * 2**20
 """Largest message either side takes: a chunk is 4 MiB at most, a manifest a few hundred KiB."""
 
@@ -67,6 +70,8 @@ def server_options(*, message_limit_bytes: int = MESSAGE_LIMIT_BYTES) -> Options
         ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
         # A silo has a handful of calls in flight. Each may hold a message in memory, and gRPC's own limit is billions.
         ("grpc.max_concurrent_streams", MAX_CALLS),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
         ("grpc.keepalive_permit_without_calls", 1),
         # Else two coordinators may listen on one port, and the kernel deals the silos out between them.
         ("grpc.so_reuseport", 0),

@@ -38,13 +38,15 @@ def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part 
       coordinator models timm/resnet18 --classes 7 --size 64 --channels 1
     """
     from semisilo.common.errors import UsageError
-    from semisilo.common.models.catalogue import listed, matching, parts_of
-    from semisilo.common.text.describe import describe_bytes
+    from semisilo.coordinator.studies.network_list import listed_networks, matching
 
     if channels == 2:
         raise UsageError("--channels 2: images are grey (1) or in colour (3).")
-    catalogue = listed()
-    if pattern in {each.name for each in catalogue.networks}:
+    known = listed_networks()
+    if pattern in {each.name for each in known.networks}:
+        from semisilo.common.models.catalogue import parts_of  # with torch, which takes seconds
+        from semisilo.common.text.describe import describe_bytes
+
         network = parts_of(pattern, num_classes=classes, size=size, channels=channels)
         if as_json:
             typer.echo(json.dumps(network.to_json()))
@@ -59,12 +61,12 @@ def models(pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Part 
             typer.echo(f"  {part.name:<{width}}  {part.parameters:>13,}{'   ' if marks else ''}{', '.join(marks)}")
         typer.echo(f'freeze = "backbone" leaves {network.head_parameters:,} to train: {", ".join(network.head)}')
         return
-    found = matching(catalogue.networks, pattern)
+    found = matching(known.networks, pattern)
     if as_json:
         typer.echo(json.dumps({"networks": [{"name": each.name, "of": each.of} for each in found],
-                               "timm_installed": catalogue.has_timm}))
+                               "timm_installed": known.has_timm}))
         return
     for each in found:
         typer.echo(each.name)
-    if not catalogue.has_timm:
+    if not known.has_timm:
         typer.echo("More than a thousand networks come with timm: pip install 'semisilo[timm]'.", err=True)

@@ -5,13 +5,15 @@ Updates go when their round is over, payloads with it; of the states those stay 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import RoundRow
+from semisilo.coordinator.ledger.progress import round_heads
+from semisilo.coordinator.ledger.records import RoundHead
 from semisilo.coordinator.ledger.states import RoundState
 
 __all__ = ["Cleanup", "open_payloads", "open_spool", "states_to_keep"]
@@ -39,25 +41,32 @@ class Cleanup:
 
     def remove_updates(self, name: str, number: int) -> None:
         """Removes the updates of a round that is over, also those of which only a part has come."""
-        for update_id in self._ledger.unfinished_updates(name, number):
-            self._spool.drop_partial(update_id)
-        self._spool.collect(set())
+        self._remove_updates(self._ledger.unfinished_updates(name, number))
 
-    def remove_unneeded(self, name: str, *, keep_every: int) -> None:
-        """Removes files that no row needs any more; only ever called after a commit.
+    async def remove_unneeded(self, name: str, *, keep_every: int) -> None:
+        """Removes files that no row needs any more; only ever called after a commit, and before tasks are given again.
+
+        A thousand updates take a second to remove, in which silos are answered.
 
         Args:
             keep_every: the state of every so many rounds stays.
         """
-        last = self._ledger.last_round(name)
-        assert last is not None
-        self.remove_updates(name, last.number)
-        self._payloads.collect(set())
-        keep = states_to_keep(self._ledger.rounds(name), every=keep_every)
-        keep |= self._ledger.kept_digests(name)
-        for file in (self._studies / name / "states").glob(f"*{STATE_ENDING}"):
-            if file.name.removesuffix(STATE_ENDING) not in keep:
-                file.unlink(missing_ok=True)
+        rounds = round_heads(self._ledger, name)
+        unfinished = self._ledger.unfinished_updates(name, rounds[-1].number)
+        keep = states_to_keep(rounds, every=keep_every) | self._ledger.kept_digests(name)
+
+        def remove() -> None:
+            self._remove_updates(unfinished)
+            self._payloads.collect(set())
+            for file in (self._studies / name / "states").glob(f"*{STATE_ENDING}"):
+                if file.name.removesuffix(STATE_ENDING) not in keep:
+                    file.unlink(missing_ok=True)
+        await asyncio.to_thread(remove)
+
+    def _remove_updates(self, unfinished: Iterable[str]) -> None:
+        for update_id in unfinished:
+            self._spool.drop_partial(update_id)
+        self._spool.collect(set())
 
     def remove_spares(self) -> None:
         """Removes the files that the stores keep to write over, once a study is complete."""
@@ -65,7 +74,7 @@ class Cleanup:
             store.drop_spares()
 
 
-def states_to_keep(rounds: Sequence[RoundRow], *, every: int) -> set[str]:
+def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:
     """Digests of the state files to keep: of the last 3 rounds, of the best one, of every `every`-th.
 
     The best is the committed round with the highest test accuracy, the earliest of equals. It is kept for a person to

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
-__all__ = ["EventHead", "LedgerFile"]
+__all__ = ["EventHead", "LedgerFile", "checkpoint"]
 
 _BUSY_SECONDS = 30.0
+_LATEST_CHECKPOINT_PAGES = 16_384
+"""64 MiB of changes, for the case that nobody calls `checkpoint` in time; SQLite's own number is 4 MB."""
 _FULL_BYTES = 256 * 1024  # with less, SQLite's own complaint may be another one than "full"
 
 
@@ -61,6 +63,11 @@ class LedgerFile:
     def close(self) -> None:
         """Closes the file."""
         self._db.close()
+
+    def checkpointed_elsewhere(self) -> None:
+        """From now on somebody calls `checkpoint` every few seconds, in another thread: a commit here no longer waits
+        for the pages of many before it to reach the file itself, unless that has not been done for long."""
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {_LATEST_CHECKPOINT_PAGES}")
 
     def _migrate(self) -> None:
         if (version := self._version()) > len(MIGRATIONS):
@@ -176,6 +183,18 @@ class LedgerFile:
                                      remedy="Restore the ledger from a backup.")
             count += 1
         return count
+
+
+def checkpoint(path: Path) -> None:
+    """Brings what was committed into the file itself, through a connection of its own; nobody waits for it.
+
+    Raises: SemisiloError as any use of the ledger.
+    """
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)) as db:
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    except sqlite3.Error as error:
+        raise _explained(path, error) or error from None
 
 
 def _explained(path: Path, error: sqlite3.Error) -> SemisiloError | None:

@@ -25,6 +25,7 @@ from semisilo.coordinator.ledger.records import (
     TaskRow,
     declared_update,
     phase_row,
+    remember_task,
     round_row,
     study_row,
     task_row,
@@ -205,10 +206,12 @@ class Ledger(LedgerFile):
                        (phase.study, phase.round, phase.number, phase.name, phase.quorum, phase.opened_unix,
                         phase.deadline_unix, phase.limit_unix, None, canonical_json(phase.expects)))
             for spec in tasks:
+                text = canonical_json(spec)
+                remember_task(text, spec)
                 db.execute("INSERT INTO task (task_id, study, round, phase, silo, state, spec_json, opened_unix)"
                            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                            (spec.task_id, spec.study, spec.round, phase.number, spec.silo, TaskState.OPEN,
-                            canonical_json(spec), phase.opened_unix))
+                            text, phase.opened_unix))
             self.set_round_state(phase.study, phase.round, RoundState.COLLECTING)
 
     def phase(self, study: str, round: int, number: int) -> PhaseRow:

@@ -208,4 +208,85 @@ CREATE INDEX open_task_by_round ON task (study, round, phase) WHERE state = 'ope
 """
 """What is asked for each silo, or whenever one has answered, costs the same in the thousandth round as in the first."""
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS)
+_NOTABLE = """CASE task.state WHEN 'expired' THEN 0 WHEN 'cancelled' THEN 1 WHEN 'refused' THEN 2
+    WHEN 'abstained' THEN 3 WHEN 'open' THEN 4 ELSE 5 END"""
+"""How much an answer stands out, as in `semisilo.coordinator.monitoring.outcomes`; a test holds them equal."""
+
+_SUMS_OF_ROUNDS = f"""
+DROP INDEX cost_by_round;
+CREATE INDEX cost_by_silo_of_round ON cost (study, round, kind, silo);
+CREATE TABLE round_total (                  -- sums of table cost by round: a thousand silos make 17,000 rows there
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    direction TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    item TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    overhead INTEGER NOT NULL,              -- bytes among them that belong to no silo
+    silos INTEGER NOT NULL,                 -- of kind payload: silos of which this item came first in this direction
+    estimated INTEGER NOT NULL,
+    PRIMARY KEY (study, round, direction, kind, item)
+) STRICT, WITHOUT ROWID;
+INSERT INTO round_total SELECT study, round, direction, kind, item, sum(bytes), sum(count),
+        sum(CASE WHEN silo = '' THEN bytes ELSE 0 END), 0, max(estimated)
+    FROM cost GROUP BY study, round, direction, kind, item;
+UPDATE round_total SET silos = (SELECT count(DISTINCT silo) FROM cost WHERE cost.study = round_total.study
+        AND cost.round = round_total.round AND cost.kind = 'payload' AND cost.direction = round_total.direction
+        AND cost.bytes > 0)
+    WHERE kind = 'payload' AND item = (SELECT min(item) FROM round_total AS other WHERE other.study = round_total.study
+        AND other.round = round_total.round AND other.kind = 'payload' AND other.direction = round_total.direction);
+CREATE TRIGGER cost_is_totalled_by_round AFTER INSERT ON cost BEGIN
+    INSERT INTO round_total VALUES (NEW.study, NEW.round, NEW.direction, NEW.kind, NEW.item, NEW.bytes, NEW.count,
+            CASE WHEN NEW.silo = '' THEN NEW.bytes ELSE 0 END,
+            NEW.kind = 'payload' AND NEW.bytes > 0 AND NOT EXISTS (SELECT 1 FROM cost WHERE study = NEW.study
+                AND round = NEW.round AND kind = 'payload' AND silo = NEW.silo AND direction = NEW.direction
+                AND bytes > 0 AND rowid <> NEW.rowid),
+            NEW.estimated)
+        ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes, count = count + excluded.count,
+            overhead = overhead + excluded.overhead, silos = silos + excluded.silos,
+            estimated = max(estimated, excluded.estimated);
+END;
+CREATE TABLE round_outcome (                -- what silos answered to a round that is over, all phases together
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    outcome TEXT NOT NULL,
+    silos INTEGER NOT NULL,
+    PRIMARY KEY (study, round, outcome)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE silo_total (                   -- sums over the rounds of a study that are over
+    study TEXT NOT NULL,
+    silo TEXT NOT NULL,
+    asked INTEGER NOT NULL,                 -- rounds
+    updated INTEGER NOT NULL,               -- committed rounds with its update
+    examples INTEGER NOT NULL,              -- of these rounds, of several phases the largest number
+    last_reason TEXT NOT NULL,              -- why it last gave another answer; '' when it never did
+    last_reason_round INTEGER NOT NULL,
+    PRIMARY KEY (study, silo)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER round_is_totalled AFTER UPDATE OF closed_unix ON round
+    WHEN NEW.closed_unix IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM round_outcome WHERE study = NEW.study AND round = NEW.number) BEGIN
+    INSERT INTO silo_total SELECT NEW.study, answer.silo, 1, answer.state = 'updated' AND NEW.state = 'completed',
+            CASE WHEN answer.state = 'updated' AND NEW.state = 'completed' THEN size.examples ELSE 0 END,
+            answer.reason, CASE WHEN answer.reason = '' THEN 0 ELSE NEW.number END
+        FROM (SELECT silo, state, reason, min({_NOTABLE} * 1000000 + (reason = '') * 100000 + phase) FROM task
+                WHERE study = NEW.study AND round = NEW.number GROUP BY +silo) AS answer
+        JOIN (SELECT silo, max(coalesce(example_count, 0)) AS examples FROM task LEFT JOIN declared_update
+                ON declared_update.update_id = task.update_id
+                WHERE study = NEW.study AND round = NEW.number GROUP BY +silo) AS size ON size.silo = answer.silo
+        WHERE true
+        ON CONFLICT DO UPDATE SET asked = asked + 1, updated = updated + excluded.updated,
+            examples = examples + excluded.examples,
+            last_reason = CASE WHEN excluded.last_reason = '' THEN last_reason ELSE excluded.last_reason END,
+            last_reason_round = max(last_reason_round, excluded.last_reason_round);
+    INSERT INTO round_outcome SELECT NEW.study, NEW.number, state, count(*) FROM
+        (SELECT state, min({_NOTABLE}) FROM task WHERE study = NEW.study AND round = NEW.number GROUP BY +silo)
+        WHERE true GROUP BY state;
+END;
+UPDATE round SET closed_unix = closed_unix WHERE closed_unix IS NOT NULL;
+"""
+"""A study of 1,000 silos and 500 rounds has half a million tasks and more than eight million costs: who only wants to
+know how it goes reads none of them."""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS)

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import PhaseRow, StudyRow, phase_row, study_row
+from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow, phase_row, round_head, study_row
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 
-__all__ = ["OpenPhase", "RoundCounts", "StudyProgress", "last_phase", "last_studies", "open_phase", "phases_of_round",
-           "study_progress"]
+__all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "last_phase", "last_studies", "open_phase",
+           "phases_of_round", "round_heads", "round_outcomes", "silo_totals", "study_progress"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,22 @@ class OpenPhase:
     """State -> tasks."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloTotal:
+    """What a silo has answered in the rounds of a study that are over."""
+
+    asked: int = 0
+    """Rounds."""
+    updated: int = 0
+    """Rounds that were committed with its update."""
+    examples: int = 0
+    """Sum over those of the images that its updates say they are from; of several phases the largest number."""
+    last_reason: str = ""
+    """Why it last abstained, refused or did not answer, where that is known."""
+    last_reason_round: int = 0
+    """0: never."""
+
+
 def last_studies(ledger: Ledger, *, ended: int) -> list[StudyRow]:
     """Studies that have not ended, and the last `ended` of the queue whatever their state, in order of the queue."""
     return [study_row(row) for row in ledger.query(
@@ -73,6 +89,30 @@ def study_progress(ledger: Ledger, study: str) -> StudyProgress:
         metrics=json.loads(committed[0]["metrics_json"]) if committed else {},
         rounds=tuple(RoundCounts(state=RoundState(row["state"]), count=row["n"], seconds=max(0.0, row["seconds"]))
                      for row in counts))
+
+
+def round_heads(ledger: Ledger, study: str, *, first: int = 0) -> list[RoundHead]:
+    """How the rounds of a study stand, in order, from `first` on."""
+    return [round_head(row) for row in ledger.query(
+        "SELECT number, state, phase, opened_unix, closed_unix, start_digest, state_digest, metrics_json, reason"
+        " FROM round WHERE study = ? AND number >= ? ORDER BY number", study, first)]
+
+
+def round_outcomes(ledger: Ledger, study: str, *, first: int = 0) -> dict[int, dict[str, int]]:
+    """Round -> answer -> silos, of rounds that are over from `first` on, from the sums that the ledger keeps."""
+    found: dict[int, dict[str, int]] = {}
+    for row in ledger.query("SELECT round, outcome, silos FROM round_outcome WHERE study = ? AND round >= ?", study,
+                            first):
+        found.setdefault(row["round"], {})[row["outcome"]] = row["silos"]
+    return found
+
+
+def silo_totals(ledger: Ledger, study: str) -> dict[str, SiloTotal]:
+    """Silo -> what it has answered in the rounds that are over, from the sums that the ledger keeps."""
+    return {row["silo"]: SiloTotal(
+        asked=row["asked"], updated=row["updated"], examples=row["examples"], last_reason=row["last_reason"],
+        last_reason_round=row["last_reason_round"])
+        for row in ledger.query("SELECT * FROM silo_total WHERE study = ?", study)}
 
 
 def phases_of_round(ledger: Ledger, study: str, number: int) -> list[PhaseRow]:

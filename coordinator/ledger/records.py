@@ -16,7 +16,8 @@ from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase,
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["LABELS_ALONE_FILE", "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult",
-           "PhaseRow", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "phase_row", "round_row",
+           "PhaseRow", "RoundHead", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "phase_row",
+           "remember_task", "round_head", "round_row",
            "study_row", "task_row"]
 
 T = TypeVar("T")
@@ -129,21 +130,27 @@ class StudyRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RoundRow:
-    """One round of a study."""
+class RoundHead:
+    """How one round of a study stands, without what it is made of: of a long study these are read all together."""
 
-    study: str
     number: int
     state: RoundState
     phase: int
-    phases: tuple[Phase, ...]
-    sample: tuple[str, ...]
     opened_unix: float
     closed_unix: float | None
     start_digest: str
     state_digest: str
     metrics: dict[str, float]
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRow(RoundHead):
+    """One round of a study."""
+
+    study: str
+    phases: tuple[Phase, ...]
+    sample: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +210,11 @@ class DeclaredUpdate:
         return UpdateHeader(silo=silo, num_examples=self.example_count, metrics=self.metrics)
 
 
+_MOST_SPECS = 16_384
+_SPECS: dict[str, TaskSpec] = {}
+"""Column -> the task in it, the oldest first: the same row is read again and again while a silo works on it."""
+
+
 def _json(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
@@ -217,6 +229,25 @@ def _record(cls: type[T], text: str) -> T:
 def _parsed(cls: Hashable, text: str) -> Any:
     """The same row is read again and again while a round runs, by thousands of silos in turn."""
     return from_dict(typing.cast(type, cls), json.loads(text))
+
+
+def remember_task(text: str, spec: TaskSpec) -> None:
+    """Spares reading a task's column anew: the one who writes a thousand tasks has them all.
+
+    Args:
+        text: the column, canonical JSON of `spec`.
+    """
+    _SPECS[text] = spec
+    while len(_SPECS) > _MOST_SPECS:
+        _SPECS.pop(next(iter(_SPECS)), None)
+
+
+def _task_spec(text: str) -> TaskSpec:
+    found = _SPECS.get(text)
+    if found is None:
+        found = from_dict(TaskSpec, json.loads(text))
+        remember_task(text, found)
+    return found
 
 
 def _record_or_none(cls: type[T], text: str | None) -> T | None:
@@ -249,6 +280,13 @@ def study_row(row: sqlite3.Row) -> StudyRow:
                     reason=row["reason"])
 
 
+def round_head(row: sqlite3.Row) -> RoundHead:
+    """A row of table round, or the columns of it that a head has."""
+    return RoundHead(number=row["number"], state=RoundState(row["state"]), phase=row["phase"],
+                     opened_unix=row["opened_unix"], closed_unix=row["closed_unix"], start_digest=row["start_digest"],
+                     state_digest=row["state_digest"], metrics=_json(row["metrics_json"]), reason=row["reason"])
+
+
 def round_row(row: sqlite3.Row) -> RoundRow:
     """A row of table round."""
     phases = _record(_Phases, f'{{"phases":{row["phases_json"]}}}').phases
@@ -269,7 +307,7 @@ def phase_row(row: sqlite3.Row) -> PhaseRow:
 def task_row(row: sqlite3.Row) -> TaskRow:
     """A row of table task."""
     return TaskRow(task_id=row["task_id"], study=row["study"], round=row["round"], phase=row["phase"],
-                   silo=row["silo"], state=TaskState(row["state"]), spec=_record(TaskSpec, row["spec_json"]),
+                   silo=row["silo"], state=TaskState(row["state"]), spec=_task_spec(row["spec_json"]),
                    opened_unix=row["opened_unix"], given_unix=row["given_unix"], closed_unix=row["closed_unix"],
                    update_id=row["update_id"], reason=row["reason"], metrics=_json(row["metrics_json"]))
 

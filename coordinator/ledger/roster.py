@@ -144,12 +144,16 @@ class LedgerRoster:
     def silo_status(self, silo: str) -> SiloStatus | None:
         """Whether a silo is revoked and which serials are valid; None when the roster has no such silo."""
         # Asked at every call and twice a second during each: the answer is kept until somebody changes the roster.
-        version = self._ledger.data_version(), self._ledger.roster_changes
+        version = self.version()
         if version != self._statuses_of:
             self._statuses, self._statuses_of = {}, version
         if silo not in self._statuses:
             self._statuses[silo] = self._read_status(silo)
         return self._statuses[silo]
+
+    def version(self) -> tuple[int, int]:
+        """Another one when the roster may have changed."""
+        return self._ledger.data_version(), self._ledger.roster_changes
 
     def _read_status(self, silo: str) -> SiloStatus | None:
         rows = self._ledger.query("SELECT revoked_unix, left_unix FROM silo WHERE name = ?", silo)
@@ -274,8 +278,15 @@ class LedgerRoster:
 
     def members(self) -> list[str]:
         """The roster to sample from: joined, neither revoked nor gone, in byte order of names."""
-        return sorted((row.name for row in self.silos() if row.joined_unix is not None and row.revoked_unix is None
-                       and row.left_unix is None), key=str.encode)
+        return sorted((row["name"] for row in self._ledger.query(
+            "SELECT name FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL")),
+            key=str.encode)
+
+    def back_at(self, silo: str, now_unix: float) -> float:
+        """When a silo that takes no task at the moment by its own policy expects to be back; 0 when it takes tasks."""
+        rows = self._ledger.query("SELECT away_until_unix FROM silo WHERE name = ? AND away_reason <> ''"
+                                  " AND away_until_unix > ?", silo, now_unix)
+        return float(rows[0]["away_until_unix"]) if rows else 0.0
 
     def away_until(self, now_unix: float) -> dict[str, float]:
         """Silos that take no task at the moment by their own policy -> when they expect to be back."""

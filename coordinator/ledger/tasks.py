@@ -10,7 +10,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["OpenTask", "Refusal", "RefusedTask", "SubmittedTask", "TaskAnswer", "answer_states", "answers_of_round",
-           "answers_of_study", "asked_silos", "has_updates", "last_refusal", "last_refusals", "open_tasks",
+           "answers_of_study", "has_updates", "last_refusal", "last_refusals", "open_tasks",
            "refusal_reasons", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
@@ -93,23 +93,22 @@ def open_tasks(ledger: Ledger) -> dict[str, OpenTask]:
 
 
 def answers_of_study(ledger: Ledger, study: str, *, first: int = 0, last: int = 2**62, silo: str = "",
-                     metrics_from: int = 0) -> list[TaskAnswer]:
+                     ) -> list[TaskAnswer]:
     """Answers to all phases of the rounds from `first` to `last`, by round, phase and silo.
 
     Args:
         silo: only of this one; of all when empty.
-        metrics_from: of rounds before this one, what silos sent is not read.
     """
     rows = ledger.query(
         "SELECT task.round, phase.name, task.silo, task.state, task.reason, declared_update.example_count,"
-        " CASE WHEN task.round >= ? THEN task.metrics_json END AS metrics_json FROM task"
+        " task.metrics_json FROM task"
         " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
         " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
         " WHERE task.study = ? AND task.round BETWEEN ? AND ? AND (task.silo = ? OR ? = '')"
-        " ORDER BY task.round, task.phase, task.silo", metrics_from, study, first, last, silo, silo)
+        " ORDER BY task.round, task.phase, task.silo", study, first, last, silo, silo)
     return [TaskAnswer(round=row["round"], phase=row["name"], silo=row["silo"], state=TaskState(row["state"]),
                        reason=row["reason"], example_count=row["example_count"],
-                       metrics=json.loads(row["metrics_json"] or "{}"))
+                       metrics=json.loads(row["metrics_json"]))
             for row in rows]
 
 
@@ -135,12 +134,16 @@ def tasks_of_phase(ledger: Ledger, study: str, number: int, phase: int) -> list[
 
 def last_refusals(ledger: Ledger) -> list[RefusedTask]:
     """The newest closed task of each silo and study, where that was refused and the study has not ended."""
+    # From the refusals, of which there are few: a study may have half a million tasks.
     rows = ledger.query(
-        "SELECT silo, study, round, task.reason AS reason, max(closed_unix) AS closed_unix, task.state AS state"
-        " FROM task JOIN study ON study.name = task.study WHERE study.ended_unix IS NULL AND closed_unix IS NOT NULL"
-        " GROUP BY silo, study ORDER BY silo, study")
+        "SELECT * FROM (SELECT task.silo, task.study, task.round, task.reason, max(task.closed_unix) AS closed_unix"
+        " FROM study CROSS JOIN silo CROSS JOIN task ON task.study = study.name AND task.silo = silo.name"
+        " AND task.state = ? WHERE study.ended_unix IS NULL GROUP BY task.silo, task.study) AS last"
+        " WHERE NOT EXISTS (SELECT 1 FROM task WHERE task.study = last.study AND task.silo = last.silo"
+        " AND task.state <> ? AND task.closed_unix > last.closed_unix) ORDER BY silo, study",
+        TaskState.REFUSED, TaskState.REFUSED)
     return [RefusedTask(silo=row["silo"], study=row["study"], round=row["round"], reason=row["reason"],
-                        closed_unix=row["closed_unix"]) for row in rows if row["state"] == TaskState.REFUSED]
+                        closed_unix=row["closed_unix"]) for row in rows]
 
 
 def task_counts(ledger: Ledger, study: str) -> dict[TaskState, int]:
@@ -149,17 +152,12 @@ def task_counts(ledger: Ledger, study: str) -> dict[TaskState, int]:
         "SELECT state, count(*) AS n FROM task WHERE study = ? GROUP BY state", study)}
 
 
-def asked_silos(ledger: Ledger, study: str) -> list[str]:
-    """Silos that were asked at least once."""
-    return [row["silo"] for row in ledger.query("SELECT DISTINCT silo FROM task WHERE study = ?", study)]
-
-
 def refusal_reasons(ledger: Ledger, study: str) -> Iterable[str]:
     """The beginning of the reason of every refused task, up to 80 letters."""
-    for silo in asked_silos(ledger, study):  # the index has them by study, silo and state
-        for row in ledger.query("SELECT substr(reason, 1, ?) AS reason FROM task WHERE study = ? AND silo = ?"
-                                " AND state = ?", _REASON_LETTERS, study, silo, TaskState.REFUSED):
-            yield row["reason"]
+    for row in ledger.query(  # the index has them by study, silo and state
+            "SELECT substr(task.reason, 1, ?) AS reason FROM silo CROSS JOIN task ON task.study = ? AND"
+            " task.silo = silo.name AND task.state = ?", _REASON_LETTERS, study, TaskState.REFUSED):
+        yield row["reason"]
 
 
 def answer_states(ledger: Ledger, study: str, number: int) -> frozenset[TaskState]:

@@ -34,7 +34,7 @@ __all__ = ["PRESENT_SECONDS", "SiloActivity", "SiloSigns", "SiloState", "activit
 
 PRESENT_SECONDS = 15.0
 """A silo of which something was heard at most so long ago is there, even when none of its calls is in flight: while it
-trains it reports every few seconds only, and three reports may be lost."""
+trains it reports every 3 seconds, where there are many silos every 7, so that at least one report may be lost."""
 
 
 class SiloState(StrEnum):

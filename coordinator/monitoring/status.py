@@ -19,16 +19,17 @@ from semisilo.common.text.describe import (
 )
 from semisilo.common.text.logs import printable
 from semisilo.coordinator.federation.folder import Federation, folder_option
-from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.progress import round_heads
+from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tasks import last_refusals, open_tasks
+from semisilo.coordinator.ledger.traffic import study_totals
 from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, open_round_facts, study_facts
 from semisilo.coordinator.monitoring.summary import planned_rounds
-from semisilo.coordinator.monitoring.traffic import traffic_of
+from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     studies, costs = [], []
     current: RoundFacts | None = None
     for row in rows:
-        rounds = ledger.rounds(row.name)
+        rounds = round_heads(ledger, row.name)
         studies.append(study_facts(row, rounds, now_unix=now, live=live))
         current = current or (_round_facts(ledger, row, rounds[-1]) if rounds else None)
         if rounds:
@@ -158,7 +159,7 @@ def _refusals(ledger: Ledger) -> tuple[RefusalFacts, ...]:
                               unix=task.closed_unix) for task in last_refusals(ledger))
 
 
-def _round_facts(ledger: Ledger, study: StudyRow, last: RoundRow) -> RoundFacts | None:
+def _round_facts(ledger: Ledger, study: StudyRow, last: RoundHead) -> RoundFacts | None:
     found = open_round_facts(ledger, study, last)
     return None if found is None else RoundFacts(
         study=study.name, number=found.number, rounds=planned_rounds(study), state=found.state, phase=found.phase,
@@ -167,7 +168,9 @@ def _round_facts(ledger: Ledger, study: StudyRow, last: RoundRow) -> RoundFacts 
 
 
 def _status_cost(ledger: Ledger, study: StudyRow) -> StatusCost:
-    traffic = traffic_of(costs_of(ledger, study.name), dense_bytes=study.dense_bytes)
+    costs = StudyCosts()
+    costs.replace(study_totals(ledger, study.name))
+    traffic = costs.traffic(dense_bytes=study.dense_bytes)
     return StatusCost(study=study.name, payload_down=traffic.payload_down, payload_up=traffic.payload_up,
                       message_down=traffic.message_down, message_up=traffic.message_up, wire_down=traffic.wire_down,
                       wire_up=traffic.wire_up, overhead=traffic.overhead, dense_bytes=traffic.dense_total,

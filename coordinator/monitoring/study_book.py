@@ -1,19 +1,23 @@
-"""One study as the page shows it, kept up to date: rounds that are over are read once, only the last ones again.
+"""One study as the page shows it, kept up to date: of rounds that are over the ledger has the sums; only the last ones
+are read answer by answer, and only an open one again.
 
 Tests: tests/coordinator/monitoring/test_facts.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import RoundRow
-from semisilo.coordinator.ledger.states import RoundState, TaskState
-from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, asked_silos
+from semisilo.coordinator.ledger.progress import SiloTotal, round_heads, round_outcomes, silo_totals
+from semisilo.coordinator.ledger.records import RoundHead
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
 from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
 from semisilo.coordinator.monitoring.facts import DriftFacts, RoundLine, SiloOfStudy
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
@@ -26,8 +30,6 @@ __all__ = ["CELLS", "FEWEST_ROUNDS", "SiloAnswer", "StudyBook", "finite", "silo_
 CELLS = 6000
 """How many (silo, round) pairs a study's document carries: an answer must stay small with hundreds of silos."""
 FEWEST_ROUNDS = 20
-_STRETCH = 50
-"""Rounds that are read at a time."""
 _DIGITS = 4
 
 
@@ -52,23 +54,14 @@ class SiloAnswer:
 
 @dataclass(slots=True)
 class _Silo:
-    asked: int = 0
-    updated: int = 0
-    examples: int = 0
-    last_reason: str = ""
-    last_reason_round: int = 0
+    """What a silo said in the rounds that are shown."""
+
     earlier: deque[dict[int, float]] = field(default_factory=lambda: deque(maxlen=EARLIER_ROUNDS))
     cells: dict[int, tuple[float | None, dict[int, float], DriftFacts | None]] = field(default_factory=dict)
-    """Round -> (label ratio, shares per class, drift) of the rounds that are shown."""
+    """Round -> (label ratio, shares per class, drift)."""
 
-    def add(self, number: int, answer: SiloAnswer, *, committed: bool, shown: bool = True) -> None:
-        """Takes in a round; they come in order. Of one that is not shown only the sums stay."""
-        self.asked += 1
-        if committed and answer.state is TaskState.UPDATED:
-            self.updated += 1
-            self.examples += answer.examples
-        if answer.reason:
-            self.last_reason, self.last_reason_round = answer.reason, number
+    def add(self, number: int, answer: SiloAnswer, *, shown: bool = True) -> None:
+        """Takes in a round; they come in order. One that is not shown is only what later ones are compared with."""
         drift = drift_of(answer.pseudo_labels, self.earlier) if shown else None
         if answer.pseudo_labels:
             self.earlier.append(answer.pseudo_labels)
@@ -80,27 +73,22 @@ class _Silo:
 
     def copy(self) -> _Silo:
         """Another one that can be added to without changing this one."""
-        return _Silo(self.asked, self.updated, self.examples, self.last_reason, self.last_reason_round,
-                     deque(self.earlier, maxlen=EARLIER_ROUNDS), dict(self.cells))
+        return _Silo(deque(self.earlier, maxlen=EARLIER_ROUNDS), dict(self.cells))
 
 
 @dataclass(slots=True)
 class _Round:
-    row: RoundRow
+    row: RoundHead
     metrics: dict[str, float]
     counts: dict[str, int]
     outcomes: dict[str, str]
+    """Empty of a round that is not shown by silo."""
 
 
-def silo_answers(ledger: Ledger, study: str, *, first: int, last: int, silo: str = "",
-                 metrics_from: int = 0) -> dict[int, dict[str, SiloAnswer]]:
-    """Round -> silo -> answer, of the rounds from `first` to `last`, of one silo or of all.
-
-    Args:
-        metrics_from: of rounds before this one, what silos sent is not looked at.
-    """
+def silo_answers(ledger: Ledger, study: str, *, first: int, silo: str = "") -> dict[int, dict[str, SiloAnswer]]:
+    """Round -> silo -> answer, of the rounds from `first` on, of one silo or of all."""
     found: dict[int, dict[str, list[TaskAnswer]]] = {}
-    for answer in answers_of_study(ledger, study, first=first, last=last, silo=silo, metrics_from=metrics_from):
+    for answer in answers_of_study(ledger, study, first=first, silo=silo):
         found.setdefault(answer.round, {}).setdefault(answer.silo, []).append(answer)
     return {number: {name: _answer(answers) for name, answers in silos.items()} for number, silos in found.items()}
 
@@ -130,43 +118,40 @@ class StudyBook:
         self.name = name
         self._rounds: dict[int, _Round] = {}
         """Rounds that are over."""
+        self._totals: dict[str, SiloTotal] = {}
+        """Of all those rounds."""
         self._silos: dict[str, _Silo] = {}
-        """Sums over the rounds that are over."""
+        """Of those among them that are shown by silo."""
         self._open: list[tuple[_Round, dict[str, SiloAnswer]]] = []
         self._next = 0
 
     def refresh(self, ledger: Ledger) -> None:
         """Reads the rounds that were not over at the last call."""
-        rows = ledger.rounds(self.name, first=self._next)
-        self._open = []
-        shown_from = 0
-        if len(rows) > FEWEST_ROUNDS:  # the first look at a study that has run for a while
-            shown_from = rows[-1].number - _rounds_shown(len(asked_silos(ledger, self.name))) + 1
-        for start in range(0, len(rows), _STRETCH):
-            self._read(ledger, rows[start:start + _STRETCH], shown_from=shown_from)
-        self._forget()
-
-    def _read(self, ledger: Ledger, rows: Sequence[RoundRow], *, shown_from: int) -> None:
-        answers = silo_answers(ledger, self.name, first=rows[0].number, last=rows[-1].number,
-                               metrics_from=shown_from - EARLIER_ROUNDS)
-        for row in rows:
+        first = self._next
+        rows = round_heads(ledger, self.name, first=first)
+        over = list(itertools.takewhile(lambda row: row.closed_unix is not None, rows))
+        if over:
+            counts = round_outcomes(ledger, self.name, first=first)
+            self._totals = silo_totals(ledger, self.name)
+            self._next = over[-1].number + 1
+            for row in over:
+                self._rounds[row.number] = _Round(row, finite(row.metrics), counts.get(row.number, {}), {})
+        self._open = [(_Round(row, finite(row.metrics), {}, {}), {}) for row in rows[len(over):]]
+        # Of a study that has run for a while when it is first looked at, only the end is read answer by answer.
+        answers = silo_answers(ledger, self.name, first=max(first, self.detail_from - EARLIER_ROUNDS)) if rows else {}
+        for row in over:
             silos = answers.get(row.number, {})
-            entry = _Round(row, finite(row.metrics), dict(Counter(str(answer.state) for answer in silos.values())),
-                           {silo: str(answer.state) for silo, answer in silos.items()})
-            if row.closed_unix is not None and not self._open:
-                self._rounds[row.number] = entry
-                self._next = row.number + 1
-                self._add(self._silos, row, silos, shown=row.number >= shown_from)
-                if row.number < shown_from:
-                    entry.outcomes = {}
-            else:
-                self._open.append((entry, silos))
-
-    @staticmethod
-    def _add(silos: dict[str, _Silo], row: RoundRow, answers: Mapping[str, SiloAnswer], *, shown: bool = True) -> None:
-        for silo, answer in answers.items():
-            silos.setdefault(silo, _Silo()).add(row.number, answer, shown=shown,
-                                                committed=row.state is RoundState.COMPLETED)
+            shown = row.number >= self.detail_from
+            if shown:
+                self._rounds[row.number].outcomes = {silo: str(answer.state) for silo, answer in silos.items()}
+            for silo, answer in silos.items():
+                self._silos.setdefault(silo, _Silo()).add(row.number, answer, shown=shown)
+        for number, (entry, _) in enumerate(self._open):
+            silos = answers.get(entry.row.number, {})
+            entry.outcomes = {silo: str(answer.state) for silo, answer in silos.items()}
+            entry.counts = dict(Counter(entry.outcomes.values()))
+            self._open[number] = entry, silos
+        self._forget()
 
     def _forget(self) -> None:
         """Drops values by silo of rounds that are no longer shown."""
@@ -180,12 +165,12 @@ class StudyBook:
     @property
     def detail_from(self) -> int:
         """The first round of which values by silo are kept."""
-        return max(0, self._last_number() - _rounds_shown(len(self._silos)) + 1)
+        return max(0, self._last_number() - _rounds_shown(len(self._totals)) + 1)
 
     def _last_number(self) -> int:
         return self._open[-1][0].row.number if self._open else self._next - 1
 
-    def rows(self) -> list[RoundRow]:
+    def rows(self) -> list[RoundHead]:
         """All rounds in order."""
         return [entry.row for entry in (*self._rounds.values(), *(entry for entry, _ in self._open))]
 
@@ -207,36 +192,49 @@ class StudyBook:
 
     def silos(self, costs: StudyCosts, *, num_classes: int) -> tuple[SiloOfStudy, ...]:
         """The silos that were asked at least once, in byte order, with what they have answered in the open round."""
-        silos = dict(self._silos)
+        silos, totals = dict(self._silos), dict(self._totals)
         for entry, answers in self._open:
-            for name in answers:
-                silos[name] = silos[name].copy() if name in silos else _Silo()
-            self._add(silos, entry.row, answers)
-        total = sum(silo.examples for silo in silos.values())
-        return tuple(_silo_facts(name, silos[name], total, costs, num_classes)
-                     for name in sorted(silos, key=str.encode))
+            for name, answer in answers.items():
+                silos[name] = silos.get(name, _Silo()).copy()
+                silos[name].add(entry.row.number, answer)
+                before = totals.get(name, SiloTotal())
+                totals[name] = _with_open(before, answer, entry.row.number)
+        total = sum(each.examples for each in totals.values())
+        return tuple(_silo_facts(name, silos.get(name, _Silo()), totals[name], total, costs, num_classes)
+                     for name in sorted(totals, key=str.encode))
 
 
-def silo_over_all_rounds(ledger: Ledger, study: str, silo: str, *, rows: Iterable[RoundRow], costs: StudyCosts,
-                         num_classes: int, total_examples: int) -> SiloOfStudy:
-    """One silo with the values of every round."""
+def _with_open(total: SiloTotal, answer: SiloAnswer, number: int) -> SiloTotal:
+    """The sums with the answer to a round that is not over."""
+    total = replace(total, asked=total.asked + 1)
+    return replace(total, last_reason=answer.reason, last_reason_round=number) if answer.reason else total
+
+
+def silo_over_all_rounds(ledger: Ledger, study: str, silo: str, *, rows: Iterable[RoundHead], sums: SiloOfStudy,
+                         num_classes: int) -> SiloOfStudy:
+    """One silo with the values of every round; `sums` is what the study's book says of it."""
     book = _Silo()
-    answers = silo_answers(ledger, study, first=0, last=2**62, silo=silo)
+    answers = silo_answers(ledger, study, first=0, silo=silo)
     for row in rows:
         if silo in answers.get(row.number, {}):
-            book.add(row.number, answers[row.number][silo], committed=row.state is RoundState.COMPLETED)
-    return _silo_facts(silo, book, total_examples, costs, num_classes)
+            book.add(row.number, answers[row.number][silo])
+    return replace(sums, **_cells(book, num_classes))
 
 
-def _silo_facts(name: str, silo: _Silo, total: int, costs: StudyCosts, num_classes: int) -> SiloOfStudy:
+def _silo_facts(name: str, silo: _Silo, total: SiloTotal, all_examples: int, costs: StudyCosts,
+                num_classes: int) -> SiloOfStudy:
     ways = costs.by_silo.get(name, {"down": 0, "up": 0})
-    size = max([num_classes, *(1 + max(shares) for _, shares, _ in silo.cells.values() if shares)])
     return SiloOfStudy(
-        name=name, rounds_asked=silo.asked, rounds_updated=silo.updated, examples=silo.examples,
-        contribution=silo.examples / total if total else 0.0,
-        label_ratio={number: ratio for number, (ratio, _, _) in silo.cells.items() if ratio is not None},
-        class_histogram={number: tuple(round(shares.get(label, 0.0), _DIGITS) for label in range(size))
-                         for number, (_, shares, _) in silo.cells.items() if shares},
-        drift={number: drift for number, (_, _, drift) in silo.cells.items() if drift is not None},
-        wire_down=ways["down"], wire_up=ways["up"], last_reason=silo.last_reason,
-        last_reason_round=silo.last_reason_round)
+        name=name, rounds_asked=total.asked, rounds_updated=total.updated, examples=total.examples,
+        contribution=total.examples / all_examples if all_examples else 0.0, **_cells(silo, num_classes),
+        wire_down=ways["down"], wire_up=ways["up"], last_reason=total.last_reason,
+        last_reason_round=total.last_reason_round)
+
+
+def _cells(silo: _Silo, num_classes: int) -> dict[str, Any]:
+    """The fields of `SiloOfStudy` that are maps by round."""
+    size = max([num_classes, *(1 + max(shares) for _, shares, _ in silo.cells.values() if shares)])
+    return {"label_ratio": {number: ratio for number, (ratio, _, _) in silo.cells.items() if ratio is not None},
+            "class_histogram": {number: tuple(round(shares.get(label, 0.0), _DIGITS) for label in range(size))
+                                for number, (_, shares, _) in silo.cells.items() if shares},
+            "drift": {number: drift for number, (_, _, drift) in silo.cells.items() if drift is not None}}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import last_phase
-from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.monitoring.outcomes import counts_of, waiting_for
 from semisilo.coordinator.monitoring.summary import (
@@ -64,7 +64,7 @@ class OpenRoundFacts:
     """Silos that have not answered, in byte order."""
 
 
-def study_facts(row: StudyRow, rounds: Sequence[RoundRow], *, now_unix: float,
+def study_facts(row: StudyRow, rounds: Sequence[RoundHead], *, now_unix: float,
                 live: LiveStatus | None = None) -> StudyFacts:
     """The facts of a study with all its rounds in order; `live` is what `serve` says, None when it does not run."""
     planned = planned_rounds(row)
@@ -76,7 +76,7 @@ def study_facts(row: StudyRow, rounds: Sequence[RoundRow], *, now_unix: float,
         reason=row.reason)
 
 
-def open_round_facts(ledger: Ledger, study: StudyRow, last: RoundRow | None) -> OpenRoundFacts | None:
+def open_round_facts(ledger: Ledger, study: StudyRow, last: RoundHead | None) -> OpenRoundFacts | None:
     """The facts of the last round of a study, if that is under way."""
     if last is None or last.closed_unix is not None or study.ended_unix is not None:
         return None

@@ -12,11 +12,11 @@ from semisilo.common.errors import StorageDamaged
 from semisilo.coordinator.ledger.costs import Cost, costs_of
 from semisilo.coordinator.ledger.events import event_kinds
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import RoundRow, StudyRow, cut_short
+from semisilo.coordinator.ledger.records import RoundHead, RoundRow, StudyRow, cut_short
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
-from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
+from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
 
 if TYPE_CHECKING:
     from semisilo.coordinator.ledger.encodings import EncodingUse
@@ -133,9 +133,8 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
 
     row = ledger.study(study)
     encodings = tuple(encodings_of(ledger, study))
-    dense, costs, book = row.dense_bytes, tuple(costs_of(ledger, study)), StudyCosts()
-    for cost in costs:
-        book.add(cost)
+    dense, costs = row.dense_bytes, tuple(costs_of(ledger, study))
+    book = costs_from_rows(costs)
     answers: dict[int, list[TaskAnswer]] = {}
     for answer in answers_of_study(ledger, study):
         answers.setdefault(answer.round, []).append(answer)
@@ -194,7 +193,7 @@ def planned_rounds(row: StudyRow) -> int:
     return int(row.config.get("study", {}).get("rounds", 0))
 
 
-def seconds_left(rounds: Iterable[RoundRow], *, planned: int, now_unix: float) -> float | None:
+def seconds_left(rounds: Iterable[RoundHead], *, planned: int, now_unix: float) -> float | None:
     """Estimate from the mean length of the last few finished rounds; None before the first."""
     entries = [entry for entry in rounds if entry.number > 0]
     finished = [entry.closed_unix - entry.opened_unix for entry in entries if entry.closed_unix is not None]
@@ -222,7 +221,7 @@ def last_committed(rounds: Iterable[AnyRound]) -> AnyRound | None:
     return done[-1] if done else None
 
 
-def federated_accuracy(rounds: Iterable[RoundRow]) -> float | None:
+def federated_accuracy(rounds: Iterable[RoundHead]) -> float | None:
     """The accuracy of a study: of the model of the last committed round with silos, from 0 to 1.
 
     None before the first, since what the coordinator trains alone in round 0 is the line to beat; and without test

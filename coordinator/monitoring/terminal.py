@@ -29,16 +29,17 @@ from semisilo.common.text.describe import (
 )
 from semisilo.common.text.logs import LineFormatter, printable
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import RoundRow, StudyRow
+from semisilo.coordinator.ledger.progress import round_heads
+from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import OpenTask, answers_of_round, open_tasks
-from semisilo.coordinator.ledger.traffic import traffic_rows
+from semisilo.coordinator.ledger.traffic import study_totals, wire_by_silo
 from semisilo.coordinator.monitoring.outcomes import OUTCOME_STYLES, outcomes_of, waiting_for
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, study_facts
 from semisilo.coordinator.monitoring.summary import accuracy_in, label_ratios
-from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
+from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic, silo_ways
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
 
@@ -64,7 +65,7 @@ class _Facts:
     study: StudyRow | None = None
     said: StudyFacts | None = None
     """What every reader says of the study."""
-    rounds: tuple[RoundRow, ...] = ()
+    rounds: tuple[RoundHead, ...] = ()
     silos: tuple[SiloRow, ...] = ()
     answers: dict[str, TaskState] = field(default_factory=dict)
     """Answers to the last round."""
@@ -260,11 +261,10 @@ class Display:
         silos = tuple(self._roster.silos())
         if study is None:
             return _Facts(silos=silos)
-        rounds = tuple(self._ledger.rounds(study.name))
+        rounds = tuple(round_heads(self._ledger, study.name))
         number = rounds[-1].number if rounds else 0
-        costs = StudyCosts()
-        for cost in traffic_rows(self._ledger, study.name):
-            costs.add(cost)
+        costs = StudyCosts(by_silo=silo_ways(wire_by_silo(self._ledger, study.name)))
+        costs.replace(study_totals(self._ledger, study.name))
         return _Facts(
             study=study, said=study_facts(study, rounds, now_unix=time.time()), rounds=rounds, silos=silos,
             answers=outcomes_of(answers_of_round(self._ledger, study.name, number)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from semisilo.coordinator.ledger.costs import Cost, Direction, Kind
+from semisilo.coordinator.ledger.traffic import RoundTotal, SiloWay
 
-__all__ = ["OVERHEAD", "SILOS", "CostLine", "RoundCosts", "StudyCosts", "Traffic", "cost_lines", "share_of",
-           "traffic_of"]
+__all__ = ["OVERHEAD", "SILOS", "CostLine", "RoundCosts", "StudyCosts", "Traffic", "cost_lines", "costs_from_rows",
+           "share_of", "silo_ways", "traffic_of"]
 
 SILOS = "silos"
 OVERHEAD = "overhead"
@@ -110,11 +111,23 @@ class RoundCosts:
     """Bytes of one round."""
 
     bytes: defaultdict[tuple[Kind, Direction], int] = field(default_factory=lambda: defaultdict(int))
+    items: defaultdict[tuple[Kind, str, Direction], int] = field(default_factory=lambda: defaultdict(int))
+    """(payload or message, group or RPC, direction) -> bytes."""
     overhead: defaultdict[Direction, int] = field(default_factory=lambda: defaultdict(int))
-    transfers: defaultdict[Direction, set[str]] = field(default_factory=lambda: defaultdict(set))
+    transfers: defaultdict[Direction, int] = field(default_factory=lambda: defaultdict(int))
     """Direction -> silos with payload bytes, however many streams that took: a resumed download counts once, and its
     repeated bytes show as a share above what one needs."""
     estimated: bool = False
+
+    def add(self, total: RoundTotal) -> None:
+        """Takes in a sum of this round."""
+        self.bytes[total.kind, total.direction] += total.bytes
+        self.transfers[total.direction] += total.silos
+        if total.kind == "wire":
+            self.overhead[total.direction] += total.overhead
+            self.estimated |= total.estimated
+        else:
+            self.items[total.kind, total.item, total.direction] += total.bytes
 
     @property
     def wire(self) -> int:
@@ -127,25 +140,15 @@ class StudyCosts:
     """Bytes of one study."""
 
     rounds: defaultdict[int, RoundCosts] = field(default_factory=lambda: defaultdict(RoundCosts))
-    by_silo: defaultdict[str, dict[Direction, int]] = field(
-        default_factory=lambda: defaultdict(lambda: {"down": 0, "up": 0}))
+    by_silo: Mapping[str, Mapping[Direction, int]] = field(default_factory=dict)
     """Wire bytes; the name is empty for those that belong to no silo."""
-    by_item: defaultdict[tuple[Kind, str], dict[Direction, int]] = field(
-        default_factory=lambda: defaultdict(lambda: {"down": 0, "up": 0}))
-    """(kind, group or RPC) -> bytes."""
 
-    def add(self, cost: Cost) -> None:
-        """Takes in one row, in any order."""
-        costs = self.rounds[cost.round]
-        costs.bytes[cost.kind, cost.direction] += cost.bytes
-        if cost.kind == "wire":
-            self.by_silo[cost.silo][cost.direction] += cost.bytes
-            costs.overhead[cost.direction] += 0 if cost.silo else cost.bytes
-            costs.estimated |= cost.estimated
-        else:
-            self.by_item[cost.kind, cost.item][cost.direction] += cost.bytes
-        if cost.kind == "payload" and cost.bytes:
-            costs.transfers[cost.direction].add(cost.silo)
+    def replace(self, totals: Iterable[RoundTotal]) -> None:
+        """Takes in the sums of some rounds, all of each, for what it had of them."""
+        changed: defaultdict[int, RoundCosts] = defaultdict(RoundCosts)
+        for total in totals:
+            changed[total.round].add(total)
+        self.rounds.update(changed)
 
     def traffic(self, *, dense_bytes: int, round: int | None = None) -> Traffic:
         """Of the whole study, or of one round.
@@ -164,8 +167,8 @@ class StudyCosts:
             wire_down=total("wire", "down"), wire_up=total("wire", "up"),
             overhead_down=sum(costs.overhead.get("down", 0) for costs in chosen),
             overhead_up=sum(costs.overhead.get("up", 0) for costs in chosen),
-            downloads=sum(len(costs.transfers.get("down", ())) for costs in chosen),
-            uploads=sum(len(costs.transfers.get("up", ())) for costs in chosen),
+            downloads=sum(costs.transfers.get("down", 0) for costs in chosen),
+            uploads=sum(costs.transfers.get("up", 0) for costs in chosen),
             dense_bytes=dense_bytes, estimated=any(costs.estimated for costs in chosen))
 
     def wire(self) -> int:
@@ -174,8 +177,12 @@ class StudyCosts:
 
     def items(self, kind: Kind) -> Iterator[tuple[str, dict[Direction, int]]]:
         """(group or RPC, bytes each way) of one kind, most bytes first."""
-        found = [(item, ways) for (each, item), ways in self.by_item.items() if each == kind]
-        return iter(sorted(found, key=lambda pair: (-pair[1]["down"] - pair[1]["up"], pair[0])))
+        found: defaultdict[str, dict[Direction, int]] = defaultdict(lambda: {"down": 0, "up": 0})
+        for costs in self.rounds.values():
+            for (each, item, direction), size in costs.items.items():
+                if each == kind:
+                    found[item][direction] += size
+        return iter(sorted(found.items(), key=lambda pair: (-pair[1]["down"] - pair[1]["up"], pair[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +212,34 @@ def cost_lines(costs: Iterable[Cost]) -> tuple[CostLine, ...]:
                  for kind, item in keys)
 
 
-def traffic_of(costs: Iterable[Cost], *, dense_bytes: int = 0) -> Traffic:
-    """The sum of some cost rows of a study. A transfer is a (round, silo) with payload bytes in that direction."""
-    study = StudyCosts()
+def silo_ways(wire: Mapping[SiloWay, int]) -> dict[str, dict[Direction, int]]:
+    """Silo -> bytes each way."""
+    found: dict[str, dict[Direction, int]] = {}
+    for (silo, direction), size in wire.items():
+        found.setdefault(silo, {"down": 0, "up": 0})[direction] = size
+    return found
+
+
+def costs_from_rows(costs: Iterable[Cost]) -> StudyCosts:
+    """The sums of some cost rows of a study. A transfer is a (round, silo) with payload bytes in that direction."""
+    study, seen, wire = StudyCosts(), set[tuple[int, Direction, str]](), Counter[SiloWay]()
     for cost in costs:
-        study.add(cost)
-    return study.traffic(dense_bytes=dense_bytes)
+        transfer = (cost.round, cost.direction, cost.silo)
+        first = cost.kind == "payload" and cost.bytes > 0 and transfer not in seen
+        if first:
+            seen.add(transfer)
+        if cost.kind == "wire":
+            wire[cost.silo, cost.direction] += cost.bytes
+        study.rounds[cost.round].add(RoundTotal(
+            round=cost.round, direction=cost.direction, kind=cost.kind, item=cost.item, bytes=cost.bytes,
+            overhead=0 if cost.silo else cost.bytes, silos=int(first), estimated=cost.estimated))
+    study.by_silo = silo_ways(wire)
+    return study
+
+
+def traffic_of(costs: Iterable[Cost], *, dense_bytes: int = 0) -> Traffic:
+    """The sum of some cost rows of a study."""
+    return costs_from_rows(costs).traffic(dense_bytes=dense_bytes)
 
 
 def share_of(part: int, whole: int) -> float | None:

@@ -19,7 +19,7 @@ from semisilo.common.payload.usage import describe_encoding
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.progress import phases_of_round
+from semisilo.coordinator.ledger.progress import phases_of_round, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invitations
 from semisilo.coordinator.ledger.states import RoundState, TaskState
@@ -114,7 +114,7 @@ class PageReader:
         return tuple(_silo_line(row, activities[row.name], today, now) for row in members)
 
     def _study_line(self, row: StudyRow, now: float) -> StudyLine:
-        facts = study_facts(row, self._book(row.name).rows(), now_unix=now)
+        facts = study_facts(row, round_heads(self.ledger, row.name), now_unix=now)
         return StudyLine(
             name=facts.name, state=facts.state, method=facts.method, scenario=scenario_name(row), round=facts.round,
             rounds=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
@@ -168,12 +168,10 @@ class PageReader:
         row = self.ledger.study(name)
         self._costs.refresh(self.ledger)
         book, costs = self._book(name), self._costs.study(name)
-        known = book.silos(costs, num_classes=0)
-        if silo not in {each.name for each in known}:
+        sums = next((each for each in book.silos(costs, num_classes=0) if each.name == silo), None)
+        if sums is None:
             raise UnknownSilo(f"No silo of that name was asked in study '{name}'.")
-        return silo_over_all_rounds(
-            self.ledger, name, silo, rows=book.rows(), costs=costs,
-            total_examples=sum(each.examples for each in known), num_classes=len(row.classes))
+        return silo_over_all_rounds(self.ledger, name, silo, rows=book.rows(), sums=sums, num_classes=len(row.classes))
 
     def _open_phase(self, study: str) -> PhaseRow | None:
         """The phase in which silos work."""

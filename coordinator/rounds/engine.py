@@ -229,7 +229,8 @@ class Engine:
     async def _open_phase(self, study: RunningStudy, row: RoundRow) -> None:
         phase = row.phases[row.phase]
         members = self._roster.members()
-        asked = [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in members]
+        there = frozenset(members)
+        asked = [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there]
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase.name)
         written = await self._steps.call(Tasks(
             state=row.state_digest, round=row.number, phase=phase,
@@ -293,8 +294,8 @@ class Engine:
             if now >= phase.deadline_unix and answered >= phase.quorum:
                 _LOG.warning("round %d: closed at its deadline without %s", row.number, ", ".join(waiting))
                 break
-            away = self._roster.away_until(now)
-            if answered >= phase.quorum and all(away.get(silo, 0.0) >= phase.deadline_unix for silo in waiting):
+            if answered >= phase.quorum and all(self._roster.back_at(silo, now) >= phase.deadline_unix
+                                                for silo in waiting):
                 _LOG.warning("round %d: closed without %s, away by their own policy until after its deadline",
                              row.number, ", ".join(waiting))
                 break
@@ -344,7 +345,7 @@ class Engine:
         self._accountant.settle(study=study.name, round=row.number, phase="standby")
         metrics = {**row.metrics, **measured.metrics}  # of its phases, then of its model
         self._ledger.commit_round(study.name, row.number, metrics=metrics)
-        self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
+        await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
         self._log_round(study, row.number, metrics)
 
     def _log_round(self, study: RunningStudy, number: int, metrics: dict[str, float]) -> None:

@@ -124,9 +124,7 @@ class TaskService:
         while True:
             task = None if hello.away_reason else self._current_task(silo)
             if task is not None:
-                if task.given_unix is None and self._ledger.task_given(task.task_id):
-                    return await self._given_first(task, hello.held)
-                return await self._readable(task, hello.held)
+                return await self._give(task, hello.held)
             reason = self._runtime.reason
             if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
                 if reason is StandbyReason.NO_STUDY:
@@ -135,21 +133,19 @@ class TaskService:
                                rounds=self._runtime.rounds, text=self._runtime.text)
             await self._runtime.wait_for_call(end - self._clock())
 
-    async def _given_first(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
-        """The task, with a note of what it need not send."""
-        spec = await self._readable(task, held)
-        add_encoded(self._ledger, held_groups(spec.payloads), study=task.study,
-                    round=task.round, direction="down")
+    async def _give(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
+        """The task, with a note of what it need not send when it is told for the first time."""
+        spec = task.spec if _can_read(task.spec, held) else await self._written_anew(task, held)
+        if task.given_unix is None:
+            with self._ledger.transaction(lasting=False):
+                if self._ledger.task_given(task.task_id):
+                    add_encoded(self._ledger, held_groups(spec.payloads), study=task.study, round=task.round,
+                                direction="down")
         return spec
 
-    async def _readable(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
+    async def _written_anew(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
         """The task with payloads that a silo which holds `held` can read: they were written for what it held when the
         phase opened, and it may have lost that since."""
-        spec = task.spec
-        if all(not payload.tensors or payload.tensors in held
-               or (payload.digest and (not payload.reference or payload.reference in held))
-               for payload in spec.payloads):
-            return spec
         # A silo that hangs up now must not cut this off: cancelling it would end the compute process.
         row = self._ledger.round(task.study, task.round)
         written = await asyncio.shield(asyncio.ensure_future(self._compute.call(Tasks(
@@ -378,6 +374,13 @@ class TaskService:
             self._late_task[task.silo] = task.task_id
             self._ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state)
         return BeginAnswer("refused", reason=self._why_over(task))
+
+
+def _can_read(spec: TaskSpec, held: frozenset[str]) -> bool:
+    """Whether a silo that holds `held` can read the payloads of a task."""
+    return all(not payload.tensors or payload.tensors in held
+               or (payload.digest and (not payload.reference or payload.reference in held))
+               for payload in spec.payloads)
 
 
 def _check_update_id(update_id: str) -> None:

@@ -1,9 +1,9 @@
 """One RPC in flight: who calls, and its end when the caller is revoked, calls anew or says nothing any more.
 
-The certificate is looked at twice a second by a timer beside the RPC, so that the way of the bytes has nothing to do
-with it: a chunk costs no task, no lock and no timer.
+The certificates are looked at twice a second by one timer for all RPCs, so that the way of the bytes has nothing to do
+with it: a chunk costs no task, no lock and no timer, and a thousand silos that wait cost next to nothing.
 
-Tests: tests/coordinator/rpc/test_round_service.py.
+Tests: tests/coordinator/rpc/test_call.py.
 """
 
 from __future__ import annotations
@@ -17,35 +17,69 @@ from typing import Any
 
 import grpc.aio
 
-from semisilo.common.errors import Unreachable
+from semisilo.common.errors import SemisiloError, Unreachable
 from semisilo.common.text.log_context import bind
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.rpc.caller import CallerCertificate, caller_silo, check_caller
 from semisilo.coordinator.rpc.metering import RoundMeter
 
-__all__ = ["Call"]
+__all__ = ["Call", "CallWatch"]
 
 _LOOK_SECONDS = 0.5
-"""A revoked silo's call ends this soon, which is to be within seconds. The price is one look at the roster for every
-call in flight."""
+"""A revoked silo's call ends this soon, which is to be within seconds."""
+
+
+class CallWatch:
+    """Looks after all RPCs in flight."""
+
+    def __init__(self, roster: LedgerRoster, *, clock: Callable[[], float] = time.time) -> None:
+        self.roster = roster
+        self.clock = clock
+        self._calls: set[Call] = set()
+        self._running = False
+        self._version: tuple[int, int] | None = None
+
+    def add(self, call: Call) -> None:
+        """From now on the call is looked after."""
+        self._calls.add(call)
+        if not self._running:
+            self._running, self._version = True, None  # nobody has looked for a while
+            self._later()
+
+    def discard(self, call: Call) -> None:
+        """The call needs it no more."""
+        self._calls.discard(call)
+
+    def _later(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        try:
+            version = self.roster.version()
+        except SemisiloError:  # each call meets it by itself
+            version = None
+        changed, self._version = version is None or version != self._version, version
+        for call in tuple(self._calls):
+            call.look(roster_changed=changed)
+        self._running = bool(self._calls)
+        if self._running:
+            self._later()
 
 
 class Call:
     """An RPC, from `identify` to `done`. Belongs to the task that serves it."""
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], *, federation: str, roster: LedgerRoster,
-                 runtime: RuntimeState, meter: RoundMeter, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], *, federation: str, watch: CallWatch,
+                 runtime: RuntimeState, meter: RoundMeter) -> None:
         self._context = context
         self._federation = federation
-        self._roster = roster
+        self._watch = watch
         self._runtime = runtime
         self._meter = meter
-        self._clock = clock
         self._certificate: CallerCertificate | None = None
         self._superseded = False
         self._task: asyncio.Task[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._problem: Exception | None = None
         self._idle_seconds = math.inf
         self._moved = 0.0
@@ -65,7 +99,7 @@ class Call:
         assert self._certificate is not None
         if self._superseded:
             raise Unreachable("A newer connection of this silo goes on with the upload.", remedy="It is tried again.")
-        check_caller(self._certificate, self._roster, self._clock())
+        check_caller(self._certificate, self._watch.roster, self._watch.clock())
 
     def supersede(self) -> None:
         """The silo has made the same call anew: this one ends, at once where it is being watched."""
@@ -88,7 +122,7 @@ class Call:
         self._task, self._problem, self._idle_seconds = asyncio.current_task(), None, idle_seconds
         assert self._task is not None
         self.moved()
-        self._look_later()
+        self._watch.add(self)
         try:
             yield
         except asyncio.CancelledError:
@@ -97,9 +131,8 @@ class Call:
             self._task.uncancel()
             raise self._problem from None
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._task = self._timer = None
+            self._watch.discard(self)
+            self._task = None
 
     def done(self) -> None:
         """Ends the account of this RPC."""
@@ -110,13 +143,12 @@ class Call:
             if connected[silo] <= 0:
                 del connected[silo]
 
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
-
-    def _look(self) -> None:
-        self._look_now()
-        if self._task is not None and self._problem is None:
-            self._look_later()
+    def look(self, *, roster_changed: bool) -> None:
+        """Ends the watched block when there is a reason to; the roster is asked only when it has changed."""
+        assert self._certificate is not None
+        if roster_changed or self._watch.clock() > self._certificate.not_after_unix \
+                or time.monotonic() - self._moved > self._idle_seconds:
+            self._look_now()
 
     def _look_now(self) -> None:
         """Ends the watched block when there is a reason to."""

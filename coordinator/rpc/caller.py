@@ -86,7 +86,7 @@ def check_caller(certificate: CallerCertificate, roster: Roster, now: float) -> 
                                  remedy=f"Use the newer identity, or {invite[0].lower()}{invite[1:]}")
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=16_384)
 def _parse(pem: bytes) -> tuple[str, CallerCertificate] | None:
     """(federation, caller); cached, because every RPC of a connection shows the same bytes."""
     try:

@@ -52,7 +52,7 @@ from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, TaskService, UpdateDeclaration
-from semisilo.coordinator.rpc.call import Call
+from semisilo.coordinator.rpc.call import Call, CallWatch
 from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.transfer_slots import TransferSlot, TransferSlots
@@ -68,6 +68,10 @@ _MAX_POLL_SECONDS = 60.0
 _REPORT_SECONDS = 3.0
 """How often silos are to tell how far they are: the terminal and the page follow the work, and the answer to a report
 is how a silo hears that its task is over. Three reports may be lost before it looks away (`PRESENT_SECONDS`)."""
+_REPORT_SECONDS_PER_SILO = 0.01
+"""Of many silos more seldom: so a hundred reports come in a second at most."""
+_LONGEST_REPORT_SECONDS = 7.0
+"""One report may still be lost before a silo looks away."""
 _CHECK_EVERY_CHUNKS = 32
 """A look at the ledger for every 16 MiB of what our silos send: an update that nobody wants any more is cut off after
 that, and the way of the bytes is not held up by queries."""
@@ -119,7 +123,7 @@ class RoundServicer:
             rates: where the speed of downloads is noted.
         """
         self._task_service = task_service
-        self._roster = roster
+        self._watch = CallWatch(roster, clock=clock)
         self._runtime = runtime
         self._meter = meter
         self._federation = federation
@@ -172,7 +176,8 @@ class RoundServicer:
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
-                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=_REPORT_SECONDS))
+                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=min(
+                    _LONGEST_REPORT_SECONDS, max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))))
             return pb.AwaitTaskResponse(standby=pb.Standby(
                 reason=_REASONS[answer.reason], study=answer.study, round=answer.round, round_count=answer.rounds,
                 text=answer.text))
@@ -288,10 +293,10 @@ class RoundServicer:
             # The silo sends nothing more before it has these: what waits would only fill gRPC's buffers. Not watched:
             # gRPC cannot end a call while it sends its initial metadata, and the silo would hear nothing.
             await context.send_initial_metadata(())
-            return await self._take(silo, update_id, piece, requests, call, context, slot)
+            return await self._take(silo, update_id, piece, requests, call, context, slot, slots)
 
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
-                    context: _Context, slot: TransferSlot) -> pb.SubmitUpdateResponse:
+                    context: _Context, slot: TransferSlot, slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
         partial_file, update = await self._task_service.upload(silo, update_id)
 
         async def pieces() -> AsyncIterator[Piece]:
@@ -314,7 +319,7 @@ class RoundServicer:
             if not self._task_service.has_all(update):
                 with call.watched(idle_seconds=self._upload_idle_seconds):
                     await receive_into(partial_file, pieces(), update.size_bytes)
-            slot.leave()
+            await slots.aclose()  # what is left is the disk's and the compute process's, and holds no memory
             arrived = time.monotonic()
             # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
             acceptance = asyncio.ensure_future(self._task_service.accept(silo, update, partial_file))
@@ -358,8 +363,8 @@ class RoundServicer:
     def _call(self, rpc: str, context: _Context) -> Iterator[Call]:
         """Around an RPC: its account, and its line in the log."""
         bind(request_id=request_id_in(context.invocation_metadata()), rpc=rpc)
-        call, began = Call(context, federation=self._federation, roster=self._roster, runtime=self._runtime,
-                           meter=self._meter, clock=self._clock), time.monotonic()
+        call, began = Call(context, federation=self._federation, watch=self._watch, runtime=self._runtime,
+                           meter=self._meter), time.monotonic()
         ended = "answered"
         try:
             yield call

@@ -74,7 +74,8 @@ class DayBudget:
 
         Args:
             total: of this process, never less than before.
-            durably: on disk when this returns; else only written, and that when there is something to write.
+            durably: on disk when this returns, where there is a limit to keep; else only written, and that when there
+                is something to write.
         """
         added = total.since(self._seen)
         self._seen = total
@@ -85,7 +86,7 @@ class DayBudget:
                                received_bytes=before.received_bytes + added.received_bytes,
                                estimated=before.estimated or added.estimated)
         if durably or abs(self._count.bytes - self._written) >= _WORTH_WRITING_BYTES:
-            self._write(durably=durably)
+            self._write(durably=durably and self._limit > 0)
         return self._count
 
     def check(self, wanted_bytes: int, what: str, now_unix: float) -> None:

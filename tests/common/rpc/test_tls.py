@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.rpc.tls import (
+    Options,
     channel_credentials,
     channel_options,
     listen,
@@ -106,3 +108,45 @@ def test_grpc_is_given_another_configuration_only_for_another_certificate(tmp_pa
     held[0] = federation.silo_credentials("another", now=time.time())
     assert fetch() is not None
     assert fetch() is None
+
+
+# Many calls at once ---------------------------------------------------------------------------------------------------
+
+CALLS = 2000
+CALLER = """
+import collections, sys, grpc
+with grpc.insecure_channel(f"localhost:{sys.argv[1]}") as channel:
+    call = channel.unary_unary("/a.Service/Call")
+    futures = [call.future(b"", timeout=60) for _ in range(int(sys.argv[2]))]
+    print(sum(future.code() is grpc.StatusCode.OK for future in futures))
+"""
+
+
+def test_calls_that_come_while_the_server_is_busy_all_wait_their_turn() -> None:
+    async def answered(options: Options) -> int:
+        """How many of the calls are answered of which the first keeps the server from taking up the others."""
+        begun = False
+
+        async def work(request: bytes, context: object) -> bytes:
+            nonlocal begun
+            if not begun:
+                begun = True
+                time.sleep(1.5)  # the event loop stands still
+            return b""
+
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+            "a.Service", {"Call": grpc.unary_unary_rpc_method_handler(work)}),))
+        port = server.add_insecure_port("localhost:0")
+        await server.start()
+        try:
+            caller = await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", CALLER, str(port), str(CALLS),
+                                                          stdout=asyncio.subprocess.PIPE)
+            said, _ = await caller.communicate()
+            return int(said)
+        finally:
+            await server.stop(None)
+
+    ours = [option for option in server_options() if option[0] != "grpc.max_concurrent_streams"]  # all on one line
+    assert asyncio.run(answered(ours)) == CALLS
+    assert asyncio.run(answered([option for option in ours if "pending" not in option[0]])) < CALLS

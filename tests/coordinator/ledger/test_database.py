@@ -291,3 +291,31 @@ def test_events_cannot_be_changed_or_removed(ledger: Ledger, change: str) -> Non
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
         ledger.query(change)
     assert ledger.check_events() == 1
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_checkpointed_elsewhere_reaches_the_file_and_nobody_sees_a_change(tmp_path: Path) -> None:
+    ledger, alone = opened(tmp_path), tmp_path / "alone" / "ledger.sqlite"
+    alone.parent.mkdir()
+    ledger.checkpointed_elsewhere()
+    ledger.queue_study("s", study_config(rounds=3))
+    version = ledger.data_version()
+
+    def studies_in_the_file() -> int:
+        """Without the journal beside it."""
+        alone.write_bytes(ledger.path.read_bytes())
+        db = sqlite3.connect(f"file:{alone}?immutable=1", uri=True)
+        try:
+            return int(db.execute("SELECT count(*) FROM study").fetchone()[0])
+        except sqlite3.DatabaseError:
+            return 0
+        finally:
+            db.close()
+
+    assert studies_in_the_file() == 0
+    ledger_file.checkpoint(ledger.path)
+    assert studies_in_the_file() == 1
+    assert ledger.data_version() == version, "else everyone who waits would look at everything anew"
+    ledger.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
+from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.monitoring.outcomes import outcomes_of
 
 VERSION_1 = Path(__file__).with_name("ledger_version_1.sql")
+ANSWERS = (("a", 0, "updated", ""), ("a", 1, "updated", ""), ("b", 0, "updated", ""), ("b", 1, "expired", "left early"),
+           ("c", 0, "abstained", "no labels"), ("c", 1, "refused", "hours"))
+"""(silo, phase, state, reason)"""
 COST = "INSERT INTO cost VALUES ('s', 1, 'train', ?, 'up', ?, 'x', ?, 2, 0)"
 
 
@@ -67,3 +73,47 @@ def test_totals_of_a_ledger_from_before_they_were_kept_are_made_when_it_is_migra
         old.executescript(migration)
     assert old.execute("SELECT silo, kind, bytes, count FROM cost_total").fetchall() == [("a", "wire", 15, 4)]
     old.close()
+
+
+def test_sums_of_rounds_from_before_they_were_kept_are_those_that_would_have_been_kept() -> None:
+    def filled(before: int) -> list[list[tuple[object, ...]]]:
+        """The sums where `before` of the migrations were there when the rounds were played."""
+        made = sqlite3.connect(":memory:", isolation_level=None)
+        for migration in MIGRATIONS[:before]:
+            made.executescript(migration)
+        for number in (1, 2):
+            made.execute("INSERT INTO round (study, number, state, opened_unix, start_digest, state_digest)"
+                         " VALUES ('s', ?, 'evaluating', 0, '', '')", (number,))
+            for silo, phase, state, reason in ANSWERS:
+                task = f"{number}/{phase}/{silo}"
+                made.execute("INSERT INTO task VALUES (?, 's', ?, ?, ?, ?, '{}', 0, 0, 1, ?, ?, '{}')",
+                             (task, number, phase, silo, state, task if state == "updated" else None, reason))
+                if state == "updated":
+                    made.execute("INSERT INTO declared_update VALUES (?, ?, '', 1, '{}', ?, '{}', 0, 0, 1, 1)",
+                                 (task, task, 10 + phase))
+            for silo in ("a", "a", "b"):
+                made.execute("INSERT INTO cost VALUES ('s', ?, 'train', ?, 'up', 'payload', 'model', 5, 1, 0)",
+                             (number, silo))
+            made.execute("UPDATE round SET state = ?, closed_unix = 2 WHERE number = ?",
+                         ("completed" if number == 1 else "failed", number))
+        for migration in MIGRATIONS[before:]:
+            made.executescript(migration)
+        found = [made.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3").fetchall()
+                 for table in ("silo_total", "round_outcome", "round_total")]
+        made.close()
+        return found
+
+    assert filled(5) == filled(len(MIGRATIONS)) == [
+        [("s", "a", 2, 1, 11, "", 0), ("s", "b", 2, 0, 0, "left early", 2), ("s", "c", 2, 0, 0, "hours", 2)],
+        [("s", 1, "expired", 1), ("s", 1, "refused", 1), ("s", 1, "updated", 1),
+         ("s", 2, "expired", 1), ("s", 2, "refused", 1), ("s", 2, "updated", 1)],
+        [("s", 1, "up", "payload", "model", 15, 3, 0, 2, 0), ("s", 2, "up", "payload", "model", 15, 3, 0, 2, 0)]]
+
+
+def test_answers_stand_out_in_the_ledgers_sums_as_they_do_for_readers() -> None:
+    states = sorted(TaskState, key=lambda state: ["expired", "cancelled", "refused", "abstained", "open",
+                                                  "updated"].index(state))
+    for first, second in itertools.combinations(states, 2):
+        assert outcomes_of([("a", second), ("a", first)]) == {"a": first}
+    for rank, state in enumerate(states[:-1]):
+        assert f"WHEN '{state}' THEN {rank}" in MIGRATIONS[5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,12 @@ from semisilo.coordinator.ledger.progress import (
     last_studies,
     open_phase,
     phases_of_round,
+    round_heads,
+    round_outcomes,
+    silo_totals,
     study_progress,
 )
+from semisilo.coordinator.ledger.records import RoundHead
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from tests.coordinator.ledger_fixture import PHASE, SECONDS_PER_ROUND, Filled, accuracy_after, fill_study, study_config
 
@@ -45,6 +50,26 @@ def test_of_a_study_without_rounds_nothing_is_known(filled: Filled) -> None:
     assert open_phase(filled.ledger, "second") is None
     assert last_phase(filled.ledger, "second", 1) is None
     assert phases_of_round(filled.ledger, "second", 1) == []
+
+
+def test_sums_of_rounds_that_are_over_are_those_of_their_tasks(filled: Filled) -> None:
+    ledger = filled.ledger
+    outcomes = round_outcomes(ledger, "first")
+    assert sorted(outcomes) == [1, 2, 3], "the fourth is still open"
+    for number in outcomes:
+        assert outcomes[number] == {str(state): count for state, count in Counter(
+            ledger.task_states("first", number, 0).values()).items()}
+    totals = silo_totals(ledger, "first")
+    assert sum(total.asked for total in totals.values()) == 9
+    assert sum(total.updated for total in totals.values()) == sum(each.get("updated", 0) for each in outcomes.values())
+    assert round_outcomes(ledger, "first", first=3) == {3: outcomes[3]}
+
+
+def test_heads_are_what_whole_rounds_say(filled: Filled) -> None:
+    for head, row in zip(round_heads(filled.ledger, "first"), filled.ledger.rounds("first"), strict=True):
+        assert {name: getattr(row, name) for name in RoundHead.__slots__} == {
+            name: getattr(head, name) for name in RoundHead.__slots__}
+    assert [head.number for head in round_heads(filled.ledger, "first", first=3)] == [3, 4]
 
 
 def test_the_open_phase_counts_the_tasks_of_each_state_until_it_closes(filled: Filled) -> None:

@@ -11,6 +11,7 @@ import pytest
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods.contract import GroupLayout, Meaning, NumericsRecord, Phase, TensorSpec
+from semisilo.coordinator.ledger import records
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import (
     DeclaredUpdate,
@@ -98,3 +99,24 @@ def test_tasks_and_updates_come_back_as_they_were_declared(ledger: Ledger) -> No
     assert ledger.declared_update(update.update_id) == update
     header = update.header(SILOS[0])
     assert (header.silo, header.num_examples, header.metrics) == (SILOS[0], 10, {"loss": 1.0})
+
+
+def test_a_task_that_was_remembered_is_the_one_that_is_read(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_collecting_round(ledger, "s", 1, SILOS)
+    remembered = [task.spec for task in ledger.tasks("s", 1, 0)]
+    monkeypatch.setattr(records, "_SPECS", {})
+    read = [task.spec for task in ledger.tasks("s", 1, 0)]
+    assert read == remembered
+    assert repr(read) == repr(remembered), "also where types differ that are equal"
+    assert read[0] is not remembered[0]
+    assert ledger.tasks("s", 1, 0)[0].spec is read[0], "a second look parses nothing"
+
+
+def test_only_so_many_tasks_are_remembered(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, object] = {}
+    monkeypatch.setattr(records, "_SPECS", kept)
+    monkeypatch.setattr(records, "_MOST_SPECS", 2)
+    open_collecting_round(ledger, "s", 1, SILOS)
+    assert len(SILOS) == 3
+    assert len(kept) == 2
+    assert [task.spec.silo for task in ledger.tasks("s", 1, 0)] == sorted(SILOS)

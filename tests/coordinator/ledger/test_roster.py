@@ -243,3 +243,21 @@ def test_whoever_changes_the_roster_what_is_asked_next_is_the_new_state(tmp_path
     assert left.left_unix is not None
     roster.revoke("beta")
     assert roster.silo_status("beta") == SiloStatus(revoked=True, valid_serials=frozenset())
+
+
+def test_members_and_who_is_back_when_are_found_without_reading_the_whole_roster(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
+    roster = LedgerRoster(ledger)
+    names = ("b", "a", "gone", "revoked", "new")
+    roster.admit(names)
+    for name in names[:-1]:
+        roster.joined(name, version="1", methods=(), labelled_count=0, unlabelled_count=1, memory_study="",
+                      memory_round=0)
+    roster.leave("gone")
+    roster.revoke("revoked")
+    roster.away("b", reason="outside working hours", until_unix=200.0)
+    assert roster.members() == ["a", "b"]
+    assert [roster.back_at(name, 100.0) for name in ("a", "b", "nobody")] == [0.0, 200.0, 0.0]
+    assert roster.back_at("b", 201.0) == 0.0, "it is back already"
+    assert roster.away_until(100.0) == {"b": 200.0}
+    ledger.close()

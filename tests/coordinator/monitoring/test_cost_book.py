@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from semisilo.coordinator.ledger.costs import Cost, add_costs, costs_of
+from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs, costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.monitoring import cost_book
+from semisilo.coordinator.ledger.traffic import study_totals
 from semisilo.coordinator.monitoring.cost_book import CostBook
-from semisilo.coordinator.monitoring.traffic import traffic_of
+from semisilo.coordinator.monitoring.traffic import StudyCosts, costs_from_rows, traffic_of
 
 
 def row(study: str, number: int, size: int) -> Cost:
@@ -18,8 +16,41 @@ def row(study: str, number: int, size: int) -> Cost:
                 bytes=size)
 
 
-def test_each_look_adds_what_is_new_and_studies_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_book, "_STRETCH", 2)  # so that one look takes several
+def rows_of_a_round(number: int, silos: tuple[str, ...]) -> list[Cost]:
+    """Two streams of one download, an update of two items, messages, wire; and bytes of nobody."""
+    def cost(silo: str, direction: Direction, kind: Kind, item: str, size: int, *, estimated: bool = False) -> Cost:
+        return Cost(study="s", round=number, phase="train", silo=silo, direction=direction, kind=kind, item=item,
+                    bytes=size, count=1, estimated=estimated)
+
+    found = [cost("", "up", "wire", "tcp", 7, estimated=number == 2)]
+    for silo in silos:
+        found += [cost(silo, "down", "payload", "model", 60), cost(silo, "down", "payload", "model", 40),
+                  cost(silo, "up", "payload", "model", 0 if silo == "b" else 90),
+                  cost(silo, "up", "payload", "manifest", 0 if silo == "b" else 9),
+                  cost(silo, "up", "message", "AwaitTask", 5), cost(silo, "down", "wire", "tcp", 130)]
+    return found
+
+
+def test_the_sums_that_the_ledger_keeps_are_those_of_all_rows(tmp_path: Path) -> None:
+    ledger, book = Ledger(tmp_path / "ledger.sqlite", waits=False), CostBook()
+    add_costs(ledger, rows_of_a_round(1, ("a", "b")) + rows_of_a_round(2, ("a", "b", "c")))
+    book.refresh(ledger)
+    add_costs(ledger, rows_of_a_round(3, ("b",)) + rows_of_a_round(2, ("c",)))
+    book.refresh(ledger)
+    rows, found = costs_of(ledger, "s"), book.study("s")
+    for number in (1, 2, 3, None):
+        assert found.traffic(dense_bytes=100, round=number) == traffic_of(
+            (cost for cost in rows if number in (None, cost.round)), dense_bytes=100)
+    assert (found.traffic(dense_bytes=1).downloads, found.traffic(dense_bytes=1).uploads) == (6, 3)
+    assert found.by_silo == costs_from_rows(rows).by_silo
+    assert list(found.items("payload")) == list(costs_from_rows(rows).items("payload"))
+    totals = StudyCosts()
+    totals.replace(study_totals(ledger, "s"))
+    assert totals.traffic(dense_bytes=100) == traffic_of(rows, dense_bytes=100)
+    ledger.close()
+
+
+def test_each_look_adds_what_is_new_and_studies_stay_apart(tmp_path: Path) -> None:
     ledger, book = Ledger(tmp_path / "ledger.sqlite", waits=False), CostBook()
     book.refresh(ledger)
     assert book.study("s").traffic(dense_bytes=10) == traffic_of([], dense_bytes=10)
@@ -28,6 +59,7 @@ def test_each_look_adds_what_is_new_and_studies_stay_apart(tmp_path: Path, monke
         book.refresh(ledger)
         assert book.study("s").traffic(dense_bytes=10) == traffic_of(costs_of(ledger, "s"), dense_bytes=10)
         assert book.study("s").traffic(dense_bytes=10).payload_up == 150
+    assert book.study("s").traffic(dense_bytes=10, round=4).payload_up == 40
     add_costs(ledger, [row("s", 5, 1)])
     assert book.study("s").traffic(dense_bytes=10).payload_up == 150, "until the next look"
     book.refresh(ledger)

@@ -334,7 +334,7 @@ def test_with_many_silos_values_by_silo_begin_late_and_one_silo_has_them_all(
 def test_what_a_silo_sent_is_passed_on_as_text(tmp_path: Path) -> None:
     filled = fill_study(tmp_path / "hub", rounds=4, done=4)
     with filled.ledger.transaction() as db:
-        db.execute("UPDATE task SET reason = ? WHERE round = 4 AND silo = ?", ("<script>alert(1)</script>", SILOS[0]))
+        db.execute("UPDATE silo_total SET last_reason = ? WHERE silo = ?", ("<script>alert(1)</script>", SILOS[0]))
 
     async def work(page: Page) -> None:
         answer = await page.client.get("/api/studies/first")

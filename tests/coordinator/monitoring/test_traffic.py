@@ -7,9 +7,9 @@ from semisilo.coordinator.monitoring.traffic import (
     OVERHEAD,
     SILOS,
     CostLine,
-    StudyCosts,
     Traffic,
     cost_lines,
+    costs_from_rows,
     share_of,
     traffic_of,
 )
@@ -52,9 +52,7 @@ def test_only_payload_bytes_are_a_simulation_and_nothing_at_all_is_not() -> None
 
 
 def test_one_round_is_that_round_and_a_round_that_never_was_is_empty() -> None:
-    book = StudyCosts()
-    for row in reversed(ROWS):
-        book.add(row)
+    book = costs_from_rows(reversed(ROWS))
     assert book.traffic(dense_bytes=100) == traffic_of(ROWS, dense_bytes=100), "in any order"
     assert book.traffic(dense_bytes=100, round=2) == Traffic(payload_down=50, downloads=1, dense_bytes=100)
     assert book.traffic(dense_bytes=100, round=9) == Traffic(dense_bytes=100)

@@ -1,0 +1,95 @@
+"""RPCs in flight are looked after together: nobody asks the roster while it has not changed, and who must end, ends."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semisilo.common.errors import CertificateExpired, CertificateRevoked, SemisiloError, Unreachable
+from semisilo.coordinator.federation.enrollment import SiloStatus
+from semisilo.coordinator.rpc import call as call_module
+from semisilo.coordinator.rpc.call import Call, CallWatch
+from semisilo.coordinator.rpc.caller import CallerCertificate
+
+CALLS = 20
+
+
+class Roster:
+    """One that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.asked = 0
+        self.revoked = False
+
+    def version(self) -> tuple[int, int]:
+        return 0, self.changes
+
+    def silo_status(self, silo: str) -> SiloStatus:
+        self.asked += 1
+        return SiloStatus(revoked=self.revoked, left_unix=None, valid_serials=frozenset({7}))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_module, "_LOOK_SECONDS", 0.01)
+
+
+def identified(watch: CallWatch) -> Call:
+    context: Any = SimpleNamespace()
+    parts: Any = SimpleNamespace(connected={})
+    made = Call(context, federation="f", watch=watch, runtime=parts, meter=parts)
+    made._certificate = CallerCertificate(silo="a", serial=7, not_before_unix=0.0, not_after_unix=100.0)
+    return made
+
+
+async def ends(call: Call, *, idle_seconds: float = 60.0) -> SemisiloError | None:
+    """What a call that waits is ended with; None when nothing ends it for a while."""
+    try:
+        with call.watched(idle_seconds=idle_seconds):
+            await asyncio.sleep(0.2)
+    except SemisiloError as error:
+        return error
+    return None
+
+
+def test_calls_that_wait_ask_the_roster_only_when_it_has_changed() -> None:
+    async def work() -> None:
+        roster: Any = Roster()
+        watch = CallWatch(roster, clock=lambda: 50.0)
+        waiting = [asyncio.ensure_future(ends(identified(watch))) for _ in range(CALLS)]
+        await asyncio.sleep(0.1)
+        assert roster.asked == CALLS, "once, since nobody has looked before"
+        roster.changes += 1
+        assert await asyncio.gather(*waiting) == [None] * CALLS
+        assert roster.asked == 2 * CALLS
+    asyncio.run(work())
+
+
+def test_every_call_of_a_silo_ends_when_it_is_revoked_and_others_that_come_later_too() -> None:
+    async def work() -> None:
+        roster: Any = Roster()
+        watch = CallWatch(roster, clock=lambda: 50.0)
+        waiting = [asyncio.ensure_future(ends(identified(watch))) for _ in range(CALLS)]
+        await asyncio.sleep(0.05)
+        roster.revoked, roster.changes = True, 1
+        assert {type(error) for error in await asyncio.gather(*waiting)} == {CertificateRevoked}
+        await asyncio.sleep(0.05)  # nobody looks any more
+        assert type(await ends(identified(watch))) is CertificateRevoked
+    asyncio.run(work())
+
+
+def test_a_call_ends_with_its_certificate_or_when_nothing_moves_though_the_roster_is_the_same() -> None:
+    async def work() -> None:
+        roster: Any = Roster()
+        now = [50.0]
+        watch = CallWatch(roster, clock=lambda: now[0])
+        waiting = asyncio.ensure_future(ends(identified(watch)))
+        assert type(await ends(identified(watch), idle_seconds=0.03)) is Unreachable
+        assert not waiting.done()
+        now[0] = 101.0
+        assert type(await waiting) is CertificateExpired
+    asyncio.run(work())
