@@ -229,7 +229,7 @@ class Engine:
 
     async def _open_phase(self, study: RunningStudy, row: RoundRow) -> None:
         phase = row.phases[row.phase]
-        members = self._roster.members()
+        members = dict.fromkeys(self._roster.members())
         asked = [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in members]
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase.name)
         written = await self._steps.call(Tasks(

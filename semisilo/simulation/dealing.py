@@ -11,10 +11,10 @@ Tests: tests/semisilo/simulation/test_split.py.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from semisilo.simulation.splits.splits import Indices, Split, class_distribution
 if TYPE_CHECKING:
     from semisilo.silo.compute.images import SiloImages
 
-__all__ = ["Dealt", "deal_study", "silo_names"]
+__all__ = ["Dealt", "DealtImages", "deal_study", "silo_names"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -111,6 +111,28 @@ class Dealt:
             total.update(len(part).to_bytes(8, "little"))
             total.update(part.astype("<i8").tobytes())
         return total.hexdigest()
+
+
+class DealtImages(Sequence["SiloImages"]):
+    """The images of each silo of a study, by its index: copied out of the whole when they are asked for, so that what
+    no task needs takes neither time nor memory."""
+
+    def __init__(self, dealt: Dealt) -> None:
+        self._dealt = dealt
+
+    def __len__(self) -> int:
+        return len(self._dealt.split.silos)
+
+    @overload
+    def __getitem__(self, index: int) -> SiloImages: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SiloImages]: ...
+
+    def __getitem__(self, index: int | slice) -> SiloImages | list[SiloImages]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        return self._dealt.silo_images(range(len(self))[index])
 
 
 def deal_study(study: SimulatedStudy, *, progress: Callable[[float, str], None] | None = None) -> Dealt:

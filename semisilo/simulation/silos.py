@@ -110,12 +110,13 @@ class SimulatedSilo:
         """What the silo says when it asks for a task."""
         return replace(self._hello, held=frozenset(self._tensors.digests()))
 
-    def check(self, study: str) -> None:
+    def check(self, study: str, folded: int) -> None:
         """Whether the files are those that the ledger relies on. To be called before a simulation goes on.
 
+        Args:
+            folded: the last round of which the coordinator has folded an update of this silo; 0 for none.
         Raises: StorageDamaged when something is lost, for example because the machine stopped: other bits would follow.
         """
-        folded, _ = self._ledger.silo_state(study, self.name)
         if self.memory.is_sound(study, folded):
             return
         raise StorageDamaged(f"{self.home.memory}: what the silo kept after round {folded} is lost.",

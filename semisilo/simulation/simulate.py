@@ -15,7 +15,7 @@ from semisilo.common.errors import UsageError
 from semisilo.common.storage.durable import without_waiting
 from semisilo.common.text.cli_errors import Terminated
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.simulation.dealing import Dealt, deal_study
+from semisilo.simulation.dealing import Dealt, DealtImages, deal_study
 from semisilo.simulation.federation import SimulatedFederation, SimulationWatcher
 from semisilo.simulation.folder import SimulationFolder, begin
 from semisilo.simulation.result import SimulationResult, read_result
@@ -130,7 +130,7 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
         ledger = Ledger(folder.ledger, waits=False)
         try:
             federation = SimulatedFederation(dealt, folder, ledger, device=device, watcher=watcher)
-            if await federation.open():
+            if federation.open():
                 workplace = _workplace(dealt, engine=engine, device=device, workers=workers)
                 try:
                     await federation.run(workplace)
@@ -144,7 +144,7 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
 
 
 def _workplace(dealt: Dealt, *, engine: EngineName, device: str, workers: int | None) -> Workplace:
-    images = [dealt.silo_images(index) for index in range(len(dealt.silos))]
+    images = DealtImages(dealt)
     if engine == "ray":
         from semisilo.simulation.ray_engine import RayWorkplace
 

@@ -263,6 +263,16 @@ def test_a_hundred_silos_of_which_ten_are_asked_in_a_round(tmp_path: Path) -> No
                    split={"fraction": 1.0})
     result = run(tables, out=tmp_path, device="cpu")
     assert [sum(each.answers.values()) for each in result.rounds] == [0, 10, 10]
+    asked = {each.silo for each in result.silos}
+    assert {path.name for path in (tmp_path / "silos").iterdir()} == asked, "who was never asked has no folder"
+
+
+def test_a_silo_whose_folder_is_lost_after_its_update_counted_ends_the_simulation(
+        tmp_path: Path, killed_in_round_2: Path) -> None:
+    path, out = copied(killed_in_round_2, tmp_path / "copy")
+    shutil.rmtree(out / "silos" / "silo-002")
+    with pytest.raises(StorageDamaged, match="silo-002"):
+        run(path, out=out, device="cpu")
 
 
 # Silos that come and go -----------------------------------------------------------------------------------------------
