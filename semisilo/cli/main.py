@@ -181,7 +181,7 @@ def simulate(
             result = run(study, out=out or Path("runs") / name_of(study.absolute()), engine=engine.value,
                          device=device.value, seed=seed, threads=threads, workers=workers,
                          watcher=ConsoleWatcher(console, quiet=quiet))
-            page = write_output(result, tensorboard=tensorboard)
+            page = write_output(result, tensorboard=tensorboard, again=False)
     except (KeyboardInterrupt, Terminated):
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise

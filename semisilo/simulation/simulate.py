@@ -15,12 +15,14 @@ from semisilo.common.errors import UsageError
 from semisilo.common.storage.durable import without_waiting
 from semisilo.common.text.cli_errors import Terminated
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.simulation.dealing import Dealt, DealtImages, deal_study
 from semisilo.simulation.federation import SimulatedFederation, SimulationWatcher
-from semisilo.simulation.folder import SimulationFolder, begin
+from semisilo.simulation.folder import SimulationFolder, begin, holds
 from semisilo.simulation.result import SimulationResult, read_result
 from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
 from semisilo.simulation.silos import Workplace
+from semisilo.simulation.source_stamp import source_stamp
 
 __all__ = ["EngineName", "run", "simulate", "torch_left_as_it_was"]
 
@@ -42,22 +44,51 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
         workers: with "ray", tasks at a time; None: as many as the cluster has processors or accelerators for.
     Raises: SemisiloError for what is wrong with settings, images or the folder, and for what ends the study.
     """
-    _check(engine, device, workers)
+    _check(engine, workers)
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
+    folder, watcher = SimulationFolder(Path(out).absolute()), watcher or SimulationWatcher()
+    if (over := _result_of_before(chosen, folder, watcher)) is not None:
+        return over
+    _check_device(device)
     with without_waiting(), torch_left_as_it_was():
-        return _in_a_loop(lambda: simulate(chosen, SimulationFolder(Path(out).absolute()), engine=engine,
-                                           device="" if device == "auto" else device,
-                                           watcher=watcher or SimulationWatcher(), workers=workers))
+        return _in_a_loop(lambda: simulate(chosen, folder, engine=engine, device="" if device == "auto" else device,
+                                           watcher=watcher, workers=workers))
 
 
-def _check(engine: str, device: str, workers: int | None) -> None:
-    import torch
+def _result_of_before(study: SimulatedStudy, folder: SimulationFolder,
+                      watcher: SimulationWatcher) -> SimulationResult | None:
+    """What came out of a simulation that is over already, without images and torch; None where it is not over, or
+    where the images must be dealt to know whether it is the same one."""
+    if not folder.record.exists():
+        return None
+    with folder.lock(), without_waiting():
+        if not holds(folder, study):
+            return None
+        ledger = Ledger(folder.ledger, waits=False)
+        try:
+            states = {row.name: row.state for row in ledger.studies()}
+            if states.get(study.name) is not StudyState.COMPLETED:
+                return None
+            try:
+                watcher.finished(ledger, study.name)
+            finally:
+                watcher.done()
+            return read_result(ledger, study.name, folder.folder)
+        finally:
+            ledger.close()
 
+
+def _check(engine: str, workers: int | None) -> None:
     if engine not in get_args(EngineName):
         raise UsageError(f"There is no engine '{engine}'.", remedy=f"Choose one of: {', '.join(get_args(EngineName))}.")
     if engine != "ray" and workers is not None:
         raise UsageError("workers has no effect: in this process one silo trains at a time.",
                          remedy="Leave it out, or choose the engine ray.")
+
+
+def _check_device(device: str) -> None:
+    import torch
+
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
 
@@ -125,8 +156,9 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
     """See `run`."""
     with folder.lock():
         watcher.step("dealing images to silos")
+        stamp = source_stamp(study)
         dealt = deal_study(study)
-        begin(folder, dealt)
+        begin(folder, dealt, stamp=stamp)
         ledger = Ledger(folder.ledger, waits=False)
         try:
             federation = SimulatedFederation(dealt, folder, ledger, device=device, watcher=watcher)
@@ -146,9 +178,9 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
 def _workplace(dealt: Dealt, *, engine: EngineName, device: str, workers: int | None) -> Workplace:
     images = DealtImages(dealt)
     if engine == "ray":
-        from semisilo.simulation.ray_engine import RayWorkplace
+        from semisilo.simulation.engines.ray_cluster import RayWorkplace
 
         return RayWorkplace(images, device=device, workers=workers, threads=dealt.config.numerics.threads)
-    from semisilo.simulation.workplace import InlineWorkplace
+    from semisilo.simulation.engines.one_process import InlineWorkplace
 
     return InlineWorkplace(images, device=device)

@@ -1,6 +1,6 @@
 """Where simulated silos train: in this process, one after the other.
 
-Tests: tests/semisilo/simulation/test_ray.py.
+Tests: tests/semisilo/simulation/engines/test_ray.py.
 """
 
 from __future__ import annotations

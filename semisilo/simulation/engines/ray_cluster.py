@@ -4,7 +4,7 @@ The driver keeps everything that lasts: ledger, memory of silos, payloads. A tra
 task needs and the silo's images by reference, and returns the bytes of what came out; no disk is shared. So a task may
 be given to another trainer when a machine is lost.
 
-Tests: tests/semisilo/simulation/test_ray.py.
+Tests: tests/semisilo/simulation/engines/test_ray.py.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ShipmentOutcome:
 
 def train_shipment(shipment: Shipment, images: SiloImages, folder: Path) -> ShipmentOutcome:
     """Trains in an empty folder, from bytes to bytes."""
-    from semisilo.simulation.workplace import SimulatedOperations
+    from semisilo.simulation.engines.one_process import SimulatedOperations
 
     home = SiloHome(folder)
     request = _unpack(shipment, home)
