@@ -19,7 +19,6 @@ import functools
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 from semisilo.common.data.room import free_bytes
@@ -52,8 +51,8 @@ def most_processes(threads: int) -> int:
 class ProcessesWorkplace:
     """Several processes of this machine, one silo at a time in each. To be used from one event loop."""
 
-    def __init__(self, images: SilosImages, shared: SharedImages, *, threads: int, workers: int | None = None,
-                 free: Callable[[], int | None] = free_bytes) -> None:
+    def __init__(self, images: SilosImages, shared: SharedImages, *, threads: int,
+                 workers: int | None = None) -> None:
         """
         Args:
             images: of each silo.
@@ -61,11 +60,9 @@ class ProcessesWorkplace:
             threads: of one process.
             workers: how many processes; they are started at once, and nothing trains in this one. None: as many as
                 there are processors and memory for, once they are worth it.
-            free: memory that may still be taken, in bytes; None where nobody knows.
         """
         self._chosen = workers is not None
         self._most = workers or most_processes(threads)
-        self._free = free
         handing = [shared.descriptor]
         self._nursery = Nursery(_TARGET, handing=handing, threads=threads) if can_copy() else None
         self._alone: StartChild = functools.partial(spawn, _TARGET, threads=threads, handing=handing)
@@ -147,7 +144,7 @@ class ProcessesWorkplace:
             raise
 
     def _give_back(self, compute: Compute) -> None:
-        if compute is not self._here or not self._processes:
+        if compute is not self._here or not self._is_open:
             self._free_now(compute)
         self._hire()
 
@@ -162,7 +159,7 @@ class ProcessesWorkplace:
     # Processes --------------------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Starts the nursery once it is worth it."""
+        """Starts the nursery once it is worth it, and from then on trains in other processes alone."""
         if not self._chosen:
             await asyncio.sleep(_WORTH_SECONDS)
         if self._nursery is not None:
@@ -173,6 +170,9 @@ class ProcessesWorkplace:
                 await self._nursery.close()
                 self._nursery = None
         self._is_open = True
+        self._add()
+        with contextlib.suppress(ValueError):
+            self._idle.remove(self._here)
         self._hire()
 
     def _hire(self) -> None:
@@ -182,16 +182,17 @@ class ProcessesWorkplace:
         while len(self._processes) < self._most and any(not each.done() for each in self._waiting):
             if not self._fits_another():
                 return
-            self._processes.append(ProcessCompute(self._start))
-            with contextlib.suppress(ValueError):
-                self._idle.remove(self._here)
-            self._free_now(self._processes[-1])
+            self._add()
+
+    def _add(self) -> None:
+        self._processes.append(ProcessCompute(self._start))
+        self._free_now(self._processes[-1])
 
     def _fits_another(self) -> bool:
         """Whether memory holds one more: what the largest of them has taken so far must be free once more."""
         if self._chosen or not self._processes:
             return True
-        free = self._free()
+        free = free_bytes()
         return free is None or 0 < self._largest_bytes <= free
 
     def _measure(self, compute: Compute) -> None:
