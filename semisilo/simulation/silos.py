@@ -98,7 +98,7 @@ class SimulatedSilo:
         self.memory = SiloMemory(self.home.memory, outgoing=self.home.outgoing)
         cache = open_cache(self.home.cache)
         self._site = Site(policy=policy, choice=JoinChoice(source=str(index)), memory=self.memory,
-                          cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures))
+                          cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures), in_threads=False)
         self._tensors = LinkedTensors(cache)
         self._hello = hello
         self._task_service = task_service
