@@ -22,7 +22,7 @@ from semisilo.common.process.compute import OnProgress
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.roster import SimulatedMember
-from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.study_lifecycle import refused_rounds
@@ -98,6 +98,8 @@ class SimulatedFederation:
         self._index = {name: index for index, name in enumerate(dealt.silos)}
         self._silos: dict[str, SimulatedSilo] = {}
         """Those that have been asked; a silo has no folder before its first task."""
+        self._unsettled: dict[str, int] = {}
+        """Silo -> the last round in which it was asked, where it has not heard yet what became of its answer."""
 
     def _silo(self, name: str) -> SimulatedSilo:
         if name not in self._silos:
@@ -124,6 +126,7 @@ class SimulatedFederation:
         for name in sorted(folded.keys() | _folders_in(self._folder.silos) & self._index.keys(), key=str.encode):
             silo = self._silo(name)
             silo.check(self._study, folded.get(name, 0))
+            self._unsettled[name] = 0
             self._runtime.held[name] = silo.hello().held
         return True
 
@@ -143,6 +146,7 @@ class SimulatedFederation:
                 task.cancel()
             await asyncio.gather(engine, working, showing, pausing, return_exceptions=True)
             await self._compute.close()
+        await self._settle()
         row = self._ledger.study(self._study)
         if row.state is not StudyState.COMPLETED:
             raise SemisiloError(row.reason or f"The study {row.name} is {row.state}.")
@@ -205,7 +209,12 @@ class SimulatedFederation:
         try:
             there = [silo for silo in asked
                      if not drops_out(self._settings, silo, seed=self._seed, round=last.number)]
-            await self._answer_all([self._silo(silo) for silo in there], workplace)
+            settling = asyncio.ensure_future(self._settle())
+            self._unsettled |= dict.fromkeys(there, last.number)
+            try:
+                await self._answer_all([self._silo(silo) for silo in there], workplace)
+            finally:
+                await settling
             if len(there) < len(asked):
                 phase = self._ledger.phase(self._study, last.number, last.phase)
                 states = self._ledger.task_states(self._study, last.number, last.phase)
@@ -217,6 +226,18 @@ class SimulatedFederation:
                 await self._runtime.wait(60.0)
         finally:
             self._clock.release()
+
+    async def _settle(self) -> None:
+        """Silos drop what no later round needs of the rounds that are over."""
+        last = self._ledger.last_round(self._study)
+        if last is None:
+            return
+        over = [name for name, number in self._unsettled.items() if number < last.number or last.state in ENDED_ROUND]
+        folded = self._ledger.folded_silos(self._study) if over else {}
+        for name in over:
+            del self._unsettled[name]
+            self._silo(name).settle(self._study, folded.get(name, 0), round=last.number)
+            await asyncio.sleep(0)  # others are training: their messages come in between
 
     async def _answer_all(self, silos: list[SimulatedSilo], workplace: Workplace) -> None:
         """As many silos train at a time as the workplace has room for; they answer in silo order."""

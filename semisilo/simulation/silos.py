@@ -99,6 +99,7 @@ class SimulatedSilo:
         cache = open_cache(self.home.cache)
         self._site = Site(policy=policy, choice=JoinChoice(source=str(index)), memory=self.memory,
                           cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures), in_threads=False)
+        self._cache = cache
         self._tensors = LinkedTensors(cache)
         self._hello = hello
         self._task_service = task_service
@@ -121,6 +122,18 @@ class SimulatedSilo:
             return
         raise StorageDamaged(f"{self.home.memory}: what the silo kept after round {folded} is lost.",
                              remedy="The machine must have stopped. Start the simulation anew, in another folder.")
+
+    def settle(self, study: str, folded: int, *, round: int) -> None:
+        """Keeps what later rounds need and no more. A real silo finds out with its next task which of its updates was
+        folded; of thousands of silos most have none for long, and each would keep an update as large as the model.
+
+        Args:
+            folded: the last round of which the coordinator has folded an update of this silo; 0 for none.
+            round: the newest round; an answer in it stays as long as it is not decided.
+        """
+        self.memory.resolve(study, folded, round=round)
+        for store in (self.memory.outgoing, self._cache):
+            store.drop_spares()
 
     async def prepare(self, task: TaskSpec, workplace: Workplace, *,
                       on_progress: OnProgress | None = None) -> ReadyAnswer:

@@ -120,6 +120,17 @@ def test_a_finished_simulation_is_not_run_again(tmp_path: Path, undisturbed: Sim
     assert again == undisturbed
 
 
+def test_a_silo_keeps_its_memory_and_no_update_that_was_folded(undisturbed: SimulationResult) -> None:
+    folders = list((undisturbed.folder / "silos").iterdir())
+    assert len(folders) == 3
+    for folder in folders:
+        index = json.loads((folder / "memory" / "memory.json").read_text())["studies"][undisturbed.study]
+        assert index["pending"] is None
+        kept = {index["committed"]["digest"], index["committed"]["residuals"]}
+        assert {path.stem for path in (folder / "memory").glob("*.safetensors")} == kept
+        assert not [path for path in (folder / "outgoing").rglob("*") if path.is_file()]
+
+
 def test_another_seed_gives_another_model(tmp_path: Path, undisturbed: SimulationResult) -> None:
     other = run(RESUMED, out=tmp_path / "out", device="cpu", seed=6)
     assert other.digest != undisturbed.digest
