@@ -1,4 +1,4 @@
-"""A federation without a wire: the coordinator's own engine, task service and ledger, and every silo, in one process.
+"""A federation without a wire: the coordinator's own engine, task service and ledger, and every silo, in one place.
 
 The engine opens phases as for real silos; here every silo that was asked and does not drop out answers, and the clock
 jumps to the deadline for the others.
