@@ -375,7 +375,7 @@ def test_a_mistake_in_a_method_ends_the_simulation_and_is_not_taken_for_a_silos_
 
     monkeypatch.setattr(SemiFLTrainer, "train", broken)
     with pytest.raises(Exception, match="a mistake"):
-        run(study(rounds=1), out=tmp_path, device="cpu")
+        run(study(rounds=1), out=tmp_path, device="cpu", engine="process")
 
 
 def test_training_that_diverges_is_refused_by_the_silo_as_in_a_federation(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_training_from_bytes_in_an_empty_folder_gives_the_bits_of_one_process(
             return _unpacked(outcome, request)
 
     monkeypatch.setattr("semisilo.simulation.engines.one_process.InlineWorkplace", Elsewhere)
-    there = simulate.run(KEEPS_MUCH, out=tmp_path / "there", device="cpu")
+    there = simulate.run(KEEPS_MUCH, out=tmp_path / "there", device="cpu", engine="process")
     assert len(trained) == 9
     assert there.digest == here.digest
     assert [each.payload_up for each in there.rounds] == [each.payload_up for each in here.rounds]
