@@ -210,7 +210,8 @@ def test_the_maths_does_not_reach_grpc_or_cryptography_later_either() -> None:
     assert [chain for chain in chains if chain] == []
 
 
-SIMULATED = ("semisilo.simulation", "semisilo.simulation.simulate", "semisilo.simulation.workplace",
+SIMULATED = ("semisilo.simulation", "semisilo.simulation.simulate", "semisilo.simulation.engines.one_process",
+             "semisilo.simulation.engines.processes", "semisilo.simulation.engines.worker",
              "semisilo.simulation.output", "semisilo.simulation.display", "semisilo.coordinator.compute.operations",
              "semisilo.silo.compute.operations", "semisilo.api.simulate", "semisilo.prediction.predictor",
              "semisilo.coordinator.export.export")

@@ -14,36 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from semisilo.common.config import from_dict, to_dict
+from semisilo.common.config import to_dict
 from semisilo.common.errors import ComputeFailed, SemisiloError, by_code
-from semisilo.common.process.compute_process import (
-    LIMIT_BYTES,
-    OUT_OF_MEMORY,
-    SEE_LOG,
-    OnProgress,
-    ProgressThrottle,
-    describe,
-)
+from semisilo.common.process.child import Child, ComputeAborted, ComputeDied, StartChild, manner, spawn
+from semisilo.common.process.compute_process import LIMIT_BYTES, OnProgress, ProgressThrottle, describe
 from semisilo.common.process.messages import (
     Call,
     Failure,
     Handler,
     Operations,
-    Reply,
     Request,
     answer_from_json,
     as_json,
@@ -51,12 +40,12 @@ from semisilo.common.process.messages import (
     run_operation,
 )
 
-__all__ = ["Compute", "ComputeAborted", "ComputeCrashed", "InlineCompute", "OnProgress", "ProcessCompute"]
+__all__ = ["Compute", "ComputeAborted", "ComputeCrashed", "ComputeDied", "InlineCompute", "OnProgress",
+           "ProcessCompute"]
 
 AnswerT = TypeVar("AnswerT")
 
 _LOGGER = logging.getLogger("semisilo.compute")
-_CLOSE_SECONDS = 5.0
 _NAME = re.compile(r"[A-Za-z_][\w.]{0,99}|Out of memory", re.ASCII)
 
 
@@ -77,10 +66,6 @@ class Compute(Protocol):
         """Ends for good; a running call raises ComputeAborted."""
 
 
-class ComputeAborted(ComputeFailed):
-    """The call was ended on this side's own wish."""
-
-
 class ComputeCrashed(ComputeFailed):
     """An error that nobody foresaw: its text is a library's and may hold anything, also names and contents of files."""
 
@@ -98,12 +83,15 @@ class ProcessCompute:
     dies with its parent.
     """
 
-    def __init__(self, target: str, *, threads: int = 1) -> None:
-        """`target` is "package.module:Class", built as `Class(progress)`; `threads` those of one CPU operation."""
-        self._target = target
-        self._threads = threads
+    def __init__(self, target: str | StartChild, *, threads: int = 1) -> None:
+        """
+        Args:
+            target: "package.module:Class", built as `Class(progress)`; or what starts such a process.
+            threads: those of one CPU operation; with a `StartChild` it has been told already.
+        """
+        self._start = functools.partial(spawn, target, threads=threads) if isinstance(target, str) else target
         self._lock = asyncio.Lock()
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._reopen: Request[Any] | None = None
         self._calls = 0
         self._running = False
@@ -156,22 +144,22 @@ class ProcessCompute:
         """Process id of the running process, None while there is none."""
         return None if self._child is None else self._child.process.pid
 
-    def _discard(self, *, aborted: bool = False) -> _Child | None:
+    def _discard(self, *, aborted: bool = False) -> Child | None:
         child, self._child = self._child, None
         if child is not None:
             child.aborted = child.aborted or aborted
             child.kill()
         return child
 
-    async def _ready_child(self, operation: str) -> _Child:
+    async def _ready_child(self, operation: str) -> Child:
         if self._closed:
             raise ComputeAborted(f"The compute process is closed; '{operation}' was not started.")
         if self._child is not None and self._child.process.returncode is not None:
             _LOGGER.warning("the compute process ended while idle (%s); a fresh one is started",
-                            _manner(self._child.process.returncode))
+                            manner(self._child.process.returncode))
             self._child = None
         if self._child is None:
-            self._child = child = await _Child.spawn(self._target, threads=self._threads)
+            self._child = child = await Child.start(self._start)
             if self._closed or self._abort_wanted:
                 self._discard(aborted=True)
             try:
@@ -184,7 +172,7 @@ class ProcessCompute:
                 raise _rebuilt(reply.error, "start")
         return self._child
 
-    async def _exchange(self, child: _Child, request: Request[AnswerT], on_progress: OnProgress | None) -> AnswerT:
+    async def _exchange(self, child: Child, request: Request[AnswerT], on_progress: OnProgress | None) -> AnswerT:
         self._calls += 1
         operation = request.operation()
         call = Call(id=self._calls, operation=operation, arguments=request)
@@ -295,130 +283,12 @@ def _inline_thread() -> ThreadPoolExecutor:
     return _inline
 
 
-class _Child:
-    """The parent's view of one compute process."""
-
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader,
-                 writer: asyncio.StreamWriter, output: asyncio.StreamReader) -> None:
-        self.process = process
-        self.opened = False
-        self.aborted = False
-        self._reader = reader
-        self._writer = writer
-        self._tasks = [asyncio.ensure_future(self._reap()), asyncio.ensure_future(_log_lines(output))]
-
-    @classmethod
-    async def spawn(cls, target: str, *, threads: int) -> _Child:
-        ours, theirs = socket.socketpair()
-        output_read, output_write = os.pipe()
-        count = str(threads)
-        environment = {**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count,
-                       # cuBLAS is deterministic only with this, and reads it once.
-                       "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-                       # torch then asks the system for large pages: models are made and dropped in every round.
-                       "THP_MEM_ALLOC_ENABLE": "1"}
-        loop = asyncio.get_running_loop()
-        try:
-            # -P keeps the current folder off sys.path, so that a stray common.py in it does no harm.
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "semisilo.common.process.compute_process", target, str(theirs.fileno()),
-                str(os.getpid()), stdin=subprocess.DEVNULL, stdout=output_write, stderr=output_write,
-                pass_fds=(theirs.fileno(),), env=environment, start_new_session=True)
-        except OSError as error:
-            ours.close()
-            os.close(output_read)
-            raise ComputeFailed(f"The compute process cannot be started: {error}.") from error
-        finally:
-            theirs.close()
-            os.close(output_write)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES)
-        output = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(output_read, "rb", 0))
-        return cls(process, reader, writer, output)
-
-    async def send(self, line: bytes) -> None:
-        # A process that is gone is noticed by `receive`, which knows how it ended.
-        with contextlib.suppress(OSError):
-            self._writer.write(line)
-            await self._writer.drain()
-
-    async def receive(self, operation: str) -> Reply:
-        """The next reply. Raises: ComputeFailed naming how the process ended, ComputeAborted if we ended it."""
-        try:
-            line = await self._reader.readline()
-        except ValueError:
-            self.kill()
-            raise ComputeFailed(f"The result of '{operation}' is above {LIMIT_BYTES} bytes.") from None
-        except OSError:
-            line = b""
-        if line.endswith(b"\n"):
-            return from_dict(Reply, json.loads(line))
-        self._writer.close()
-        await self.gone()
-        if self.aborted:
-            raise ComputeAborted(f"'{operation}' was aborted.")
-        status = self.process.returncode
-        assert status is not None
-        memory = status == -signal.SIGKILL
-        raise ComputeFailed(f"The compute process {_manner(status)} during '{operation}'.",
-                            remedy=OUT_OF_MEMORY if memory else SEE_LOG)
-
-    def kill(self) -> None:
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    async def gone(self) -> None:
-        """Waits until the process has ended; kills it when it lingers after closing its end."""
-        try:
-            await asyncio.wait_for(asyncio.shield(self._tasks[0]), _CLOSE_SECONDS)
-        except TimeoutError:
-            self.kill()
-            await self._tasks[0]
-
-    async def end(self) -> None:
-        self._writer.close()
-        await self.gone()
-        await asyncio.gather(*self._tasks)
-
-    async def _reap(self) -> None:
-        await self.process.wait()
-        # What it started (data loaders) would keep the socket open, and with it a caller waiting. The socket is closed
-        # from this side only later: its last message may not have been read yet.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        asyncio.get_running_loop().call_later(1.0, self._writer.close)
-
-
-async def _log_lines(output: asyncio.StreamReader) -> None:
-    rest = b""
-    while block := await output.read(65536):
-        *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
-        for line in lines:
-            if line.strip():
-                _LOGGER.info("%s", line.decode("utf-8", "replace").rstrip())
-        rest = rest[-65536:]
-    if rest.strip():
-        _LOGGER.info("%s", rest.decode("utf-8", "replace").rstrip())
-
-
 def _tell(on_progress: OnProgress | None, fraction: float, text: str) -> None:
     if on_progress is not None:
         try:
             on_progress(fraction, text)
         except Exception:
             _LOGGER.exception("a listener of progress failed")
-
-
-def _manner(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "unknown"
-    guess = ", out of memory?" if name == "SIGKILL" else ""
-    return f"was killed by signal {-status} ({name}{guess})"
 
 
 def _rebuilt(failure: Failure, operation: str) -> SemisiloError:

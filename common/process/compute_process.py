@@ -1,7 +1,9 @@
 """The compute process itself: receives requests, runs one operation at a time, describes what went wrong.
 
-`semisilo.common.process.compute` starts this module by `python -P -m` with the words `package.module:Class DESCRIPTOR
-PARENT`, and documents the conversation. Nothing heavy is imported here: that is up to the Operations class.
+`semisilo.common.process.child` starts this module by `python -P -m` with the words `package.module:Class DESCRIPTOR
+PARENT`, and `semisilo.common.process.compute` documents the conversation. Nothing heavy is imported here: that is up to
+the Operations class. Further words are descriptors that the process is handed: the target is then called with them, and
+returns what the Operations are built with.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import ComputeFailed, SemisiloError
@@ -28,9 +31,12 @@ from semisilo.common.process.messages import Call, Failure, Operations, Progress
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.text.logs import set_up_child_logging
 
-__all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "OnProgress", "ProgressThrottle", "describe"]
+__all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "Build", "OnProgress", "ProgressThrottle", "describe",
+           "describe_start", "die_with_parent", "load_build", "serve"]
 
 OnProgress = Callable[[float, str], None]
+Build = Callable[[OnProgress], Operations]
+"""Makes the Operations, given what is told of their progress."""
 
 LIMIT_BYTES = 64 * 2**20
 """Largest message, either way."""
@@ -79,6 +85,15 @@ def describe(error: BaseException) -> Failure:
     return Failure(code=ComputeFailed.code, text=last, remedy=remedy, details=details)
 
 
+def describe_start(error: BaseException) -> Failure:
+    """What went wrong before the first call."""
+    failure = describe(error)
+    if isinstance(error, ImportError):
+        failure = replace(failure, text=f"The compute process cannot import what it needs: {failure.text}",
+                          remedy="Check the installation: python -c 'import torch'. " + SEE_LOG)
+    return failure
+
+
 class _Connection:
     """The compute process's end of the socket."""
 
@@ -110,17 +125,20 @@ class _Connection:
         os._exit(0)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
+    """Has this process killed when its parent ends, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it died before the line above
         os._exit(0)
 
 
-def _load(target: str) -> Callable[[OnProgress], Operations]:
+def load_build(target: str, handed: Sequence[int] = ()) -> Build:
+    """What makes the Operations of a target; one that takes descriptors is called with them first."""
     module, _, name = target.partition(":")
-    loaded: Callable[[OnProgress], Operations] = getattr(importlib.import_module(module), name)
-    return loaded
+    loaded = getattr(importlib.import_module(module), name)
+    build: Build = loaded(*handed) if handed else loaded
+    return build
 
 
 def _next_request(connection: _Connection) -> bytes:
@@ -138,15 +156,11 @@ def _give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _serve(target: str, connection: _Connection) -> None:
+def _answer(load: Callable[[], Build], connection: _Connection) -> None:
     try:
-        handlers = handlers_of(_load(target)(connection.progress))
+        handlers = handlers_of(load()(connection.progress))
     except Exception as error:
-        failure = describe(error)
-        if isinstance(error, ImportError):
-            failure = replace(failure, text=f"The compute process cannot import what it needs: {failure.text}",
-                              remedy="Check the installation: python -c 'import torch'. " + SEE_LOG)
-        connection.send(Reply(error=failure))
+        connection.send(Reply(error=describe_start(error)))
         return
     connection.send(Reply(ready=True))
     while True:
@@ -163,22 +177,26 @@ def _serve(target: str, connection: _Connection) -> None:
                 return
 
 
-def _main(target: str, descriptor: str, parent: str) -> None:
-    _die_with_parent(int(parent))
+def serve(end: socket.socket, load: Callable[[], Build]) -> NoReturn:
+    """Answers what comes through a socket until its other end closes; this process ends then."""
     # The light process decides when this one ends: by closing the socket, or by SIGKILL. A signal that a terminal or a
     # service manager sends to both must not make a running task look failed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_allocator(arenas=1 + usable_processors())
     set_up_child_logging()
-    end = socket.socket(fileno=int(descriptor))
     end.set_inheritable(False)
     connection = _Connection(end)
     threading.Thread(target=connection.watch, daemon=True).start()
-    _serve(target, connection)
+    _answer(load, connection)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)  # a damaged device context or a full memory must not hang the usual way out
+
+
+def _main(target: str, descriptor: str, parent: str, *handed: str) -> None:
+    die_with_parent(int(parent))
+    serve(socket.socket(fileno=int(descriptor)), lambda: load_build(target, [int(each) for each in handed]))
 
 
 if __name__ == "__main__":

@@ -414,6 +414,11 @@ class Ledger(LedgerFile):
         pending = row["pending_kept_digest"] if round and row["pending_round"] == round else None
         return int(row["last_folded_round"]), pending or row["kept_digest"]
 
+    def folded_silos(self, study: str) -> dict[str, int]:
+        """Silos of which an update was folded in a committed round -> the last such round."""
+        return {row["silo"]: int(row["last_folded_round"]) for row in self.query(
+            "SELECT silo, last_folded_round FROM silo_state WHERE study = ? AND last_folded_round > 0", study)}
+
     def kept_digests(self, study: str) -> set[str]:
         """State files that the strategy keeps for silos."""
         rows = self.query("SELECT kept_digest, pending_kept_digest FROM silo_state WHERE study = ?", study)

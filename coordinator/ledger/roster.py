@@ -13,8 +13,8 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import InvitationUsed, UnknownSilo
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "certificate_ends",
-           "open_invitations"]
+__all__ = ["Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "SimulatedMember",
+           "certificate_ends", "open_invitations"]
 
 _NOTES_AT_ONCE, _NOTE_SECONDS = 20, 300.0
 """So many events about a silo's being away in a row, then one in this time."""
@@ -68,6 +68,15 @@ class SiloRow:
     def is_away(self, now_unix: float) -> bool:
         """Whether the silo takes no task at the moment, by its own policy."""
         return bool(self.away_reason) and now_unix < self.away_until_unix
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedMember:
+    """A silo of a simulation, as the roster keeps it."""
+
+    name: str
+    labelled_count: int
+    unlabelled_count: int
 
 
 class LedgerRoster:
@@ -163,14 +172,28 @@ class LedgerRoster:
         return SiloStatus(revoked=rows[0]["revoked_unix"] is not None, left_unix=rows[0]["left_unix"],
                           valid_serials=frozenset(int(row["serial"]) for row in serials))
 
-    def admit(self, silos: Sequence[str]) -> None:
-        """Lets silos of a simulation in: names without certificates, for whom nobody may call over the network."""
+    def admit(self, silos: Sequence[SimulatedMember], *, version: str, methods: tuple[str, ...]) -> None:
+        """Lets silos of a simulation in, in one transaction: members at once, without certificates, so that nobody may
+        call for them over the network. Those who are in already stay so; what they say of themselves is brought up to
+        date.
+
+        Args:
+            version, methods: what each would say of itself.
+        """
+        now, permitted = time.time(), canonical_json(sorted(methods))
         with self._changing() as db:
-            for silo in silos:
-                added = db.execute("INSERT OR IGNORE INTO silo (name, enrolled_unix) VALUES (?, ?)",
-                                   (silo, time.time())).rowcount
-                if added:
-                    self._ledger.event("silo_simulated", silo=silo)
+            before, = db.execute("SELECT count(*) FROM silo WHERE joined_unix IS NOT NULL").fetchone()
+            db.executemany(
+                "INSERT INTO silo (name, enrolled_unix, joined_unix, seen_unix, version, methods_json, labelled_count,"
+                " unlabelled_count) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
+                " joined_unix = coalesce(joined_unix, excluded.joined_unix), seen_unix = excluded.seen_unix,"
+                " version = excluded.version, methods_json = excluded.methods_json,"
+                " labelled_count = excluded.labelled_count, unlabelled_count = excluded.unlabelled_count",
+                [(each.name, now, now, now, version, permitted, each.labelled_count, each.unlabelled_count)
+                 for each in silos])
+            after, = db.execute("SELECT count(*) FROM silo WHERE joined_unix IS NOT NULL").fetchone()
+            if after > before:
+                self._ledger.event("silos_simulated", number=after - before, version=version)
 
     def revoke(self, silo: str) -> None:
         """Ends a silo's membership: its certificates, its open invitation and its open tasks.
@@ -278,9 +301,9 @@ class LedgerRoster:
 
     def members(self) -> list[str]:
         """The roster to sample from: joined, neither revoked nor gone, in byte order of names."""
-        return sorted((row["name"] for row in self._ledger.query(
-            "SELECT name FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL")),
-            key=str.encode)
+        return [row["name"] for row in self._ledger.query(  # SQLite compares text byte by byte
+            "SELECT name FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL"
+            " ORDER BY name")]
 
     def back_at(self, silo: str, now_unix: float) -> float:
         """When a silo that takes no task at the moment by its own policy expects to be back; 0 when it takes tasks."""

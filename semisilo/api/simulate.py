@@ -33,7 +33,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
              num_validation: int | str | None = None,
              rounds: int = 20, model: str | Mapping[str, Any] = "small_cnn", image_size: int | None = None,
              tables: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None,
-             labelled_only: bool = True, out: Path | str | None = None, engine: EngineName = "process",
+             labelled_only: bool = True, out: Path | str | None = None, engine: EngineName = "processes",
              device: Device = "auto", progress: bool = True) -> Run:
     """Runs a study with simulated silos, or goes on with it.
 
@@ -57,7 +57,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         seed: of the split and of the study; left out: 1, or the study file's.
         labelled_only: whether the same network is trained on the coordinator's labels alone, as the line to beat.
         out: folder of this simulation; left out: one of its own below `runs`, called by all these settings.
-        engine: "process", or "ray" for a cluster.
+        engine: where silos train, with the same bits: "processes" of this machine (on an accelerator one), this one
+            "process", or "ray" for a cluster.
         device: "auto" takes an accelerator where there is one.
         progress: whether to show a bar (a line at the end where there is no terminal and no notebook).
     Returns: the run, when all rounds are over.
@@ -102,7 +103,7 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
             num_test: int | str | None = None, num_validation: int | str | None = None, rounds: int = 20,
             model: str | Mapping[str, Any] = "small_cnn", image_size: int | None = None,
             tables: Mapping[str, Mapping[str, Any]] | None = None,
-            labelled_only: bool = True, out: Path | str = "runs", engine: EngineName = "process",
+            labelled_only: bool = True, out: Path | str = "runs", engine: EngineName = "processes",
             device: Device = "auto", progress: bool = True) -> Comparison:
     """Runs several methods on the same images with the same seeds: one simulation for each method and seed.
 

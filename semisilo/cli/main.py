@@ -21,6 +21,7 @@ __all__ = ["app", "main"]
 class EngineChoice(StrEnum):
     """Where simulated silos train."""
 
+    processes = "processes"
     process = "process"
     ray = "ray"
 
@@ -45,7 +46,7 @@ app = typer.Typer(
     \b
     Examples:
       semisilo demo                     one coordinator and three silos, real processes, a minute or two
-      semisilo simulate study.toml      a hundred silos and more in one process
+      semisilo simulate study.toml      a hundred silos and more on this machine
       semisilo report runs/study        the report of a simulation again
       semisilo split study.toml --out parts      the same images as files, for real silos
       semisilo predict MODEL SOURCE     an exported model on a folder of images
@@ -131,11 +132,13 @@ def simulate(
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", show_default=False,
         help="Folder of this simulation; it stays. Default: runs/NAME here.")] = None,
-    engine: Annotated[EngineChoice, typer.Option("--engine", help="Where silos train: this process, or a Ray cluster.")]
-    = EngineChoice.process,
+    engine: Annotated[EngineChoice, typer.Option(
+        "--engine", help="Where silos train: in several processes of this machine (on an accelerator in one), in this "
+                         "one process, or on a Ray cluster. The bits are the same.")] = EngineChoice.processes,
     workers: Annotated[int | None, typer.Option(
         "--workers", min=1, show_default=False,
-        help="With --engine ray: silos that train at a time. Default: one per processor, or per accelerator.")] = None,
+        help="Silos that train at a time. Default: one per processor while memory holds them; with --engine ray one "
+             "per processor of the cluster, or per accelerator.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", show_default=False,
                                              help="In place of [study] seed: of the split and of the study.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, show_default=False,
@@ -156,6 +159,7 @@ def simulate(
     Examples:
       semisilo simulate study.toml
       semisilo simulate study.toml --seed 2 --out runs/second
+      semisilo simulate study.toml --workers 4
       semisilo simulate study.toml --engine ray
     """
     import logging
@@ -181,7 +185,7 @@ def simulate(
             result = run(study, out=out or Path("runs") / name_of(study.absolute()), engine=engine.value,
                          device=device.value, seed=seed, threads=threads, workers=workers,
                          watcher=ConsoleWatcher(console, quiet=quiet))
-            page = write_output(result, tensorboard=tensorboard)
+            page = write_output(result, tensorboard=tensorboard, again=False)
     except (KeyboardInterrupt, Terminated):
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise

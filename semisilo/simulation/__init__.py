@@ -1,4 +1,4 @@
-"""Studies with simulated silos: many of them in one process, or on a Ray cluster, with the bits of a real run.
+"""Studies with simulated silos: many of them on one machine, or on a Ray cluster, with the bits of a real run.
 
     from semisilo.simulation import run
     result = run("study.toml", out=Path("runs/first"))

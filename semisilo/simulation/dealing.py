@@ -11,10 +11,10 @@ Tests: tests/semisilo/simulation/test_split.py.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,40 @@ from semisilo.simulation.splits.splits import Indices, Split, class_distribution
 if TYPE_CHECKING:
     from semisilo.silo.compute.images import SiloImages
 
-__all__ = ["Dealt", "deal_study", "silo_names"]
+__all__ = ["Dealt", "SilosImages", "deal_study", "silo_names"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SilosImages(Sequence["SiloImages"]):
+    """What the silos of a study train on, by their index: copied out of the whole when it is asked for, so that what
+    no task needs takes neither time nor memory. Unlabelled images keep their labels, for diagnostics alone."""
+
+    images: ImageSet
+    """Of all silos."""
+    split: Split
+    test: ImageSet | None
+    """What silos measure their own models on."""
+    rounds_per_step: int
+
+    def __len__(self) -> int:
+        return len(self.split.silos)
+
+    @overload
+    def __getitem__(self, index: int) -> SiloImages: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SiloImages]: ...
+
+    def __getitem__(self, index: int | slice) -> SiloImages | list[SiloImages]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        from semisilo.silo.compute.images import SiloImages
+
+        unlabelled = self.split.silos[index]
+        labelled = self.split.labelled[index] if self.split.labelled else ()
+        return SiloImages(labelled=self.images.subset(labelled) if len(labelled) else None,
+                          unlabelled=self.images.subset(unlabelled) if len(unlabelled) else None,
+                          steps_N=self.split.steps_of(index), rounds_per_step=self.rounds_per_step, test=self.test)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,15 +115,10 @@ class Dealt:
         """Rounds that a step lasts; 1 without steps."""
         return (self.study.simulation.split.rounds_per_step or _ROUNDS_PER_STEP) if self.split.steps else 1
 
-    def silo_images(self, silo: int) -> SiloImages:
-        """What a silo trains on. Unlabelled images keep their labels, for diagnostics alone."""
-        from semisilo.silo.compute.images import SiloImages
-
-        labelled, unlabelled = self.labelled_of(silo), self.split.silos[silo]
-        return SiloImages(labelled=self.images.subset(labelled) if len(labelled) else None,
-                          unlabelled=self.images.subset(unlabelled) if len(unlabelled) else None,
-                          steps_N=self.split.steps_of(silo), rounds_per_step=self.rounds_per_step,
-                          test=self.test if self.study.simulation.silos_test else None)
+    def silos_images(self) -> SilosImages:
+        """What each silo trains on, by its index."""
+        return SilosImages(images=self.images, split=self.split, rounds_per_step=self.rounds_per_step,
+                           test=self.test if self.study.simulation.silos_test else None)
 
     def non_iidness(self) -> float:
         """FedRGD's R: 0 for equal silos, 1 where no two have a class in common. Source: data.md section 3.8."""

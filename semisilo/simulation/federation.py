@@ -1,4 +1,4 @@
-"""A federation without a wire: the coordinator's own engine, task service and ledger, and every silo, in one process.
+"""A federation without a wire: the coordinator's own engine, task service and ledger, and every silo, in one place.
 
 The engine opens phases as for real silos; here every silo that was asked and does not drop out answers, and the clock
 jumps to the deadline for the others.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 
 from semisilo.common import __version__
 from semisilo.common.config import to_dict
@@ -19,7 +21,8 @@ from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.process.compute import OnProgress
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.roster import SimulatedMember
+from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.study_lifecycle import refused_rounds
@@ -89,17 +92,29 @@ class SimulatedFederation:
             ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute, payloads=payloads,
             spool=spool, accountant=_Accountant(), beside_rounds=False, clock=self._clock,
             folders=EngineFolders(studies=folder.studies, payloads=folder.payloads))
-        method = dealt.config.method.name
-        policy = _policy_of(dealt.config)
-        self._silos = {
-            name: SimulatedSilo(
-                name, index, folder.silos / name, policy=policy, task_service=self._task_service, ledger=ledger,
-                payloads=payloads, spool=spool,
-                hello=Hello(version=__version__, methods=(method,), labelled_count=len(dealt.labelled_of(index)),
-                            unlabelled_count=len(dealt.split.silos[index])))
-            for index, name in enumerate(dealt.silos)}
+        self._folder = folder
+        self._payloads, self._spool = payloads, spool
+        self._policy = _policy_of(dealt.config)
+        self._index = {name: index for index, name in enumerate(dealt.silos)}
+        self._silos: dict[str, SimulatedSilo] = {}
+        """Those that have been asked; a silo has no folder before its first task."""
+        self._unsettled: dict[str, int] = {}
+        """Silo -> the last round in which it was asked, where it has not heard yet what became of its answer."""
 
-    async def open(self) -> bool:
+    def _silo(self, name: str) -> SimulatedSilo:
+        if name not in self._silos:
+            self._silos[name] = SimulatedSilo(
+                name, self._index[name], self._folder.silos / name, policy=self._policy,
+                task_service=self._task_service, ledger=self._ledger, payloads=self._payloads, spool=self._spool,
+                hello=self._hello(self._index[name]))
+        return self._silos[name]
+
+    def _hello(self, index: int) -> Hello:
+        return Hello(version=__version__, methods=(self._dealt.config.method.name,),
+                     labelled_count=len(self._dealt.labelled_of(index)),
+                     unlabelled_count=len(self._dealt.split.silos[index]))
+
+    def open(self) -> bool:
         """Queues the study and lets the silos join; False when the study is complete already.
 
         Raises: StorageDamaged when files are lost without which other bits would follow.
@@ -107,9 +122,12 @@ class SimulatedFederation:
         self._queue()
         if self._ledger.study(self._study).state is StudyState.COMPLETED:
             return False
-        for silo in self._silos.values():
-            silo.check(self._study)
-            await self._task_service.await_task(silo.name, silo.hello(), timeout_seconds=0.0)
+        folded = self._ledger.folded_silos(self._study)
+        for name in sorted(folded.keys() | _folders_in(self._folder.silos) & self._index.keys(), key=str.encode):
+            silo = self._silo(name)
+            silo.check(self._study, folded.get(name, 0))
+            self._unsettled[name] = 0
+            self._runtime.held[name] = silo.hello().held
         return True
 
     async def run(self, workplace: Workplace) -> None:
@@ -128,6 +146,7 @@ class SimulatedFederation:
                 task.cancel()
             await asyncio.gather(engine, working, showing, pausing, return_exceptions=True)
             await self._compute.close()
+        await self._settle()
         row = self._ledger.study(self._study)
         if row.state is not StudyState.COMPLETED:
             raise SemisiloError(row.reason or f"The study {row.name} is {row.state}.")
@@ -140,7 +159,11 @@ class SimulatedFederation:
             self._ledger.queue_study(self._study, config)
         elif known[self._study].state in (StudyState.FAILED, StudyState.STOPPED):
             self._ledger.requeue_study(self._study, config)
-        self._roster.admit(self._dealt.silos)
+        hellos = [self._hello(index) for index in range(len(self._index))]
+        self._roster.admit([SimulatedMember(name=name, labelled_count=hello.labelled_count,
+                                            unlabelled_count=hello.unlabelled_count)
+                            for name, hello in zip(self._index, hellos, strict=True)],
+                           version=__version__, methods=(self._dealt.config.method.name,))
 
     async def _run_engine(self) -> None:
         while self._ledger.study(self._study).state not in ENDED_STUDY:
@@ -186,7 +209,12 @@ class SimulatedFederation:
         try:
             there = [silo for silo in asked
                      if not drops_out(self._settings, silo, seed=self._seed, round=last.number)]
-            await self._answer_all([self._silos[silo] for silo in there], workplace)
+            settling = asyncio.ensure_future(self._settle())
+            self._unsettled |= dict.fromkeys(there, last.number)
+            try:
+                await self._answer_all([self._silo(silo) for silo in there], workplace)
+            finally:
+                await settling
             if len(there) < len(asked):
                 phase = self._ledger.phase(self._study, last.number, last.phase)
                 states = self._ledger.task_states(self._study, last.number, last.phase)
@@ -198,6 +226,18 @@ class SimulatedFederation:
                 await self._runtime.wait(60.0)
         finally:
             self._clock.release()
+
+    async def _settle(self) -> None:
+        """Silos drop what no later round needs of the rounds that are over."""
+        last = self._ledger.last_round(self._study)
+        if last is None:
+            return
+        over = [name for name, number in self._unsettled.items() if number < last.number or last.state in ENDED_ROUND]
+        folded = self._ledger.folded_silos(self._study) if over else {}
+        for name in over:
+            del self._unsettled[name]
+            self._silo(name).settle(self._study, folded.get(name, 0), round=last.number)
+            await asyncio.sleep(0)  # others are training: their messages come in between
 
     async def _answer_all(self, silos: list[SimulatedSilo], workplace: Workplace) -> None:
         """As many silos train at a time as the workplace has room for; they answer in silo order."""
@@ -260,6 +300,15 @@ class SimulatedFederation:
 
     def _tell(self, text: str, fraction: float) -> None:
         self._watcher.progress(self._ledger, self._study, text, fraction)
+
+
+def _folders_in(folder: Path) -> set[str]:
+    """Names of the folders in one that may not be there."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries}
+    except FileNotFoundError:
+        return set()
 
 
 def _policy_of(config: StudyConfig) -> Policy:

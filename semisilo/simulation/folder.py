@@ -19,8 +19,10 @@ from semisilo.common.storage.durable import write_durably
 from semisilo.coordinator.federation.folder import CoordinatorFolder
 from semisilo.simulation.dealing import Dealt
 from semisilo.simulation.parts import write_coordinator
+from semisilo.simulation.settings import SimulatedStudy
+from semisilo.simulation.source_stamp import source_stamp
 
-__all__ = ["RecordSource", "SimulationFolder", "SimulationRecord", "begin"]
+__all__ = ["RecordSource", "SimulationFolder", "SimulationRecord", "begin", "holds"]
 
 _RECORD = "simulation.json"
 _DIAGNOSTICS = ("stationarity_gap", "forgetting")
@@ -38,6 +40,8 @@ class RecordSource:
     """Of the study file, without [simulation]."""
     simulation: Tables
     """Table [simulation], defaults filled in."""
+    stamp: str = ""
+    """Of the files when they were dealt last: `semisilo.simulation.source_stamp.source_stamp`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,16 +105,29 @@ class SimulationFolder(CoordinatorFolder):
             os.close(handle)
 
 
-def begin(folder: SimulationFolder, dealt: Dealt) -> None:
+def holds(folder: SimulationFolder, study: SimulatedStudy) -> bool:
+    """Whether a folder is known to hold just this simulation, without dealing its images: its settings are the same,
+    and the files that the images come from look untouched. False says nothing: `begin` finds out, from the images."""
+    try:
+        before = folder.read_record()
+    except UsageError:
+        return False
+    now = _source(study, stamp=source_stamp(study))
+    return bool(now.stamp) and before.study == study.name and canonical_json(before.source) == canonical_json(now)
+
+
+def begin(folder: SimulationFolder, dealt: Dealt, *, stamp: str) -> None:
     """Notes what is simulated in a folder and writes the coordinator's part; to be called before every run.
 
+    Args:
+        stamp: of the files that the images come from, taken before they were read.
     Raises: UsageError when the folder holds something else.
     """
     study = dealt.study
     now = SimulationRecord(
         format=_FORMAT, study=study.name, config=to_dict(dealt.config),
-        simulation=_without_diagnostics(to_dict(study.simulation)), digest=dealt.digest(), source=RecordSource(
-            folder=str(study.folder), tables=to_dict(study.tables), simulation=to_dict(study.simulation)))
+        simulation=_without_diagnostics(to_dict(study.simulation)), digest=dealt.digest(),
+        source=_source(study, stamp=stamp))
     if folder.record.exists():
         before = json.loads(folder.record.read_bytes())
         before["simulation"] = _without_diagnostics(before.get("simulation", {}))
@@ -119,7 +136,7 @@ def begin(folder: SimulationFolder, dealt: Dealt) -> None:
         if changed:
             raise UsageError(f"{folder.folder} holds a simulation with another {' and another '.join(changed)}.",
                              remedy="Choose another folder with --out, or remove that one.")
-        if before.get("source") != to_dict(now.source):  # the study file has moved, or diagnostics were turned on
+        if before.get("source") != to_dict(now.source):  # files have moved, or diagnostics were turned on
             write_durably(folder.record, canonical_json(now).encode() + b"\n")
     elif any(path.name != "lock" for path in folder.folder.iterdir()):
         raise UsageError(f"{folder.folder} is not empty, and holds no simulation.", remedy="Choose another --out.")
@@ -127,6 +144,11 @@ def begin(folder: SimulationFolder, dealt: Dealt) -> None:
         write_durably(folder.record, canonical_json(now).encode() + b"\n")
     if not (folder.studies / study.name / "study.toml").exists():  # written last
         write_coordinator(dealt, folder.studies / study.name)
+
+
+def _source(study: SimulatedStudy, *, stamp: str) -> RecordSource:
+    return RecordSource(folder=str(study.folder), tables=to_dict(study.tables), simulation=to_dict(study.simulation),
+                        stamp=stamp)
 
 
 def _without_diagnostics(simulation: Tables) -> Tables:

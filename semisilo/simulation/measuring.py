@@ -146,7 +146,7 @@ def silos_of_round(dealt: Dealt) -> SilosOfRound:
 
     def of(round: int) -> Mapping[str, SiloData]:
         if not kept:
-            kept.update((name, dealt.silo_images(index)) for index, name in enumerate(dealt.silos))
+            kept.update(zip(dealt.silos, dealt.silos_images(), strict=True))
         return {name: images.data(round=round, scenario=dealt.study.scenario) for name, images in kept.items()}
 
     return of

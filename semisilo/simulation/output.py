@@ -18,23 +18,29 @@ from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.parts import write_parts
 from semisilo.simulation.result import SimulationResult, read_result
 from semisilo.simulation.settings import load_simulated_study
-from semisilo.simulation.surface import drawn_surface
+from semisilo.simulation.surface import SURFACE_FILE, drawn_surface
 
 if TYPE_CHECKING:
     from semisilo.coordinator.export.export import Exported
 
 __all__ = ["export_run", "report", "split_study", "write_output"]
 
+_PAGE = Path("report") / "index.html"
 
-def write_output(result: SimulationResult, *, tensorboard: bool = False) -> Path:
+
+def write_output(result: SimulationResult, *, tensorboard: bool = False, again: bool = True) -> Path:
     """Writes `metrics.csv`, `metrics.json` and the report into a simulation's folder; returns the report's page.
 
     Args:
+        again: False leaves a report that is newer than all that it shows: drawing it takes longer than all else that
+            is done for a simulation that is over.
         tensorboard: also the folder `tensorboard` with an event file; where it is there, it is kept up to date anyway.
     Raises: BadConfiguration when TensorBoard is wanted and not installed.
     """
     write_durably(result.folder / "metrics.csv", result.to_csv().encode())
     write_durably(result.folder / "metrics.json", result.to_json().encode())
+    wanted = again or not _is_up_to_date(result.folder)  # an open ledger has files of its own, which are new
+    page = result.folder / _PAGE
     ledger = Ledger(result.folder / "ledger.sqlite")
     try:
         if tensorboard or (result.folder / "tensorboard").is_dir():
@@ -43,10 +49,24 @@ def write_output(result: SimulationResult, *, tensorboard: bool = False) -> Path
 
             check_installed(TrackingSettings(tensorboard=True))
             write_events(ledger, result.study, result.folder / "tensorboard")
-        return write_pages(ledger, result.study, result.folder / "report",
-                           more_figures=drawn_surface(result.folder, state=result.digest))
+        if wanted:
+            write_pages(ledger, result.study, page.parent,
+                        more_figures=drawn_surface(result.folder, state=result.digest))
     finally:
         ledger.close()
+    if wanted:
+        page.touch()  # closing the ledger has moved its last pages into its file
+    return page
+
+
+def _is_up_to_date(folder: Path) -> bool:
+    """Whether the report was written after everything that it shows."""
+    shown = [folder / "ledger.sqlite", folder / "ledger.sqlite-wal", folder / SURFACE_FILE]
+    try:
+        written = (folder / _PAGE).stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+    return all(not path.exists() or path.stat().st_mtime_ns < written for path in shown)
 
 
 def report(run: Path, *, tensorboard: bool = False) -> tuple[SimulationResult, Path]:

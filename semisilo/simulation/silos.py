@@ -98,7 +98,8 @@ class SimulatedSilo:
         self.memory = SiloMemory(self.home.memory, outgoing=self.home.outgoing)
         cache = open_cache(self.home.cache)
         self._site = Site(policy=policy, choice=JoinChoice(source=str(index)), memory=self.memory,
-                          cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures))
+                          cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures), in_threads=False)
+        self._cache = cache
         self._tensors = LinkedTensors(cache)
         self._hello = hello
         self._task_service = task_service
@@ -110,16 +111,29 @@ class SimulatedSilo:
         """What the silo says when it asks for a task."""
         return replace(self._hello, held=frozenset(self._tensors.digests()))
 
-    def check(self, study: str) -> None:
+    def check(self, study: str, folded: int) -> None:
         """Whether the files are those that the ledger relies on. To be called before a simulation goes on.
 
+        Args:
+            folded: the last round of which the coordinator has folded an update of this silo; 0 for none.
         Raises: StorageDamaged when something is lost, for example because the machine stopped: other bits would follow.
         """
-        folded, _ = self._ledger.silo_state(study, self.name)
         if self.memory.is_sound(study, folded):
             return
         raise StorageDamaged(f"{self.home.memory}: what the silo kept after round {folded} is lost.",
                              remedy="The machine must have stopped. Start the simulation anew, in another folder.")
+
+    def settle(self, study: str, folded: int, *, round: int) -> None:
+        """Keeps what later rounds need and no more. A real silo finds out with its next task which of its updates was
+        folded; of thousands of silos most have none for long, and each would keep an update as large as the model.
+
+        Args:
+            folded: the last round of which the coordinator has folded an update of this silo; 0 for none.
+            round: the newest round; an answer in it stays as long as it is not decided.
+        """
+        self.memory.resolve(study, folded, round=round)
+        for store in (self.memory.outgoing, self._cache):
+            store.drop_spares()
 
     async def prepare(self, task: TaskSpec, workplace: Workplace, *,
                       on_progress: OnProgress | None = None) -> ReadyAnswer:

@@ -6,30 +6,37 @@ Killed at any instant, the same call goes on and gives the same bits.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from semisilo.common.errors import UsageError
 from semisilo.common.storage.durable import without_waiting
 from semisilo.common.text.cli_errors import Terminated
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import StudyState
 from semisilo.simulation.dealing import Dealt, deal_study
 from semisilo.simulation.federation import SimulatedFederation, SimulationWatcher
-from semisilo.simulation.folder import SimulationFolder, begin
+from semisilo.simulation.folder import SimulationFolder, begin, holds
 from semisilo.simulation.result import SimulationResult, read_result
 from semisilo.simulation.settings import SimulatedStudy, load_simulated_study
 from semisilo.simulation.silos import Workplace
+from semisilo.simulation.source_stamp import source_stamp
+
+if TYPE_CHECKING:
+    from semisilo.simulation.engines.shared_images import SharedImages
 
 __all__ = ["EngineName", "run", "simulate", "torch_left_as_it_was"]
 
-EngineName = Literal["process", "ray"]
+EngineName = Literal["processes", "process", "ray"]
 _LOOK_SECONDS = 0.2
+_LOG = logging.getLogger("semisilo.simulation")
 
 
 def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = None, threads: int | None = None,
-        engine: EngineName = "process", device: Literal["auto", "cpu", "cuda"] = "auto",
+        engine: EngineName = "processes", device: Literal["auto", "cpu", "cuda"] = "auto",
         watcher: SimulationWatcher | None = None, workers: int | None = None) -> SimulationResult:
     """Simulates a study, or goes on with it; returns what came out. A finished one is not run again.
 
@@ -37,27 +44,58 @@ def run(study: Path | str | Mapping[str, Any], *, out: Path, seed: int | None = 
         study: its file (or the folder of `study.toml`), or the tables of one.
         out: folder of this simulation alone; made when missing, and stays.
         seed, threads: take the place of [study] seed and [numerics] threads.
-        engine: "process": all in this process; "ray": silos train on a Ray cluster, with the same bits.
+        engine: where silos train, with the same bits: "processes": in as many processes as this machine has processors
+            for; on an accelerator in this one process. "process": in this one process. "ray": on a Ray cluster.
         device: "auto" takes an accelerator where there is one.
-        workers: with "ray", tasks at a time; None: as many as the cluster has processors or accelerators for.
+        workers: how many silos train at a time. None: as many as there are processors for (with "ray" of the cluster,
+            or accelerators), and with "processes" memory.
     Raises: SemisiloError for what is wrong with settings, images or the folder, and for what ends the study.
     """
-    _check(engine, device, workers)
+    _check(engine, workers)
     chosen = load_simulated_study(Path(study) if isinstance(study, str) else study, seed=seed, threads=threads)
+    folder, watcher = SimulationFolder(Path(out).absolute()), watcher or SimulationWatcher()
+    if (over := _result_of_before(chosen, folder, watcher)) is not None:
+        return over
+    _check_device(device)
     with without_waiting(), torch_left_as_it_was():
-        return _in_a_loop(lambda: simulate(chosen, SimulationFolder(Path(out).absolute()), engine=engine,
-                                           device="" if device == "auto" else device,
-                                           watcher=watcher or SimulationWatcher(), workers=workers))
+        return _in_a_loop(lambda: simulate(chosen, folder, engine=engine, device="" if device == "auto" else device,
+                                           watcher=watcher, workers=workers))
 
 
-def _check(engine: str, device: str, workers: int | None) -> None:
-    import torch
+def _result_of_before(study: SimulatedStudy, folder: SimulationFolder,
+                      watcher: SimulationWatcher) -> SimulationResult | None:
+    """What came out of a simulation that is over already, without images and torch; None where it is not over, or
+    where the images must be dealt to know whether it is the same one."""
+    if not folder.record.exists():
+        return None
+    with folder.lock(), without_waiting():
+        if not holds(folder, study):
+            return None
+        ledger = Ledger(folder.ledger, waits=False)
+        try:
+            states = {row.name: row.state for row in ledger.studies()}
+            if states.get(study.name) is not StudyState.COMPLETED:
+                return None
+            try:
+                watcher.finished(ledger, study.name)
+            finally:
+                watcher.done()
+            return read_result(ledger, study.name, folder.folder)
+        finally:
+            ledger.close()
 
+
+def _check(engine: str, workers: int | None) -> None:
     if engine not in get_args(EngineName):
         raise UsageError(f"There is no engine '{engine}'.", remedy=f"Choose one of: {', '.join(get_args(EngineName))}.")
-    if engine != "ray" and workers is not None:
+    if engine == "process" and workers is not None:
         raise UsageError("workers has no effect: in this process one silo trains at a time.",
-                         remedy="Leave it out, or choose the engine ray.")
+                         remedy="Leave it out, or choose the engine processes.")
+
+
+def _check_device(device: str) -> None:
+    import torch
+
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("There is no accelerator that torch can use.", remedy="Choose --device cpu.")
 
@@ -125,30 +163,67 @@ async def simulate(study: SimulatedStudy, folder: SimulationFolder, *, engine: E
     """See `run`."""
     with folder.lock():
         watcher.step("dealing images to silos")
+        stamp = source_stamp(study)
         dealt = deal_study(study)
-        begin(folder, dealt)
-        ledger = Ledger(folder.ledger, waits=False)
-        try:
-            federation = SimulatedFederation(dealt, folder, ledger, device=device, watcher=watcher)
-            if await federation.open():
-                workplace = _workplace(dealt, engine=engine, device=device, workers=workers)
-                try:
-                    await federation.run(workplace)
-                finally:
-                    await workplace.close()
-            watcher.finished(ledger, study.name)
-            return read_result(ledger, study.name, folder.folder)
-        finally:
-            watcher.done()
-            ledger.close()
+        begin(folder, dealt, stamp=stamp)
+        with _moved(dealt, engine=engine, device=device, workers=workers) as (dealt, shared):
+            ledger = Ledger(folder.ledger, waits=False)
+            try:
+                federation = SimulatedFederation(dealt, folder, ledger, device=device, watcher=watcher)
+                if federation.open():
+                    workplace = _workplace(dealt, shared, engine=engine, device=device, workers=workers)
+                    try:
+                        await federation.run(workplace)
+                    finally:
+                        await workplace.close()
+                watcher.finished(ledger, study.name)
+                return read_result(ledger, study.name, folder.folder)
+            finally:
+                watcher.done()
+                ledger.close()
 
 
-def _workplace(dealt: Dealt, *, engine: EngineName, device: str, workers: int | None) -> Workplace:
-    images = [dealt.silo_images(index) for index in range(len(dealt.silos))]
+@contextmanager
+def _moved(dealt: Dealt, *, engine: EngineName, device: str,
+           workers: int | None) -> Iterator[tuple[Dealt, SharedImages | None]]:
+    """The images where other processes can read them; where none shall, or memory is short, they stay where they are.
+
+    Raises: UsageError for several processes on one accelerator.
+    """
+    import torch
+
+    accelerator = device == "cuda" or (not device and torch.cuda.is_available())
+    if engine == "processes" and accelerator and workers is not None:
+        raise UsageError("workers has no effect: on an accelerator one silo trains at a time, in this process.",
+                         remedy="Leave it out, choose the device cpu, or the engine ray.")
+    from semisilo.simulation.engines.processes import most_processes
+    from semisilo.simulation.engines.shared_images import share
+
+    wanted = engine == "processes" and not accelerator and (
+        workers is not None or most_processes(dealt.config.numerics.threads) > 1)
+    shared = share(dealt) if wanted else None
+    if shared is None:
+        if wanted:
+            _LOG.warning("there is too little memory to give the images to other processes; silos train in this one")
+        yield dealt, None
+        return
+    try:
+        yield shared
+    finally:
+        shared[1].close()
+
+
+def _workplace(dealt: Dealt, shared: SharedImages | None, *, engine: EngineName, device: str,
+               workers: int | None) -> Workplace:
+    images, threads = dealt.silos_images(), dealt.config.numerics.threads
     if engine == "ray":
-        from semisilo.simulation.ray_engine import RayWorkplace
+        from semisilo.simulation.engines.ray_cluster import RayWorkplace
 
-        return RayWorkplace(images, device=device, workers=workers, threads=dealt.config.numerics.threads)
-    from semisilo.simulation.workplace import InlineWorkplace
+        return RayWorkplace(images, device=device, workers=workers, threads=threads)
+    if shared is None:
+        from semisilo.simulation.engines.one_process import InlineWorkplace
 
-    return InlineWorkplace(images, device=device)
+        return InlineWorkplace(images, device=device)
+    from semisilo.simulation.engines.processes import ProcessesWorkplace
+
+    return ProcessesWorkplace(images, shared, threads=threads, workers=workers)

@@ -53,6 +53,9 @@ class Site:
     """See `semisilo.silo.compute.messages.Train`."""
     images_folder: Path | None = None
     """Where decoded images lie that are too many for memory, if the policy permits; None for a simulated silo."""
+    in_threads: bool = True
+    """Whether files are read and written in threads, for calls of the coordinator must be answered meanwhile. Where
+    there is no such call, as in a simulation, a thread only costs time: it has to wake another one for every file."""
 
 
 class TaskSteps(Protocol):
@@ -93,25 +96,26 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps) -> ReadyAnsw
         then; what `steps` and training raise.
     """
     spec = check_task(site.policy, task)
-    pending = await _in_thread(_done_before, site.memory, task)
+    pending = await _at_files(site, _done_before, site.memory, task)
     if pending is None:
         payloads = await steps.fetch(task)
-        request = await _in_thread(_request, task, site, payloads, steps.upload_rate)
+        request = await _at_files(site, _request, task, site, payloads, steps.upload_rate)
         trained = await steps.train(request)
-        pending = await _in_thread(_made_durable, task, spec, site, trained)
+        pending = await _at_files(site, _made_durable, task, spec, site, trained)
     else:
         steps.ready_before()
     if pending.payload is None:
         check_update(site.policy, spec, groups=(), metrics=pending.metrics, size_bytes=0)
         manifest: tuple[GroupManifest, ...] = ()
     else:
-        manifest = await _in_thread(_permitted, spec, site, pending, site.memory.outgoing.path(pending.payload.digest))
+        manifest = await _at_files(site, _permitted, spec, site, pending,
+                                   site.memory.outgoing.path(pending.payload.digest))
         try:
             steps.check_room(pending.payload.size_bytes)
         except DailyBudget:
-            await _in_thread(site.memory.refused, task.task_id)
+            await _at_files(site, site.memory.refused, task.task_id)
             raise
-    await _in_thread(site.disclosures.record, _disclosure(task, pending))
+    await _at_files(site, site.disclosures.record, _disclosure(task, pending))
     return ReadyAnswer(task=task, pending=pending, manifest=manifest)
 
 
@@ -170,9 +174,11 @@ def _disclosure(task: TaskSpec, pending: PendingUpdate) -> Disclosure:
                       digest=payload.digest, num_examples=pending.num_examples, metrics=pending.metrics)
 
 
-async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs in a thread, to its end: whoever is cancelled meanwhile goes on only when nobody touches the files of this
-    silo any more."""
+async def _at_files(site: Site, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs, where the site says so in a thread, to its end: whoever is cancelled meanwhile goes on only when nobody
+    touches the files of this silo any more."""
+    if not site.in_threads:
+        return work(*args, **kwargs)
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(running)

@@ -21,7 +21,7 @@ from semisilo.common.storage.store import MAX_CHUNK_BYTES
 from semisilo.coordinator.compute.operations import Operations as CoordinatorOperations
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.roster import LedgerRoster, SimulatedMember
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.runtime import RuntimeState
@@ -60,7 +60,8 @@ async def _run(parts: Path, folder: Path) -> Ledger:
                     accountant=NoAccounts(), folders=EngineFolders(studies=studies, payloads=folder / "payloads"))
     ledger.queue_study("first", to_dict(load_study(parts / "coordinator" / "study.toml")))
     files = sorted((parts / "silos").glob("*.npz"))
-    roster.admit([file.stem for file in files])
+    roster.admit([SimulatedMember(name=file.stem, labelled_count=0, unlabelled_count=0) for file in files],
+                 version="", methods=())
     test = parts / "coordinator" / "data" / "test.npz"
     silos = [asyncio.ensure_future(_Silo(file, test, folder / file.stem, task_service).work())
              for file in reversed(files)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from semisilo.common.identity.invitation import decode_invitation, token_hash
 from semisilo.coordinator.federation.authority import create_authority
 from semisilo.coordinator.federation.enrollment import Authority, Issued, Roster, SiloStatus
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.roster import LedgerRoster, SimulatedMember
 from semisilo.coordinator.ledger.states import TaskState
 from tests.coordinator.ledger_fixture import open_collecting_round, study_config
 
@@ -207,17 +208,30 @@ def test_the_certificate_shown_is_the_one_that_lasts_longest(authority: Authorit
     assert roster.silos()[0].certificate_not_after_unix == NOW + 50 * DAY
 
 
-def test_simulated_silos_are_let_in_once_and_have_no_certificate(roster: LedgerRoster, ledger: Ledger) -> None:
-    for _ in range(2):
-        roster.admit(["beta", "alpha"])
-    assert [(row.name, row.certificate_not_after_unix) for row in roster.silos()] == [("alpha", 0), ("beta", 0)]
-    assert roster.members() == [], "they have not joined yet"
-    hello(roster, "beta")
-    assert roster.members() == ["beta"]
+def simulated(*names: str) -> list[SimulatedMember]:
+    return [SimulatedMember(name=name, labelled_count=1, unlabelled_count=2) for name in names]
+
+
+def test_simulated_silos_are_let_in_once_as_members_and_have_no_certificate(roster: LedgerRoster,
+                                                                            ledger: Ledger) -> None:
+    for version in ("1", "2"):
+        roster.admit(simulated("beta", "alpha"), version=version, methods=("semifl", "fedavg"))
+    assert [(row.name, row.certificate_not_after_unix, row.version, row.methods, row.labelled_count,
+             row.unlabelled_count) for row in roster.silos()] == [
+        ("alpha", 0, "2", ("fedavg", "semifl"), 1, 2), ("beta", 0, "2", ("fedavg", "semifl"), 1, 2)]
+    assert roster.members() == ["alpha", "beta"]
     found = roster.silo_status("alpha")
     assert found is not None
     assert found.valid_serials == frozenset()
-    assert len(ledger.query("SELECT 1 FROM event WHERE kind = 'silo_simulated'")) == 2
+    events = [json.loads(row["detail_json"]) for row in ledger.query(
+        "SELECT detail_json FROM event WHERE kind = 'silos_simulated'")]
+    assert events == [{"number": 2, "version": "1"}], "one event for all of them, when they come in"
+
+
+def test_members_come_in_the_byte_order_of_their_names(roster: LedgerRoster) -> None:
+    names = ["b", "B", "a-9", "a-10", "\u00e9", "z"]
+    roster.admit(simulated(*names), version="1", methods=())
+    assert roster.members() == sorted(names, key=str.encode)
 
 
 def test_whoever_changes_the_roster_what_is_asked_next_is_the_new_state(tmp_path: Path, authority: Authority,
@@ -235,7 +249,7 @@ def test_whoever_changes_the_roster_what_is_asked_next_is_the_new_state(tmp_path
     assert roster.silo_status("alpha") == SiloStatus(revoked=False, valid_serials=frozenset({newer}))
     roster.add_certificate(silo="alpha", serial=7, not_after_unix=NOW)
     assert roster.silo_status("alpha") == SiloStatus(revoked=False, valid_serials=frozenset({newer, 7}))
-    others.admit(["beta"])
+    others.admit(simulated("beta"), version="1", methods=())
     assert roster.silo_status("beta") is not None
     roster.leave("alpha")
     left = roster.silo_status("alpha")

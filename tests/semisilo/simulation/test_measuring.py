@@ -48,7 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
 def problem(measured: SimulationResult) -> Problem:
     """The objective of round 3, put together from the study file by hand; alpha_0 = exp(-5 (1 - 3/4)^2)."""
     dealt = deal_study(load_simulated_study(shvr(**BOTH)))
-    silos = {name: dealt.silo_images(index).data(round=3, scenario="labels-at-silo")
+    silos = {name: dealt.silos_images()[index].data(round=3, scenario="labels-at-silo")
              for index, name in enumerate(dealt.silos)}
     form = dealt.config.data.image
     ledger = Ledger(measured.folder / "ledger.sqlite")

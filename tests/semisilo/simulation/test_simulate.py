@@ -51,7 +51,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
     return run(RESUMED, out=tmp_path_factory.mktemp("undisturbed"), device="cpu")
 
 
-def killed(tables: dict[str, Any], folder: Path, *, crash: str) -> tuple[Path, Path]:
+def killed(tables: dict[str, Any], folder: Path, *, crash: str,
+           options: str = "engine='process'") -> tuple[Path, Path]:
     """Starts a simulation that is killed (kill -9) at a chosen call; returns its study file and folder."""
     digits = archive.digits("train", source="digits"), archive.digits("test", source="digits")
     np.savez(folder / "digits.npz", train_images=digits[0].images, train_labels=digits[0].labels_N,
@@ -59,7 +60,7 @@ def killed(tables: dict[str, Any], folder: Path, *, crash: str) -> tuple[Path, P
     simulation = {**tables["simulation"], "data": "digits.npz"}
     path, out = written({**tables, "simulation": simulation}, folder), folder / "out"
     code = ("from pathlib import Path; from semisilo.simulation import run;"
-            f" run(Path({str(path)!r}), out=Path({str(out)!r}), device='cpu')")
+            f" run(Path({str(path)!r}), out=Path({str(out)!r}), device='cpu', {options})")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(CRASHING), str(ROOT)]), SEMISILO_TEST_CRASH=crash)
     done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True,
                           timeout=300)
@@ -117,6 +118,17 @@ def test_a_finished_simulation_is_not_run_again(tmp_path: Path, undisturbed: Sim
     monkeypatch.setattr("semisilo.silo.compute.operations.Operations.train", refuse)
     again = run(RESUMED, out=undisturbed.folder, device="cpu")
     assert again == undisturbed
+
+
+def test_a_silo_keeps_its_memory_and_no_update_that_was_folded(undisturbed: SimulationResult) -> None:
+    folders = list((undisturbed.folder / "silos").iterdir())
+    assert len(folders) == 3
+    for folder in folders:
+        index = json.loads((folder / "memory" / "memory.json").read_text())["studies"][undisturbed.study]
+        assert index["pending"] is None
+        kept = {index["committed"]["digest"], index["committed"]["residuals"]}
+        assert {path.stem for path in (folder / "memory").glob("*.safetensors")} == kept
+        assert not [path for path in (folder / "outgoing").rglob("*") if path.is_file()]
 
 
 def test_another_seed_gives_another_model(tmp_path: Path, undisturbed: SimulationResult) -> None:
@@ -242,17 +254,17 @@ def test_unlabelled_images_keep_their_labels_for_diagnostics_and_train_the_same(
         tmp_path: Path, undisturbed: SimulationResult, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from semisilo.simulation.dealing import Dealt
+    from semisilo.simulation.dealing import SilosImages
 
-    original = Dealt.silo_images
+    original = SilosImages.__getitem__
 
-    def without_truth(self: Dealt, silo: int) -> Any:
+    def without_truth(self: SilosImages, silo: int) -> Any:
         images = original(self, silo)
         assert images.unlabelled is not None
         return replace(images, unlabelled=images.unlabelled.without_labels())
 
-    monkeypatch.setattr(Dealt, "silo_images", without_truth)
-    assert run(RESUMED, out=tmp_path / "out", device="cpu").digest == undisturbed.digest
+    monkeypatch.setattr(SilosImages, "__getitem__", without_truth)
+    assert run(RESUMED, out=tmp_path / "out", device="cpu", engine="process").digest == undisturbed.digest
 
 
 # Many silos -----------------------------------------------------------------------------------------------------------
@@ -263,6 +275,16 @@ def test_a_hundred_silos_of_which_ten_are_asked_in_a_round(tmp_path: Path) -> No
                    split={"fraction": 1.0})
     result = run(tables, out=tmp_path, device="cpu")
     assert [sum(each.answers.values()) for each in result.rounds] == [0, 10, 10]
+    asked = {each.silo for each in result.silos}
+    assert {path.name for path in (tmp_path / "silos").iterdir()} == asked, "who was never asked has no folder"
+
+
+def test_a_silo_whose_folder_is_lost_after_its_update_counted_ends_the_simulation(
+        tmp_path: Path, killed_in_round_2: Path) -> None:
+    path, out = copied(killed_in_round_2, tmp_path / "copy")
+    shutil.rmtree(out / "silos" / "silo-002")
+    with pytest.raises(StorageDamaged, match="silo-002"):
+        run(path, out=out, device="cpu")
 
 
 # Silos that come and go -----------------------------------------------------------------------------------------------
@@ -328,7 +350,7 @@ def test_a_study_that_cannot_be_simulated_is_refused_by_name(tmp_path: Path, tab
 
 
 @pytest.mark.parametrize(("options", "match"), [
-    ({"engine": "spark"}, "no engine 'spark'"), ({"workers": 2}, "workers has no effect"),
+    ({"engine": "spark"}, "no engine 'spark'"),
     pytest.param({"device": "cuda"}, "no accelerator", marks=pytest.mark.skipif(
         torch.cuda.is_available(), reason="there is one")),
 ])
@@ -353,7 +375,7 @@ def test_a_mistake_in_a_method_ends_the_simulation_and_is_not_taken_for_a_silos_
 
     monkeypatch.setattr(SemiFLTrainer, "train", broken)
     with pytest.raises(Exception, match="a mistake"):
-        run(study(rounds=1), out=tmp_path, device="cpu")
+        run(study(rounds=1), out=tmp_path, device="cpu", engine="process")
 
 
 def test_training_that_diverges_is_refused_by_the_silo_as_in_a_federation(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_silo_reads_from_its_file_what_it_gets_in_a_simulation(tmp_path: Path,
     write_parts(dealt, tmp_path)
     form = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.4,))
     for index, silo in enumerate(dealt.silos):
-        simulated = dealt.silo_images(index)
+        simulated = dealt.silos_images()[index]
         read = read_silo_images(JoinChoice(source=str(tmp_path / "silos" / f"{silo}.npz")), form,
                                 classes=dealt.classes, scenario=dealt.study.scenario).images
         for number in (1, 3, 4, 100):

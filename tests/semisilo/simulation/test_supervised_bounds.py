@@ -37,7 +37,7 @@ def test_one_silo_with_all_labels_and_a_round_per_epoch_is_the_recipe_of_the_lab
                    augmentation={"policy": "none", "without": []})
     tables["method"] = {"name": "fedavg", "scenario": "labels-at-silo", **RECIPE}
     dealt = deal_study(load_simulated_study(tables))
-    images, config = dealt.silo_images(0), dealt.config
+    images, config = dealt.silos_images()[0], dealt.config
     assert images.labelled is not None
     assert images.unlabelled is None
     size = len(images.labelled)

@@ -1,10 +1,11 @@
 """Where simulated silos train: in this process, one after the other.
 
-Tests: tests/semisilo/simulation/test_ray.py.
+Tests: tests/semisilo/simulation/engines/test_ray.py.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from semisilo.silo.site.home import JoinChoice
 __all__ = ["InlineWorkplace", "SimulatedOperations"]
 
 
+_WORTH_TELLING_SECONDS = 0.2
 _SHARED_GROUPS = 5
 """How many tensor groups stay in memory, for the next silo that gets the same ones."""
 
@@ -45,9 +47,21 @@ class SimulatedOperations(Operations):
     def __init__(self, progress: Callable[[float, str], None], images: Callable[[int], SiloImages], *,
                  device: str = "") -> None:
         """`images` gives those of a silo by its index among all silos."""
-        super().__init__(progress, device=device)
+        super().__init__(self._tell, device=device)
+        self._listener = progress
+        self._tell_from = 0.0
         self._images_of = images
         self._shared: dict[_SharedFile, dict[str, TensorGroup]] = {}
+
+    def train(self, request: Train) -> Trained:
+        """As a silo does it; the progress of what takes a moment only is told nobody: each report wakes a thread or a
+        process, which would take as long as the task."""
+        self._tell_from = time.monotonic() + _WORTH_TELLING_SECONDS
+        return super().train(request)
+
+    def _tell(self, fraction: float, text: str = "") -> None:
+        if time.monotonic() >= self._tell_from:
+            self._listener(fraction, text)
 
     def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
                   cache: PayloadStore) -> dict[str, TensorGroup]:

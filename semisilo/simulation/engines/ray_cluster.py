@@ -4,7 +4,7 @@ The driver keeps everything that lasts: ledger, memory of silos, payloads. A tra
 task needs and the silo's images by reference, and returns the bytes of what came out; no disk is shared. So a task may
 be given to another trainer when a machine is lost.
 
-Tests: tests/semisilo/simulation/test_ray.py.
+Tests: tests/semisilo/simulation/engines/test_ray.py.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ class ShipmentOutcome:
 
 def train_shipment(shipment: Shipment, images: SiloImages, folder: Path) -> ShipmentOutcome:
     """Trains in an empty folder, from bytes to bytes."""
-    from semisilo.simulation.workplace import SimulatedOperations
+    from semisilo.simulation.engines.one_process import SimulatedOperations
 
     home = SiloHome(folder)
     request = _unpack(shipment, home)
-    operations = SimulatedOperations(lambda fraction, text: None, lambda index: images, device=shipment.device)
+    operations = SimulatedOperations(lambda fraction, text: None, lambda index: images, device=shipment.device,
+                                     processors=1)
     try:
         trained = operations.train(request)
     except SemisiloError as error:
@@ -155,6 +156,9 @@ class RayWorkplace:
         self._device = device
         self._numerics: set[str] = set()
         self._shared: dict[str, _ObjectRef] = {}
+        self._images = images
+        self._stored_images: dict[int, _ObjectRef] = {}
+        """Of the silos that have had a task."""
         self._started = not ray.is_initialized()
         if self._started:
             # Ray's own usage report and its dashboard are of no use here and would open ports.
@@ -162,7 +166,6 @@ class RayWorkplace:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         try:
             self._trainers = self._hire(threads, workers, most=len(images))
-            self._images = [ray.put(each) for each in images]
         except BaseException:
             self._shut_down()
             raise
@@ -203,7 +206,7 @@ class RayWorkplace:
         trainer = await self._idle.get()
         try:
             outcome: ShipmentOutcome = await asyncio.wrap_future(
-                trainer.train.remote(shipment, shared, self._images[int(request.choice.source)]).future())
+                trainer.train.remote(shipment, shared, self._images_of(int(request.choice.source))).future())
         except self._ray.exceptions.RayError as error:
             raise ComputeFailed(f"Ray could not train {request.task.silo}: {error}",
                                 remedy="See the logs of the Ray cluster.") from RuntimeError("Ray")
@@ -212,6 +215,12 @@ class RayWorkplace:
         trained = _unpacked(outcome, request)
         self._compare(trained.numerics)
         return trained
+
+    def _images_of(self, silo: int) -> _ObjectRef:
+        """The images of a silo in Ray's store."""
+        if silo not in self._stored_images:
+            self._stored_images[silo] = self._ray.put(self._images[silo])
+        return self._stored_images[silo]
 
     def _share(self, request: Train) -> dict[str, _ObjectRef]:
         """The files of tensor groups that the task builds on, in Ray's store; one copy for all silos."""

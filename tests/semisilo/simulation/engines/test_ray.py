@@ -16,8 +16,15 @@ from semisilo.common.process.messages import Failure
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.home import JoinChoice
 from semisilo.simulation import run
-from semisilo.simulation.ray_engine import RayWorkplace, Shipment, ShipmentOutcome, _rebuilt, _unpacked, train_shipment
-from semisilo.simulation.workplace import InlineWorkplace
+from semisilo.simulation.engines.one_process import InlineWorkplace
+from semisilo.simulation.engines.ray_cluster import (
+    RayWorkplace,
+    Shipment,
+    ShipmentOutcome,
+    _rebuilt,
+    _unpacked,
+    train_shipment,
+)
 from tests.semisilo.studies import study
 
 KEEPS_MUCH = study("semifl", rounds=3, wire={"uplink": "top-k 20%"})
@@ -59,8 +66,8 @@ def test_training_from_bytes_in_an_empty_folder_gives_the_bits_of_one_process(
             trained.append(request.task.task_id)
             return _unpacked(outcome, request)
 
-    monkeypatch.setattr("semisilo.simulation.workplace.InlineWorkplace", Elsewhere)
-    there = simulate.run(KEEPS_MUCH, out=tmp_path / "there", device="cpu")
+    monkeypatch.setattr("semisilo.simulation.engines.one_process.InlineWorkplace", Elsewhere)
+    there = simulate.run(KEEPS_MUCH, out=tmp_path / "there", device="cpu", engine="process")
     assert len(trained) == 9
     assert there.digest == here.digest
     assert [each.payload_up for each in there.rounds] == [each.payload_up for each in here.rounds]
