@@ -45,9 +45,9 @@ class SimulatedOperations(Operations):
     """The operations of a silo's compute process, whose images are in memory already."""
 
     def __init__(self, progress: Callable[[float, str], None], images: Callable[[int], SiloImages], *,
-                 device: str = "") -> None:
-        """`images` gives those of a silo by its index among all silos."""
-        super().__init__(self._tell, device=device)
+                 device: str = "", processors: int = 0) -> None:
+        """`images` gives those of a silo by its index among all silos; the rest is as of `Operations`."""
+        super().__init__(self._tell, device=device, processors=processors)
         self._listener = progress
         self._tell_from = 0.0
         self._images_of = images

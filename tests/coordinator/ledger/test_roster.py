@@ -262,11 +262,9 @@ def test_whoever_changes_the_roster_what_is_asked_next_is_the_new_state(tmp_path
 def test_members_and_who_is_back_when_are_found_without_reading_the_whole_roster(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
     roster = LedgerRoster(ledger)
-    names = ("b", "a", "gone", "revoked", "new")
-    roster.admit(names)
-    for name in names[:-1]:
-        roster.joined(name, version="1", methods=(), labelled_count=0, unlabelled_count=1, memory_study="",
-                      memory_round=0)
+    roster.admit(simulated("b", "a", "gone", "revoked"), version="1", methods=())
+    roster.add_invitation(silo="new", token_hash=b"t" * 32, expires_unix=NOW)
+    roster.use_invitation(b"t" * 32, key_fingerprint=b"k" * 32, certificate_der=b"c", serial=1, not_after_unix=NOW)
     roster.leave("gone")
     roster.revoke("revoked")
     roster.away("b", reason="outside working hours", until_unix=200.0)
