@@ -41,6 +41,8 @@ name = "wide_network:wide"
 labelled = "labelled.npz"
 test = "test.npz"
 image = {{ size = 8, channels = 1 }}
+[numerics]
+threads = 1
 [augmentation]
 policy = "small"
 without = ["Invert", "Solarize"]

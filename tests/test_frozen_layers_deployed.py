@@ -111,6 +111,8 @@ name = "timm/test_resnet"
 labelled = "labelled"
 test = "test"
 image = {{ size = 24, channels = 3 }}
+[numerics]
+threads = 1
 [augmentation]
 policy = "small"
 [method]

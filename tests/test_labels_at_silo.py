@@ -27,6 +27,8 @@ name = "small_cnn"
 test = "test.npz"
 classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 image = {{ size = 8, channels = 1, mean = [0.3], std = [0.38] }}
+[numerics]
+threads = 1
 [augmentation]
 policy = "small"
 without = ["Invert", "Solarize"]

@@ -44,7 +44,7 @@ CASES = {
             "confidence_threshold": 0.0, "labelled_batch": 6, "unlabelled_batch": 9, "lr": 0.01, "num_helpers": 1,
             "helper_interval": 2, "keep_helpers": True, "l1_update": "proximal", "delta_thres": 1e-4}),
         # A task has 8 steps of sigma and 8 of psi.
-        ("silo-000", "silo-001"), "semisilo.common.learning.sgd:step:20:after"),
+        ("silo-000", "silo-001"), "semisilo.common.learning.sgd:learn:20:after"),
     "fed_shvr": Case(
         study("fed_shvr", "labels-at-silo", rounds=4, silos=3, settings={"alpha0_ramp": "none", "lr": 0.05},
               participation={"silos_per_round": 2}),

@@ -28,7 +28,7 @@ COORDINATOR = {
 }
 SILO = {
     "while_it_downloads": "semisilo.common.storage.store:PartialFile.append:3:after",
-    "while_it_trains": "semisilo.common.learning.sgd:step:2:after",
+    "while_it_trains": "semisilo.common.learning.sgd:learn:2:after",
     "before_its_answer_is_durable": "semisilo.silo.site.memory:SiloMemory.record_pending:2:before",
     "after_its_answer_is_durable": "semisilo.silo.site.memory:SiloMemory.record_pending:2:after",
     "half_way_through_its_upload": "semisilo.silo.link.transfers:Transfers._write:4:after",

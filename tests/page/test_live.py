@@ -42,7 +42,7 @@ def test_a_real_study_is_followed_while_a_silo_dies_and_comes_back(browser: Any,
         processes.join("alpha")
         shown.wait_for_text("Waiting for silos: 1 of 2 have joined", seconds=300)
         # kill -9 in the middle of its training
-        processes.join("beta", crash="semisilo.common.learning.sgd:step:2:after")
+        processes.join("beta", crash="semisilo.common.learning.sgd:learn:2:after")
         shown.wait_for_text("1 of 2 silos have answered", seconds=300)
         assert "updated" in shown.text("[data-silo=alpha]")
         processes.died("beta")
