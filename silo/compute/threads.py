@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -64,12 +64,11 @@ def measured_threads(order: TaskSpec, build: ModelBuilder, *, batch: int, passes
                       torch=str(torch.__version__), threads=0)
     kept = _read(file)
     for found in kept.measured:
-        if to_dict(found) | {"threads": 0} == to_dict(wanted):
+        if replace(found, threads=0) == wanted:
             return found.threads
     threads = fastest_threads(TrainingStep(build=build, image=form, num_classes=len(order.model.classes), batch=batch,
                                            passes=passes), processors=processors)
-    found = from_dict(Measured, to_dict(wanted) | {"threads": threads})
-    kept = _Kept(measured=(*kept.measured[-_MOST_KEPT + 1:], found))
+    kept = _Kept(measured=(*kept.measured[-_MOST_KEPT + 1:], replace(wanted, threads=threads)))
     write_durably(file, json.dumps(to_dict(kept), indent=1).encode() + b"\n")
     _LOG.info("%s trains fastest with %d of %d processors for an operation; measured, and kept for this silo",
               order.model.name, threads, processors)
