@@ -23,7 +23,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all mutants fuzz bench-wire bench-training bench-lossy bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all mutants fuzz bench-wire bench-scale bench-training bench-lossy bench-learning bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -65,6 +65,10 @@ bench-wire: setup-demo build/peers/flower/.made build/peers/nvflare/.made  ## me
 	@echo "==> python -m benchmarks.wire.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.wire.run $(BENCH_ARGS)
 
+bench-scale: setup-demo  ## measure rounds of 8 to 1,000 silos against bare gRPC, and simulations (half an hour); writes benchmarks/scale/RESULTS.md
+	@echo "==> python -m benchmarks.scale.run $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.scale.run $(BENCH_ARGS)
+
 bench-training: setup-demo  ## measure a silo's training against a plain PyTorch loop (half an hour); writes benchmarks/training/RESULTS.md
 	@echo "==> python -m benchmarks.training.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.training.run $(BENCH_ARGS)
@@ -72,6 +76,10 @@ bench-training: setup-demo  ## measure a silo's training against a plain PyTorch
 bench-lossy: setup-demo  ## measure accuracy against the bytes of lossy updates (half an hour); writes benchmarks/lossy/RESULTS.md
 	@echo "==> python -m benchmarks.lossy.run --write $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.lossy.run --write $(BENCH_ARGS)
+
+bench-learning: setup-demo  ## measure our method against labels alone and the papers' methods (hours; goes on where it was); writes benchmarks/learning/RESULTS.md
+	@echo "==> python -m benchmarks.learning.run $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.learning.run $(BENCH_ARGS)
 
 bench-papers-small: setup-demo  ## run a paper's central comparison at a small scale: PAPER=semifl|fedmatch|fedmix|fed_shvr (all when left out); writes benchmarks/papers/RESULTS.md
 	@echo "==> python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)" >&2

@@ -24,6 +24,8 @@ __all__ = [
     "InvitationUsed",
     "LayoutMismatch",
     "MethodNotPermitted",
+    "ModelNotReady",
+    "ModelNotShared",
     "NotPermitted",
     "OutsideHours",
     "PayloadNotServed",
@@ -148,6 +150,18 @@ class PayloadNotServed(SemisiloError):
     """The digest is not named by an open task of the caller."""
 
     code, status = "PAYLOAD_NOT_SERVED", "NOT_FOUND"
+
+
+class ModelNotShared(SemisiloError):
+    """The study keeps its model, or the silo has had no part in it."""
+
+    code, status = "MODEL_NOT_SHARED", "PERMISSION_DENIED"
+
+
+class ModelNotReady(SemisiloError):
+    """The study is not over, or its model is not written yet."""
+
+    code, status = "MODEL_NOT_READY", "FAILED_PRECONDITION"
 
 
 class UpdateConflict(SemisiloError):

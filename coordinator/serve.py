@@ -18,6 +18,7 @@ from rich.console import Console
 
 from semisilo.common.errors import DiskFull, SemisiloError
 from semisilo.common.process.allocator import settle_allocator
+from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.wire import enrollment_service_pb2_grpc
@@ -38,6 +39,7 @@ from semisilo.coordinator.page.token import operator_token
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.live_file import LiveStatus, write
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc.enrollment_service import EnrollmentPort, RenewalService
 from semisilo.coordinator.rpc.link_rates import LinkRates
@@ -135,8 +137,8 @@ class _Server:
         server = grpc.aio.server(options=server_options())
         RoundServicer(
             task_service=self._task_service, roster=self._roster, runtime=self._runtime, meter=self._meter,
-            federation=self._federation.name, max_uploads=self._federation.config.limits.uploads,
-            rates=self._rates).add_to(server)
+            models=SharedModels(self._ledger, self._federation.studies), federation=self._federation.name,
+            max_uploads=self._federation.config.limits.uploads, rates=self._rates).add_to(server)
         enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
             RenewalService(authority, self._roster, on_leave=self._left), server)
         listen(server, address.listen_address,
@@ -147,6 +149,7 @@ class _Server:
         await port.look()
         await self._compute.start()
         await server.start()
+        settle_collector()
         _LOG.info("federation %s: serving silos on %s", self._federation.name, address.listen_address)
         page = page_server.offer(self._federation.config.page, self._page_service)
         self._runtime.page = page.address if page is not None else ""
@@ -160,7 +163,7 @@ class _Server:
             self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
-            self._meter.settle(study=self._runtime.study, round=self._runtime.round, phase="standby")
+            await self._meter.settle(study=self._runtime.study, round=self._runtime.round, phase="standby")
 
     def _page_service(self) -> PageService:
         federation = self._federation
@@ -269,11 +272,12 @@ class _Server:
                      lambda: write(self._federation.live, LiveStatus.from_runtime(self._runtime)))
 
     async def _settle(self) -> None:
-        def settle() -> None:
+        while True:
             collecting = self._runtime.reason is StandbyReason.COLLECTING
-            self._meter.settle(study=self._runtime.study, round=self._runtime.round,
-                               phase=self._runtime.phase if collecting else "standby")
-        await _every(lambda: max(_SETTLE_SECONDS, len(self._runtime.held) * _SETTLE_SECONDS_PER_SILO), settle)
+            with contextlib.suppress(SemisiloError):  # such as a full disk; what was counted waits for the next time
+                await self._meter.settle(study=self._runtime.study, round=self._runtime.round,
+                                         phase=self._runtime.phase if collecting else "standby")
+            await asyncio.sleep(max(_SETTLE_SECONDS, len(self._runtime.held) * _SETTLE_SECONDS_PER_SILO))
 
     async def _checkpoint(self) -> None:
         self._ledger.checkpointed_elsewhere()

@@ -48,6 +48,10 @@ _UNMIXED = {**_QUIET, "mix_alpha": 1.0, "mix_beta": 0.0, "mix_gamma": 0.0}
 """FedMix mixes in such rounds as well (fedmix.md section 5); here only what came from silos, which is nothing new."""
 
 STUDIES: tuple[MethodStudy, ...] = (
+    MethodStudy("self_training", AT_COORDINATOR, {**_BATCHES, **_ALL_COUNT, "warm_up_steps": 3, "coordinator_steps": 2,
+                                                  "local_epochs": 1, "lr": 0.05}, quiet={"coordinator_steps": 0}),
+    MethodStudy("self_training", AT_SILO, {**_BATCHES, **_ALL_COUNT, "warm_up_rounds": 1, "labelled_steps": 2,
+                                           "local_epochs": 1, "lr": 0.05}),
     MethodStudy("semifl", AT_COORDINATOR, _SEMIFL, quiet=_QUIET),
     MethodStudy("semifl", AT_COORDINATOR, {**_SEMIFL, "sbn_source": "coordinator+silos"}, "statistics of silos",
                 quiet=_QUIET),

@@ -124,7 +124,8 @@ class FederationOfProcesses:
 
         digits = load_digits()
         pixels, labels = np.round(digits.images * 255 / 16).astype(np.uint8), digits.target
-        np.savez(first / "labelled.npz", train_images=pixels[:80], train_labels=labels[:80])
+        np.savez(first / "labelled.npz", train_images=pixels[:80], train_labels=labels[:80], val_images=pixels[80:100],
+                 val_labels=labels[80:100])
         np.savez(first / "test.npz", test_images=pixels[-300:], test_labels=labels[-300:])
         for number, silo in enumerate(silos):
             start = 100 + images * number

@@ -20,6 +20,7 @@ import pytest
 from semisilo.common.config import from_dict
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning import tensors
+from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import METHODS, find_method, is_declared
 from semisilo.common.methods.contract import Meaning, TaskSpec
 from semisilo.common.methods.spec import counts_of
@@ -27,6 +28,7 @@ from semisilo.common.payload.codec import ELEMENT_TYPES
 from semisilo.common.payload.manifest import is_meant
 from semisilo.coordinator.compute import operations as coordinator_work
 from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.monitoring.summary import MODEL_METRICS
 from semisilo.coordinator.rounds.task_service import UpdateDeclaration
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.semifl import SemiFLStrategy
@@ -51,16 +53,17 @@ CASES = [*((study, "batch norm") for study in STUDIES), *((study, "plain") for s
 
 every_case = pytest.mark.parametrize(("study", "network"), CASES, ids=[f"{study}-{net}" for study, net in CASES])
 every_method = pytest.mark.parametrize("study", FIRST, ids=str)
+_OF_SEMIFL = next(each for each in STUDIES if each.method == "semifl")
 _WITH_MEMORY = ("semifl", "fedmatch", "scaffold", "fed_shvr")
 """Methods that keep something for each silo, or from round to round."""
 _AS_ANOTHER = ("uda", "pseudo", "fed_sh", "fed_svr")
 """Notes of studies that hold no more than the first one of their method."""
 every_case_of_memory = pytest.mark.parametrize(("study", "network"), [
-    pytest.param(study, network, marks=pytest.mark.slow) if study.method in ("fedprox", "fednova")
+    pytest.param(study, network, marks=pytest.mark.slow) if study.method in ("self_training", "fedprox", "fednova")
     or study.note in _AS_ANOTHER or (network == "plain" and study.method not in _WITH_MEMORY) else (study, network)
     for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
-"""Quick for each thing that is held: FedProx and FedNova have the state of FedAvg, and a network without batch-norm
-statistics matters where more than a model is held."""
+"""Quick for each thing that is held: FedProx and FedNova have the state of FedAvg, self-training that of SemiFL, and a
+network without batch-norm statistics matters where more than a model is held."""
 every_method_slowly = pytest.mark.parametrize("study", [
     each if each.method in _WITH_MEMORY else pytest.param(each, marks=pytest.mark.slow) for each in FIRST], ids=str)
 """Quick for methods that keep something; for those that keep nothing the engine's own tests, and test_overwriting.py
@@ -271,8 +274,8 @@ def test_metrics_are_declared_finite_and_complete(undisturbed: Any, study: Metho
         own = {"local_accuracy", *(f"local_accuracy/{silo}" for silo in SILOS)}
         assert (own & metrics.keys()) in (set(), own)
         assert number or not own & metrics.keys()
-        measured = {"accuracy", "loss", "balanced_accuracy", "validation_accuracy", "labelled_accuracy", *own,
-                    *(f"recall/{name}" for name in CLASSES)}
+        model = {*MODEL_METRICS, *(f"{of}/{name}" for of in ("recall", "auroc") for name in CLASSES)}
+        measured = {*model, *(f"{VALIDATION_PREFIX}{name}" for name in model), *own}
         reported = set() if own_models else {name for name in run.seen.diagnostics if name in own}  # by silos
         assert measured & run.seen.diagnostics == reported, "a number of the strategy is taken for a measurement"
         assert metrics.keys() <= measured | run.seen.diagnostics
@@ -333,7 +336,7 @@ class Forgetful(SemiFLStrategy):
 def test_the_control_a_strategy_that_keeps_something_beside_its_state_is_found_out(
         tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_work, "load_strategy", lambda name: Forgetful)
-    assert len({federation(tmp_path / str(fresh), images, STUDIES[0], fresh=fresh).run()
+    assert len({federation(tmp_path / str(fresh), images, _OF_SEMIFL, fresh=fresh).run()
                 for fresh in (False, True)}) == 2
 
 

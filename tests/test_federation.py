@@ -162,7 +162,7 @@ def test_a_coordinator_that_loses_its_references_between_rounds_ends_with_the_sa
 
 
 FEDMATCH = STUDY[:STUDY.index("[method]")].replace(
-    'test = "test.npz"', 'test = "test.npz"\nvalidation = "test.npz"') + """[method]
+    'test = "test.npz"', 'test = "test.npz"\nvalidation = "labelled.npz#val"') + """[method]
 name = "fedmatch"
 scenario = "labels-at-coordinator"
 confidence_threshold = 0.3

@@ -91,7 +91,7 @@ def test_commands_of_the_hub_print_one_json_document(tmp_path: Path, capsys: pyt
     assert abs(invited["expires_unix"] - time.time() - 7200) < 60
     assert Path(facts("new", "second")["path"]).is_file()
     assert facts("queue", "second") | {"rounds": 0} == {
-        "study": "second", "state": "queued", "method": "semifl", "rounds": 0}
+        "study": "second", "state": "queued", "method": "self_training", "rounds": 0}
     assert facts("revoke", "hospital-a") == {"silo": "hospital-a", "state": "revoked"}
     assert Path(facts("report", "second")["page"]).is_file()
     assert facts("status")["federation"] == "lung"

@@ -1,6 +1,6 @@
 """Times simulations: how soon they begin, how long many silos take, and what they do beside training.
 
-    python benchmarks/scale/simulation.py [--json FILE] [--only start,many,again,engines,beside]
+    python -m benchmarks.scale.simulation [--json FILE] [--only start,many,again,engines,beside]
 
 Every figure is taken in processes of its own, started for it; wall time means something on an idle machine alone, so
 processor time stands beside it. Images are scikit-learn's digits; for ten thousand silos there are too few of them, and

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
+from benchmarks.training.bare_step import BareRound
 from benchmarks.training.our_semifl import OurSilo
 from benchmarks.training.plain_semifl import plain_network, round_seconds
-from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.contract import ModelSettings, Numerics, Precision
 from semisilo.common.models.factory import build_model
 from semisilo.common.process.processors import usable_processors
 
@@ -20,14 +22,16 @@ __all__ = ["VARIANTS", "main"]
 
 _MEAN, _STD = (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)
 
-VARIANTS: dict[str, Numerics | int] = {
+VARIANTS: dict[str, Numerics | Precision | int] = {
     "plain": 0,
     "plain, 2 loading processes": 2,
     "semisilo fp32": Numerics(),
     "semisilo fp32, contiguous, 1 thread": Numerics(threads=1, memory_format="contiguous"),
     "semisilo bf16": Numerics(precision="bf16"),
+    "arithmetic alone fp32": "fp32",
+    "arithmetic alone bf16": "bf16",
 }
-"""By name: our numerics, or how many processes load the images of the plain loop."""
+"""By name: our numerics, the precision of arithmetic alone, or how many processes load the images of the plain loop."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,10 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         form = {"threads": ours.record.threads, "memory_format": ours.record.memory_format,
                 "device": ours.record.device}
         one: Callable[[], float] = ours.round_seconds
+    elif isinstance(variant, str):
+        form = {"threads": 1, "memory_format": "channels_last"}
+        one = BareRound(_plain(chosen.network, chosen.size), size=chosen.size, batch=chosen.batch,
+                        images=chosen.images, epochs=chosen.epochs, bf16=variant == "bf16").round_seconds
     else:
         torch.set_num_threads(usable_processors())
-        model = plain_network(build_model(ModelSettings(name=chosen.network, classes=tuple("abcdefghij")), channels=3,
-                                          size=chosen.size))
+        model = _plain(chosen.network, chosen.size)
 
         def one() -> float:
             return round_seconds(model, images_NHWC, mean=_MEAN, std=_STD, batch=chosen.batch, epochs=chosen.epochs,
@@ -62,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one()
     seconds = statistics.median(one() for _ in range(chosen.rounds))
     print(json.dumps({"images_per_second": chosen.images * chosen.epochs / seconds, **form}))
+
+
+def _plain(network: str, size: int) -> nn.Module:
+    return plain_network(build_model(ModelSettings(name=network, classes=tuple("abcdefghij")), channels=3, size=size))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import BeginAnswer
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
@@ -123,7 +124,8 @@ async def _serve(orders: Connection, folder: Path, uploads: int, spare_files: in
                   server_credentials(shown, silo_authority_pem=(folder / "ca.pem").read_bytes()))
     task_service: Any = _TaskServiceStandIn(payloads, spool)
     RoundServicer(task_service=task_service, roster=LedgerRoster(ledger), runtime=RuntimeState(),
-                  meter=RoundMeter(ledger, port=port), federation=FEDERATION, max_uploads=uploads).add_to(server)
+                  models=SharedModels(ledger, folder / "studies"), meter=RoundMeter(ledger, port=port),
+                  federation=FEDERATION, max_uploads=uploads).add_to(server)
     await server.start()
     orders.send(port)
     while (order := await asyncio.to_thread(orders.recv)) is not None:

@@ -21,7 +21,7 @@ from semisilo.common.errors import BadData
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "joined", "measure_form"]
+__all__ = ["ImageSet", "ReadResult", "Skipped", "Survey", "joined", "measure_form", "part_of"]
 
 _BLOCK = 256
 """Images that are worked on at a time."""
@@ -78,14 +78,13 @@ def joined(first: ImageSet, second: ImageSet, *, disk: Path | None = None) -> Im
     """
     import torch
 
-    from semisilo.common.data.squares import Squares, disk_for
+    from semisilo.common.data.squares import Squares
 
     labels_N = None
     if first.labels_N is not None and second.labels_N is not None:
         labels_N = torch.cat([first.labels_N, second.labels_N])
     names, (channels, size) = first.names + second.names, first.images_NCHW.shape[1:3]
-    place = None if disk is None else disk_for(len(names) * channels * size * size, disk=disk,
-                                               what=f"{len(names)} images as squares of {size} pixels")
+    place = _place(len(names), channels, size, disk)
     if place is None:
         return ImageSet(torch.cat([first.images_NCHW, second.images_NCHW]), labels_N, names)
     squares = Squares(len(names), channels=channels, size=size, disk=place)
@@ -93,6 +92,38 @@ def joined(first: ImageSet, second: ImageSet, *, disk: Path | None = None) -> Im
         for at in range(0, len(images), _BLOCK):
             squares.put(start + at, images.images_NCHW[at : at + _BLOCK].numpy())
     return ImageSet(torch.from_numpy(squares.finish(len(names))), labels_N, names)
+
+
+def part_of(images: ImageSet, indices: NDArray[np.integer], *, disk: Path | None = None) -> ImageSet:
+    """A copy of the images at `indices`, in that order, as `ImageSet.subset` gives it; on a disk where it is too large
+    for memory.
+
+    Args:
+        disk: a folder on whose disk it may lie; None where it must not.
+    Raises: BadData when it fits neither into memory nor onto the disk.
+    """
+    import torch
+
+    from semisilo.common.data.squares import Squares
+
+    channels, size = images.images_NCHW.shape[1:3]
+    place = _place(len(indices), channels, size, disk)
+    if place is None:
+        return images.subset(indices)
+    squares = Squares(len(indices), channels=channels, size=size, disk=place)
+    for at in range(0, len(indices), _BLOCK):
+        squares.put(at, images.images_NCHW[torch.from_numpy(np.array(indices[at : at + _BLOCK]))].numpy())
+    labels_N = None if images.labels_N is None else images.labels_N[torch.from_numpy(np.array(indices))]
+    return ImageSet(torch.from_numpy(squares.finish(len(indices))), labels_N,
+                    tuple(images.names[index] for index in indices.tolist()))
+
+
+def _place(count: int, channels: int, size: int, disk: Path | None) -> Path | None:
+    """The folder on whose disk so many squares lie; None for memory."""
+    from semisilo.common.data.squares import disk_for
+
+    return None if disk is None else disk_for(count * channels * size * size, disk=disk,
+                                              what=f"{count} images as squares of {size} pixels")
 
 
 @dataclass(frozen=True, slots=True)

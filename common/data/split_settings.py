@@ -17,6 +17,7 @@ study files.
 | fedmix_iid         | as batch_iid                                                    | FedMix                 |
 | shvr_iid           | as iid                                                          | Fed-SHVR, MNIST        |
 | shvr_noniid        | Dirichlet; labels of two classes only                           | Fed-SHVR, MNIST        |
+| prevalence_shift   | an equal number, with class shares of its own                   | ours                   |
 | class_mismatch     | a share `mismatch_ratio` of classes that it has no labels of    | Fed-SHVR, CIFAR-10     |
 
 Tests: tests/semisilo/simulation/splits/test_named_splits.py.
@@ -31,7 +32,7 @@ from typing import Literal, get_args
 __all__ = ["SplitName", "SplitSettings", "amount", "streaming_step"]
 
 SplitName = Literal["iid", "shards", "dirichlet_semifl", "batch_iid", "batch_noniid", "streaming_noniid",
-                    "dirichlet_fedmix", "fedmix_iid", "shvr_iid", "shvr_noniid", "class_mismatch"]
+                    "dirichlet_fedmix", "fedmix_iid", "shvr_iid", "shvr_noniid", "prevalence_shift", "class_mismatch"]
 
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 _OWN = {
@@ -40,6 +41,7 @@ _OWN = {
     "streaming_noniid": ("steps", "rounds_per_step"),
     "dirichlet_fedmix": ("dirichlet", "images_per_silo"),
     "shvr_noniid": ("classes_per_silo", "dirichlet", "sizes"),
+    "prevalence_shift": ("dirichlet", "prevalences"),
     "class_mismatch": ("classes_per_silo", "labelled_per_silo", "mismatch_ratio", "dirichlet", "sizes"),
 }
 """Settings that only the named splits honour."""
@@ -55,8 +57,15 @@ class SplitSettings:
     """The rule that deals the unlabelled images."""
     silos: int
     """Number of silos, at least 1."""
-    num_labelled: int | None = None
-    """labels-at-coordinator: labelled images at the coordinator, in all; a multiple of the number of classes."""
+    num_labelled: int | tuple[int, ...] | None = None
+    """labels-at-coordinator: labelled images at the coordinator. In all, of each class equally many: a multiple of the
+    number of classes; or, with `label_imbalance`, any number. Or a list, how many of each class, in label order."""
+    label_imbalance: float | None = None
+    """labels-at-coordinator: the first class has this many times the labelled images of the last one, those between
+    fall geometrically (Cui et al., CVPR 2019), at least one of each. Above 1."""
+    unlabelled_imbalance: float | None = None
+    """The images that are dealt to silos without labels fall likewise from the first class to the last: as many of each
+    as the sizes of the classes permit, drawn at random; the others are unused. Above 1."""
     labelled_per_class: int | None = None
     """labels-at-silo: labelled images of each class at each silo ("shvr_noniid": of each class that it has labels of).
     Left out: 5 in the splits of FedMatch, 6 and 30 in those of Fed-SHVR; the others need it, unless `all_labelled`."""
@@ -70,6 +79,9 @@ class SplitSettings:
     dirichlet: float | None = None
     """Concentration of Dirichlet draws, above 0; small is uneven. Left out: 0.1 ("class_mismatch" with literal sizes:
     0.025)."""
+    prevalences: tuple[tuple[float, ...], ...] | None = None
+    """"prevalence_shift": for every silo the share of every class, in label order. Left out: drawn for each silo from
+    Dir(`dirichlet` C pi), pi being the shares of all unlabelled images of C classes; `dirichlet` left out: 1."""
     images_per_silo: int | None = None
     """"dirichlet_fedmix": how many unlabelled images a silo wants while there are any; left out: 580 of 550, that is
     1.0545 times an equal share."""
@@ -95,8 +107,18 @@ class SplitSettings:
         for name in ("silos", "labelled_per_class", "labelled_per_silo", "num_labelled", "classes_per_silo",
                      "images_per_silo", "steps", "rounds_per_step"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} = {value}: must be at least 1.")
+        if isinstance(self.num_labelled, tuple):
+            if not self.num_labelled or min(self.num_labelled) < 1:
+                raise ValueError(f"num_labelled = {list(self.num_labelled)}: every class needs at least 1.")
+            if self.label_imbalance is not None:
+                raise ValueError("label_imbalance has no effect where num_labelled is a list: leave one of them out.")
+        for name in ("label_imbalance", "unlabelled_imbalance"):
+            value = getattr(self, name)
+            if value is not None and not 1 < value < float("inf"):
+                raise ValueError(f"{name} = {value}: must be above 1 and finite.")
+        self._check_prevalences()
         if self.dirichlet is not None and not 0 < self.dirichlet < float("inf"):
             raise ValueError(f"dirichlet = {self.dirichlet}: must be above 0 and finite.")
         if self.mismatch_ratio is not None and not 0 <= self.mismatch_ratio <= 1:
@@ -105,6 +127,17 @@ class SplitSettings:
             raise ValueError(f"fraction = {self.fraction}: must be above 0 and at most 1.")
         for name in ("num_validation", "num_test"):
             amount(name, getattr(self, name), 0)
+
+    def _check_prevalences(self) -> None:
+        if self.prevalences is None:
+            return
+        if self.dirichlet is not None:
+            raise ValueError("dirichlet has no effect where prevalences are given: leave one of them out.")
+        if len(self.prevalences) != self.silos:
+            raise ValueError(f"prevalences has {len(self.prevalences)} rows for {self.silos} silos.")
+        for number, row in enumerate(self.prevalences, 1):
+            if not row or min(row) < 0 or abs(sum(row) - 1) > 1e-3:
+                raise ValueError(f"prevalences: row {number} must be shares of the classes, together 1.")
 
     def _refuse_unused(self) -> None:
         honoured = _OWN.get(self.name, ())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from semisilo.common.learning.losses import first_argmax
+from semisilo.common.learning.losses import first_argmax, reaches
 from semisilo.common.learning.tensors import check_same_layout
 
 __all__ = ["AgreementVotes", "ConsistencyLoss", "OverHelpers", "PsiRegulariser", "TieBreak", "agreement_votes",
@@ -60,14 +60,15 @@ class PsiRegulariser:
     """||psi||_1 before its weight, likewise."""
 
 
-def agreement_votes(local_prob_BK: Tensor, helper_probs: Sequence[Tensor], confidence_threshold: float, *,
+def agreement_votes(local_prob_BK: Tensor, helper_probs: Sequence[Tensor], confidence_threshold: float | Tensor, *,
                     tie_break: TieBreak = "lowest_index") -> AgreementVotes:
     """votes = onehot(argmax p) + sum_j onehot(argmax p_hj); label = argmax votes. Oracles M1 and M2.
 
     Args:
         local_prob_BK: p, class probabilities of the silo's own model.
         helper_probs: p_hj of every helper, each (B, K); may be empty: then the label is the local model's.
-        confidence_threshold: an image is kept when max p is at least this. A row of NaN is not kept.
+        confidence_threshold: an image is kept when max p is at least this, or its class's, (K,). A row of NaN is
+            not kept.
     """
     classes = local_prob_BK.shape[-1]
     local_B = first_argmax(local_prob_BK)
@@ -78,7 +79,7 @@ def agreement_votes(local_prob_BK: Tensor, helper_probs: Sequence[Tensor], confi
     if tie_break == "local_first":
         tied_B = votes_BK.gather(1, local_B[:, None]).squeeze(1) == votes_BK.amax(dim=1)
         label_B = torch.where(tied_B, local_B, label_B)
-    return AgreementVotes(local_prob_BK.amax(dim=-1) >= confidence_threshold, votes_BK, label_B)
+    return AgreementVotes(reaches(local_prob_BK.amax(dim=-1), local_B, confidence_threshold), votes_BK, label_B)
 
 
 def iccs_kl(local_log_prob_BK: Tensor, helper_probs: Sequence[Tensor], *,

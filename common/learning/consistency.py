@@ -69,7 +69,7 @@ def masked_mean(values_B: Tensor, keep_B: Tensor, mask_mean: MaskMean = "batch")
     return total / keep_B.sum().clamp(min=1)
 
 
-def fixmatch_unsup(weak_logits_BK: Tensor, strong_logits_BK: Tensor, confidence_threshold: float, *,
+def fixmatch_unsup(weak_logits_BK: Tensor, strong_logits_BK: Tensor, confidence_threshold: float | Tensor, *,
                    mask_mean: MaskMean = "batch") -> UnlabelledLoss:
     """mean_b 1(max q_b >= threshold) * CE(argmax q_b, strong_b), q = softmax(weak). Oracle B6.
 
@@ -81,7 +81,7 @@ def fixmatch_unsup(weak_logits_BK: Tensor, strong_logits_BK: Tensor, confidence_
 
 
 def uda_unsup(original_logits_BK: Tensor, augmented_logits_BK: Tensor, *, temperature: float,
-              confidence_threshold: float, mask_mean: MaskMean = "batch") -> UDALoss:
+              confidence_threshold: float | Tensor, mask_mean: MaskMean = "batch") -> UDALoss:
     """mean_b 1(max q_b >= threshold) * CE(softmax(z_b / T), augmented_b), z the original's logits, q = softmax(z).
     Oracle B5.
 

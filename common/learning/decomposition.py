@@ -8,7 +8,7 @@ Source: FedMatch, Jeong et al. (ICLR 2021) section 3.2; initial values from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -88,14 +88,17 @@ class Decomposed:
         logits_BK: Tensor = functional_call(self.model, dict(weights), (inputs_BCHW,))
         return logits_BK
 
-    def sigma_step(self, inputs_BCHW: Tensor, labels_B: Tensor, weight: float) -> Tensor:
+    def sigma_step(self, inputs_BCHW: Tensor, labels_B: Tensor, weight: float, *,
+                   loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy) -> Tensor:
         """sigma -= lr * gradient of weight * CE(labels, f_{sigma + psi*}(inputs)), psi frozen.
 
+        Args:
+            loss_of: scalar loss of (logits_BK, labels_B) in the place of cross-entropy.
         Returns: the cross-entropy before the step, without its weight; a scalar (), detached.
         Raises: OneValuePerChannel, with nothing changed.
         """
         frozen = {name: parameter.detach() for name, parameter in self._psi.parameters.items()}
-        loss = cross_entropy(self.forward(inputs_BCHW, theta(self._sigma.parameters, frozen)), labels_B)
+        loss = loss_of(self.forward(inputs_BCHW, theta(self._sigma.parameters, frozen)), labels_B)
         step(self._sigma, weight * loss)
         return loss.detach()
 

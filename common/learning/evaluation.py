@@ -1,4 +1,4 @@
-"""One pass over labelled images: accuracy, loss, recall of every class, confusion.
+"""One pass over labelled images: accuracy, loss, recall and AUROC of every class, calibration, confusion.
 
 Shapes: N images, K classes, B images in a batch.
 """
@@ -20,6 +20,7 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.losses import first_argmax
+from semisilo.common.measures.calibration import Auroc, auroc, calibration_of, probabilities
 from semisilo.common.numerics.side_by_side import results_in_order
 
 __all__ = ["Evaluation", "evaluate", "evaluation_steps", "inference_batches", "logits_of", "outcome"]
@@ -46,6 +47,13 @@ class Evaluation:
     """By label; None for a class that does not occur."""
     confusion: tuple[tuple[int, ...], ...]
     """confusion[true][predicted], in images."""
+    auroc: float | None
+    """Mean area under the curve, one class against the rest, over the classes that have one; None where none has, or a
+    logit is not finite."""
+    per_class_auroc: tuple[float | None, ...]
+    """By label; None for a class that no image or every image has, or where a logit is not finite."""
+    calibration_error: float | None
+    """Expected calibration error of the probabilities, 15 bins; None where a logit is not finite."""
 
 
 def inference_batches(count: int, batch_size: int) -> Iterator[slice]:
@@ -78,7 +86,7 @@ def _logit_steps(model: nn.Module, images_NCHW: Tensor, form: ImageForm) -> Gene
             with torch.no_grad():
                 parts.append(next(found))
             yield cut.stop / len(images_NCHW)
-    return torch.cat(parts)
+    return torch.cat(parts).detach()  # a network may answer with a parameter itself
 
 
 def _piece(form: ImageForm, device: torch.device) -> int:
@@ -120,9 +128,21 @@ def evaluation_steps(model: nn.Module, images: ImageSet, *, form: ImageForm) -> 
     per_class_K, hits_K = confusion_KK.sum(dim=1).tolist(), confusion_KK.diagonal().tolist()
     recall = tuple(hit / size if size else None for hit, size in zip(hits_K, per_class_K, strict=True))
     present = [value for value in recall if value is not None]
+    areas, calibration_error = _ranking(logits_NK, images.labels_N)
     return Evaluation(accuracy=sum(hits_K) / len(images), loss=sum(losses) / len(images), correct=sum(hits_K),
                       count=len(images), balanced_accuracy=sum(present) / len(present), per_class_recall=recall,
-                      confusion=tuple(tuple(row) for row in confusion_KK.tolist()))
+                      confusion=tuple(tuple(row) for row in confusion_KK.tolist()),
+                      auroc=None if areas is None else areas.macro,
+                      per_class_auroc=(None,) * classes if areas is None else areas.per_class,
+                      calibration_error=calibration_error)
+
+
+def _ranking(logits_NK: Tensor, labels_N: Tensor) -> tuple[Auroc | None, float | None]:
+    """Areas under the curve and expected calibration error; (None, None) where a logit is not finite."""
+    if not bool(torch.isfinite(logits_NK).all()):
+        return None, None
+    p_NK, labels = probabilities(logits_NK.float().cpu().numpy()), labels_N.cpu().numpy()
+    return auroc(p_NK, labels), calibration_of(p_NK, labels).expected_error
 
 
 def outcome(steps: Generator[float, None, OutcomeT], progress: Callable[[float], None] | None = None) -> OutcomeT:

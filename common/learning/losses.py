@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["PseudoLabels", "cross_entropy", "first_argmax", "mix", "mix_loss", "pseudo_labels"]
+__all__ = ["PseudoLabels", "cross_entropy", "first_argmax", "mix", "mix_loss", "pseudo_labels", "reaches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,28 @@ def first_argmax(values_BK: Tensor) -> Tensor:
     return torch.where(is_max_BK, index_K, last).amin(dim=-1)
 
 
-def pseudo_labels(logits_BK: Tensor, confidence_threshold: float) -> PseudoLabels:
+def reaches(confidence_B: Tensor, label_B: Tensor, confidence_threshold: float | Tensor) -> Tensor:
+    """Whether a label's probability is at least the threshold, or that of its class; bool (B,).
+
+    Args:
+        label_B: int64.
+        confidence_threshold: a number, or one for each class, (K,), on any device. NaN reaches nothing.
+    """
+    if isinstance(confidence_threshold, Tensor):
+        return confidence_B >= confidence_threshold.to(confidence_B.device, confidence_B.dtype)[label_B]
+    return confidence_B >= confidence_threshold
+
+
+def pseudo_labels(logits_BK: Tensor, confidence_threshold: float | Tensor) -> PseudoLabels:
     """p = softmax(logits); q = max p; label = argmax p; kept where q >= confidence_threshold. Oracles S1 and S2.
 
-    A row of NaN is not kept. Source: SemiFL section 3.3, after FixMatch (Sohn et al., NeurIPS 2020) Eq. 4.
+    A row of NaN is not kept. A threshold for each class, (K,), is that of the label.
+    Source: SemiFL section 3.3, after FixMatch (Sohn et al., NeurIPS 2020) Eq. 4.
     """
     prob_BK = torch.softmax(logits_BK, dim=-1)
     max_prob_B = prob_BK.amax(dim=-1)
-    return PseudoLabels(max_prob_B, first_argmax(prob_BK), max_prob_B >= confidence_threshold)
+    label_B = first_argmax(prob_BK)
+    return PseudoLabels(max_prob_B, label_B, reaches(max_prob_B, label_B, confidence_threshold))
 
 
 def mix(a: Tensor, b: Tensor, lam: float) -> Tensor:

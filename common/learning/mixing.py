@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from semisilo.common.learning.agreement import psi_regulariser
-from semisilo.common.learning.losses import PseudoLabels, cross_entropy, first_argmax
+from semisilo.common.learning.losses import PseudoLabels, cross_entropy, first_argmax, reaches
 from semisilo.common.learning.tensors import check_same_layout
 
 __all__ = ["FedMixLoss", "LabelRule", "fedmix_client_loss", "fedmix_mix", "fedmix_pseudo", "mean_over_views"]
@@ -70,7 +70,8 @@ def mean_over_views(prob_views_ABK: Tensor) -> Tensor:
     return total_BK / len(prob_views_ABK)
 
 
-def fedmix_pseudo(prob_views_ABK: Tensor, confidence_threshold: float, *, rule: LabelRule = "mean") -> PseudoLabels:
+def fedmix_pseudo(prob_views_ABK: Tensor, confidence_threshold: float | Tensor, *,
+                  rule: LabelRule = "mean") -> PseudoLabels:
     """One label per image from A views of it; oracle X6.
 
         mean:  label = argmax p_bar
@@ -82,7 +83,7 @@ def fedmix_pseudo(prob_views_ABK: Tensor, confidence_threshold: float, *, rule: 
 
     Args:
         prob_views_ABK: class probabilities of every view, float, at least one view.
-        confidence_threshold: 0..1.
+        confidence_threshold: 0..1, or one for each class, (K,).
     Source: FedMix Eq. 8.
     """
     mean_BK = mean_over_views(prob_views_ABK)
@@ -93,7 +94,7 @@ def fedmix_pseudo(prob_views_ABK: Tensor, confidence_threshold: float, *, rule: 
         votes_ABK = functional.one_hot(first_argmax(prob_views_ABK), num_classes)
         label_B = first_argmax(votes_ABK.sum(dim=0))
     confidence_B = mean_BK.gather(1, label_B[:, None]).squeeze(1)
-    return PseudoLabels(confidence_B, label_B, confidence_B >= confidence_threshold)
+    return PseudoLabels(confidence_B, label_B, reaches(confidence_B, label_B, confidence_threshold))
 
 
 def fedmix_client_loss(logits_BK: Tensor | None, hard_label_B: Tensor, keep_B: Tensor, *, psi: Mapping[str, Tensor],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from semisilo.common.learning.tensors import all_like
 from semisilo.common.numerics.passes import Descent, Gradients, Term
+from semisilo.common.numerics.side_by_side import shares, side_by_side
 
 __all__ = ["SGD", "SGDSettings", "clip_gradients", "descend", "learn", "make_optimiser", "momentum_of", "sgd_settings",
            "step"]
@@ -95,8 +97,14 @@ def momentum_of(optimiser: SGD) -> dict[str, Tensor]:
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Scales all gradients in place by min(1, max_norm / (norm + 1e-6)), norm over all of them; 0 leaves them."""
     if max_norm > 0 and gradients:
-        norm = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(gradients))))
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(gradients, _clipping(gradients, max_norm))
+
+
+def _clipping(gradients: list[Tensor], max_norm: float) -> Tensor:
+    """The factor of `clip_gradients`, a scalar (). A core for each share of the gradients."""
+    of_shares = side_by_side([partial(torch._foreach_norm, gradients[share]) for share in shares(gradients)])
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([each for norms in of_shares for each in norms]))
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 def step(optimiser: SGD, loss: Tensor) -> None:
@@ -132,18 +140,29 @@ def descend(optimiser: SGD, by_name: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         weights: list[Tensor] = list(reached.values())
         gradients = [by_name[name] for name in reached]
-        clip_gradients(gradients, settings.clip_norm)
-        if settings.weight_decay:
-            torch._foreach_add_(gradients, weights, alpha=settings.weight_decay)
         if settings.momentum:
             for name, gradient in zip(reached, gradients, strict=True):
-                if name not in optimiser.buffers:  # 0 now, so that below it becomes g
+                if name not in optimiser.buffers:  # 0 now, so that it becomes g
                     optimiser.buffers[name] = torch.zeros_like(gradient)
-            buffers = [optimiser.buffers[name] for name in reached]
-            torch._foreach_mul_(buffers, settings.momentum)
-            torch._foreach_add_(buffers, gradients)
-            if settings.nesterov:
-                torch._foreach_add_(gradients, buffers, alpha=settings.momentum)
-            else:
-                gradients = buffers
-        torch._foreach_add_(weights, gradients, alpha=-optimiser.lr)
+        buffers = [optimiser.buffers[name] for name in reached] if settings.momentum else []
+        factor = _clipping(gradients, settings.clip_norm) if settings.clip_norm > 0 else None
+        # Every element for itself: on several cores it has the bits of one.
+        side_by_side([partial(_update, weights[share], gradients[share], buffers[share], factor, settings, optimiser.lr)
+                      for share in shares(weights)])
+
+
+def _update(weights: list[Tensor], gradients: list[Tensor], buffers: list[Tensor], factor: Tensor | None,
+            settings: SGDSettings, lr: float) -> None:
+    """The formulas above, in place."""
+    if factor is not None:
+        torch._foreach_mul_(gradients, factor)
+    if settings.weight_decay:
+        torch._foreach_add_(gradients, weights, alpha=settings.weight_decay)
+    if settings.momentum:
+        torch._foreach_mul_(buffers, settings.momentum)
+        torch._foreach_add_(buffers, gradients)
+        if settings.nesterov:
+            torch._foreach_add_(gradients, buffers, alpha=settings.momentum)
+        else:
+            gradients = buffers
+    torch._foreach_add_(weights, gradients, alpha=-lr)

@@ -6,9 +6,10 @@ v_k is a distribution over the classes for every unlabelled image. r1 keeps the 
 model: both are divergences from the uniform distribution, KL(q || uniform) = log K - entropy(q), and are minimised.
 
 Everything works on log-probabilities, so that a saturated softmax stays finite; -inf stands for a probability of 0.
-Shapes: B images in a batch, N all unlabelled images, K classes. Natural logarithms; means over the images.
+Shapes: B images in a batch, N all unlabelled images, K classes. Natural logarithms; means over the images, but for r2
+where its sum is asked for.
 
-Source: Fed-SHVR, Wang et al. (2021), sections II and III; the mean over images in r2 is ours.
+Source: Fed-SHVR, Wang et al. (2021), sections II and III. Its Eq. 9 has no 1/M before r2: the mean is ours.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from torch.nn import functional
 
 from semisilo.common.learning.losses import first_argmax
 
-__all__ = ["ObjectiveTerms", "RampShape", "confidence_penalty", "label_regulariser", "objective", "ramp",
-           "soft_cross_entropy", "soft_labels"]
+__all__ = ["ObjectiveTerms", "PenaltyReduction", "RampShape", "confidence_penalty", "label_regulariser", "objective",
+           "ramp", "soft_cross_entropy", "soft_labels"]
 
 RampShape = Literal["sigmoid", "linear", "none"]
+PenaltyReduction = Literal["mean", "sum"]
+"""Of r2 over the images: their mean, or their sum as Fed-SHVR's Eq. 9 is printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +94,26 @@ def label_regulariser(v_BK: Tensor) -> Tensor:
     return math.log(v_BK.shape[-1]) - entropy_B.mean()
 
 
-def confidence_penalty(log_probs_BK: Tensor) -> Tensor:
-    """r2 = (1/B) sum_i KL(f(u_i) || uniform), 0..log K; a scalar (). Minimised, so it raises the predictions' entropy.
+def confidence_penalty(log_probs_BK: Tensor, *, reduction: PenaltyReduction = "mean") -> Tensor:
+    """r2 = R_i KL(f(u_i) || uniform), R the mean or the sum over the B images; a scalar (), 0..log K or 0..B log K.
 
-    Its gradient at the logits of image i is p (log p - <p, log p>) / B. Oracles V6 and V7.
+    Minimised, so it raises the predictions' entropy. Its gradient at the logits of image i is p (log p - <p, log p>),
+    over B for the mean. Oracles V6 and V7.
     """
     log_probs_BK = _finite(log_probs_BK)
-    return math.log(log_probs_BK.shape[-1]) + (log_probs_BK.exp() * log_probs_BK).sum(dim=-1).mean()
+    mean = math.log(log_probs_BK.shape[-1]) + (log_probs_BK.exp() * log_probs_BK).sum(dim=-1).mean()
+    return len(log_probs_BK) * mean if reduction == "sum" else mean
 
 
 def objective(labelled_log_probs_BK: Tensor | None, labels_B: Tensor | None, unlabelled_log_probs_BK: Tensor | None,
-              v_BK: Tensor | None, *, alpha0: float, alpha1: float, alpha2: float) -> ObjectiveTerms:
+              v_BK: Tensor | None, *, alpha0: float, alpha1: float, alpha2: float,
+              r2_reduction: PenaltyReduction = "mean") -> ObjectiveTerms:
     """F_k of one silo, or its estimate from a batch of labelled and a batch of unlabelled images. Oracle V6.
 
     Args:
         labelled_log_probs_BK, labels_B: log f of labelled images and their classes, int64; None where there are none.
         unlabelled_log_probs_BK, v_BK: log f of unlabelled images and their soft labels; None where there are none.
+        r2_reduction: "sum": r2 is a sum over the unlabelled images that are given; all other terms are means.
     Returns: a term that has no images is 0.
     """
     given = labelled_log_probs_BK if labelled_log_probs_BK is not None else unlabelled_log_probs_BK
@@ -116,7 +123,7 @@ def objective(labelled_log_probs_BK: Tensor | None, labels_B: Tensor | None, unl
         ce_labelled = -labelled_log_probs_BK.gather(1, labels_B[:, None]).mean()
     if unlabelled_log_probs_BK is not None and v_BK is not None:
         ce_unlabelled = soft_cross_entropy(unlabelled_log_probs_BK, v_BK)
-        r1, r2 = label_regulariser(v_BK), confidence_penalty(unlabelled_log_probs_BK)
+        r1, r2 = label_regulariser(v_BK), confidence_penalty(unlabelled_log_probs_BK, reduction=r2_reduction)
     total = ce_labelled + alpha0 * ce_unlabelled + alpha1 * r1 + alpha2 * r2
     return ObjectiveTerms(ce_labelled, ce_unlabelled, r1, r2, total)
 

@@ -18,6 +18,7 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData, ComputeFailed
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.evaluation import Evaluation, evaluate
+from semisilo.common.learning.imbalance.labels import LabelledSampling, epoch_order
 from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import derive_seed, torch_generator
@@ -170,7 +171,7 @@ class LabelledPasses:
                  sgd: SGDSettings, batch_size: int, seed: int, purpose: str, round: int = 0,
                  momentum: Mapping[str, Tensor] | None = None, loss_weight: float = 1.0,
                  loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
-                 position: PassesPosition | None = None) -> None:
+                 position: PassesPosition | None = None, sampling: LabelledSampling = "shuffled") -> None:
         """See `train_labelled`; `position` is where earlier passes were left.
 
         Raises: BadData without images or labels; LayoutMismatch for foreign buffers.
@@ -182,6 +183,7 @@ class LabelledPasses:
         self._form = form
         self._augmentation = augmentation
         self._batch_size = batch_size
+        self._balance_N = self._labels_N if sampling == "class_balanced" else None
         self._loss_weight = loss_weight
         self._loss_of = loss_of
         self._device = next(model.parameters()).device
@@ -217,7 +219,7 @@ class LabelledPasses:
         self._model.train()
         self._order.set_state(self._order_before)
         self._views.set_state(self._views_before)
-        order_N = torch.randperm(len(self._labels_N), generator=self._order)
+        order_N = epoch_order(len(self._labels_N), self._order, balance_N=self._balance_N)
         first_block, done_of_it = divmod(self.batches, self._block // self._batch_size)
         for chosen in torch.split(order_N, self._block)[first_block:]:
             self._views_before = self._views.get_state()
@@ -273,7 +275,8 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
                    momentum: Mapping[str, Tensor] | None = None, lr_of_epoch: Callable[[int], float] | None = None,
                    after_epoch: Callable[[int, float], None] | None = None,
                    progress: Callable[[float], None] | None = None, loss_weight: float = 1.0,
-                   loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy) -> LabelledTraining:
+                   loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+                   sampling: LabelledSampling = "shuffled") -> LabelledTraining:
     """Trains on cross-entropy with weak views, shuffled anew in every epoch; changes `model` in place.
 
     Args:
@@ -288,11 +291,12 @@ def train_labelled(model: nn.Module, labelled: ImageSet, *, form: ImageForm, aug
         progress: called with 0..1 after every batch; may raise to abort.
         loss_weight: factor of the cross-entropy that is minimised; the loss that is reported is without it.
         loss_of: scalar loss of (logits_BK, labels_B) in the place of cross-entropy.
+        sampling: "class_balanced" draws every class equally often; the epoch has as many images.
     Raises: BadData without images or labels; LayoutMismatch for foreign buffers.
     """
     passes = LabelledPasses(model, labelled, form=form, augmentation=augmentation, sgd=sgd, batch_size=batch_size,
                             seed=seed, purpose=purpose, round=round, momentum=momentum, loss_weight=loss_weight,
-                            loss_of=loss_of)
+                            loss_of=loss_of, sampling=sampling)
     everything = epochs * len(labelled)
     with named_randomness(seed, f"{purpose}_model", round=round, device=str(next(model.parameters()).device)):
         for epoch in range(1, epochs + 1):

@@ -19,6 +19,7 @@ from semisilo.common.methods.fedrgd import FEDRGD
 from semisilo.common.methods.fedsgd import FEDSGD
 from semisilo.common.methods.local import LOCAL
 from semisilo.common.methods.scaffold import SCAFFOLD
+from semisilo.common.methods.self_training import SELF_TRAINING
 from semisilo.common.methods.semifl import SEMIFL
 from semisilo.common.methods.spec import MethodPlugin, MethodSpec
 
@@ -32,6 +33,7 @@ def _row(spec: MethodSpec, stem: str) -> MethodPlugin:
 
 
 BUILT_IN: dict[str, MethodPlugin] = {row.spec.name: row for row in (
+    _row(SELF_TRAINING, "SelfTraining"),
     _row(SEMIFL, "SemiFL"),
     _row(FED_SHVR, "FedSHVR"),
     _row(FEDMATCH, "FedMatch"),

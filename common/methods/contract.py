@@ -212,6 +212,12 @@ class TaskSpec:
     seed: int
     deadline_unix: float = 0.0
     uplink: Uplink = field(default_factory=Uplink)
+    model_round: int | None = None
+    """The round after which the global model is what the groups `model` and `batch_norm` of the task hold; None where
+    they hold another model."""
+    measure: str = ""
+    """What the study compares rounds by, as `semisilo.common.measures.study_measure.parse_measure` reads it; empty:
+    accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,6 +319,8 @@ class Environment:
     build_model: ModelBuilder
     image: ImageForm
     augmentation: AugmentationSettings
+    num_classes: int = 0
+    """K of the study; 0 for methods that do not ask."""
     device: str = "cpu"
     progress: Any = None
     trained_before: bool = False

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.imbalance import LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, positive
 
 __all__ = ["FED_SHVR", "FedSHVRSettings"]
@@ -26,7 +27,7 @@ _RAMP_EPOCHS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FedSHVRSettings:
+class FedSHVRSettings(ImbalanceSettings):
     """Settings of Fed-SHVR and its two ablations. Defaults are the paper's where it has them. Source: Wang et al.,
     2021, section IV. Silos descend with plain SGD: the correction needs the sum of raw gradients, so there is neither
     momentum nor weight decay nor clipping."""
@@ -46,6 +47,9 @@ class FedSHVRSettings:
     """alpha_1: keeps pseudo-labels soft; 0 gives hard ones. Labels are f^(alpha_0 / alpha_1), normalised."""
     alpha2: float = 0.1
     """alpha_2: confidence penalty on the model's predictions for unlabelled images; 0 turns it off."""
+    r2_reduction: Literal["mean", "sum"] = "mean"
+    """The penalty of a batch: the mean over its images, or their sum as the paper's Eq. 9 is printed, which weighs
+    `unlabelled_batch` times as much. With the paper's alpha2 "sum" lies nearer to its Table I."""
     local_epochs: int = 2
     """E: passes in a round over the larger of the two sets, counted in its batches."""
     labelled_batch: int = 32
@@ -70,11 +74,17 @@ class FedSHVRSettings:
     person."""
 
     @property
+    def penalty_of_mean(self) -> float:
+        """The weight of the mean penalty over a silo's images in its gradient: alpha_2, for a sum times the batch."""
+        return self.alpha2 * (self.unlabelled_batch if self.r2_reduction == "sum" else 1)
+
+    @property
     def needs_exact_updates(self) -> bool:
         """A silo that keeps its own control variate must keep what the coordinator decodes, or the sum drifts."""
         return self.variant != "fed_sh" and self.correction_at == "silo"
 
     def __post_init__(self) -> None:
+        self.check_imbalance(threshold=0.0, no_thresholds="Fed-SHVR, whose labels are soft: all images enter")
         for name in ("alpha0", "alpha1", "alpha2", "correction_max_age_rounds", "correction_epoch", "correction_round"):
             at_least(name, getattr(self, name), 0)
         for name in ("local_epochs", "labelled_batch", "unlabelled_batch", "ramp_epochs"):
@@ -82,6 +92,8 @@ class FedSHVRSettings:
         positive("lr", self.lr)
         if self.alpha0_ramp == "none" and self.ramp_epochs != _RAMP_EPOCHS:
             raise ValueError(f'ramp_epochs = {self.ramp_epochs}: alpha0_ramp = "none" has no ramp.')
+        if self.r2_reduction != "mean" and not self.alpha2:
+            raise ValueError(f'r2_reduction = "{self.r2_reduction}": alpha2 = 0 has no penalty to reduce.')
         if self.variant == "fed_sh" and self.correction_at != "silo":
             raise ValueError(f'correction_at = "{self.correction_at}": variant = "fed_sh" has no correction.')
         if self.correction_max_age_rounds and (self.variant == "fed_sh" or self.correction_at == "silo"):
@@ -103,7 +115,7 @@ FED_SHVR = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "labelled_loss", "unlabelled_loss", "r1", "r2", "steps", "correction_lost"),
     counts=("steps",),
     settings=FedSHVRSettings,
-    set_by_strategy=("correction_epoch", "correction_round"),
+    set_by_strategy=("correction_epoch", "correction_round", *LABELLED_HINTS),
     discloses="A silo receives the mean gradient of all silos that have taken part so far (group correction); where "
               "there are only two, each can work out the other's. The coordinator sees a silo's model difference, how "
               "many images it has, how many steps it took, the class shares of its pseudo-labels and its losses; with "

@@ -24,8 +24,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings, refuse_unused
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, below_one
+from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
+from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings
+from semisilo.common.methods.spec import (
+    PSEUDO_LABEL_METRICS,
+    MethodSpec,
+    StatisticsSource,
+    at_least,
+    below_one,
+    refuse_unused,
+)
 
 __all__ = ["FEDAVG", "FedAvgSettings"]
 
@@ -67,8 +75,8 @@ FEDAVG = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, *OBJECTIVE_METRICS),
     settings=FedAvgSettings,
-    set_by_strategy=("round_lr",),
+    set_by_strategy=("round_lr", *LABELLED_HINTS),
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses and, where it makes "
               "pseudo-labels, how many of each class it kept; if silos measure batch-norm statistics also mean, "
-              "variance and count at every such layer. A silo sees the averaged model.",
+              "variance and count at every such layer. A silo sees the averaged model." + HINTS_DISCLOSE,
 )

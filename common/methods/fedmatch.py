@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     MethodSpec,
@@ -36,7 +37,7 @@ _OF_PRESET: Any = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FedMatchSettings:
+class FedMatchSettings(ImbalanceSettings):
     """Settings of FedMatch. What a study does not set comes from its preset and scenario (`preset_values`); an instance
     always holds the resulting values, and these are what travels in tasks.
 
@@ -48,7 +49,7 @@ class FedMatchSettings:
     """Who holds the labels; the paper's "disjoint" is labels-at-coordinator, its "standard" labels-at-silo."""
     preset: FedMatchPreset = ""
     """Values of a published version for all settings that the study does not set. "" has those of v1, but ties among
-    votes go to the local model."""
+    votes go to the local model and the transfer has the official code's thresholds, where v1 has none."""
     confidence_threshold: float = _OF_PRESET
     """tau: an image is kept when the local model's probability is at least this. 0.75 (v1), 0.85 (v3). 0..1."""
     lr: float = _OF_PRESET
@@ -94,11 +95,13 @@ class FedMatchSettings:
     """How ||psi||_1 acts: in the gradient, as published, or by soft thresholding after the step, which makes exact
     zeros and so saves bytes."""
     l1_thres: float = _OF_PRESET
-    """Elements of psi up to this size are sent, and evaluated, as 0: 5e-6 with labels at silos, else 1e-5."""
+    """Elements of psi up to this size are sent, and evaluated, as 0: 5e-6 with labels at silos, else 1e-5; 0 (v1)."""
     delta_thres: float = _OF_PRESET
-    """Differences up to this size to what the receiver holds are not sent: 5e-5 with labels at silos, else 1e-5."""
-    aggregation: Literal["reliability", "uniform", "fedfreq"] = _OF_PRESET
-    """Weights of silos: by accuracy on the coordinator's validation images (v1), equal (v3), or FedMix's FedFreq."""
+    """Differences up to this size to what the receiver holds are not sent: 5e-5 with labels at silos, else 1e-5; 0
+    (v1)."""
+    aggregation: Literal["reliability", "uniform", "size", "fedfreq"] = _OF_PRESET
+    """Weights of silos: by accuracy on the coordinator's validation images (v1), equal (v3), by the number of images
+    (FedMix's comparison), or FedMix's FedFreq."""
     num_helpers: int = 2
     """H: models of other silos that a silo receives; 0 turns helpers off. 0..16."""
     helpers: Literal["reliability", "similarity"] = _OF_PRESET
@@ -115,6 +118,9 @@ class FedMatchSettings:
     """A silo whose last accepted update is older than this many rounds is not chosen; 0: no limit."""
     icc: Literal["sum", "mean"] = _OF_PRESET
     """The inter-client term over helpers: sum (v1) or mean (v3)."""
+    icc_images: Literal["kept", "all"] = "kept"
+    """The images of the inter-client term: those with a pseudo-label, as in the official code, or every unlabelled one,
+    as Eq. 1 and 2 are printed."""
     tie_break: Literal["local_first", "lowest_index"] = _OF_PRESET
     """Which class wins among those with equally many votes: the local model's if it is one of them, or the lowest
     index, as in the official code and both presets."""
@@ -143,14 +149,23 @@ class FedMatchSettings:
         if self.scenario == "labels-at-silo" and self.coordinator_epochs:
             raise ValueError(f"coordinator_epochs = {self.coordinator_epochs}: in labels-at-silo the coordinator has"
                              " nothing to train on; leave it out.")
+        if self.icc_images == "all" and not (self.lambda_i and self.num_helpers):
+            raise ValueError('icc_images = "all": without lambda_i and num_helpers there is no inter-client term.')
         if self.l1_update == "proximal":
             positive("lambda_l1", self.lambda_l1)  # otherwise the proximal step does nothing
+        idle = self.scenario == "labels-at-coordinator" and not self.coordinator_epochs
+        self.check_imbalance(threshold=self.confidence_threshold, no_labels="coordinator_epochs = 0" if idle else "")
+
+    @property
+    def measures_weak_views(self) -> bool:
+        return self.augment_train
 
 
 def preset_values(preset: FedMatchPreset, scenario: Scenario) -> Mapping[str, object]:
     """The settings that a preset fills in where a study leaves them out; section 8 of the published table.
 
-    Thresholds of the transfer are the official code's in every preset: v1 has none.
+    Thresholds of the transfer are the official code's, but in "paper_v1": v1 names none. What it counts as sent then
+    takes exact zeros, `l1_update = "proximal"`, or thresholds that the study sets.
     """
     at_silo = scenario == "labels-at-silo"
     shared = {"coordinator_epochs": 0 if at_silo else 1, "l1_thres": 5e-6 if at_silo else 1e-5,
@@ -162,6 +177,8 @@ def preset_values(preset: FedMatchPreset, scenario: Scenario) -> Mapping[str, ob
                 "lambda_i": 1e-2, "lambda_l2": 10.0, "lambda_l1": 1e-4 if at_silo else 1e-5, "aggregation": "uniform",
                 "helpers": "similarity", "helper_interval": 10, "helper_pool": "all", "icc": "mean",
                 "tie_break": "lowest_index"}
+    if preset == "paper_v1":
+        shared |= {"l1_thres": 0.0, "delta_thres": 0.0}
     return {**shared, "confidence_threshold": 0.75, "lr": 1e-4, "momentum": 0.9, "plateau_patience": 3,
             "labelled_batch": 10, "unlabelled_batch": 50, "steps_by": "unlabelled", "augment_train": True,
             "lambda_a": 1.0, "lambda_i": 1.0, "lambda_l2": 0.01, "lambda_l1": 0.01, "aggregation": "reliability",
@@ -179,12 +196,12 @@ FEDMATCH = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "label_loss", "agreement_loss", "consistency_loss", "steps", "num_labelled",
              "num_unlabelled", "num_kept"),
     settings=FedMatchSettings,
-    set_by_strategy=("round_lr",),
+    set_by_strategy=("round_lr", *LABELLED_HINTS),
     discloses="A silo receives the psi weights of up to num_helpers other silos, without their names, and so can "
               "compute those silos' models; with keep_helpers it stores them. A silo that does not permit the group "
               "helper_psi/* does not take part, so its own psi goes to nobody. The coordinator sees a silo's own "
               "weights sigma and psi, keeps them, scores or compares its model on images of its own, and learns how "
               "many labelled and unlabelled images it has, its losses and how many of the unlabelled ones got a "
               "pseudo-label of each class; where silos measure batch-norm statistics also mean, variance and count "
-              "at every such layer.",
+              "at every such layer." + HINTS_DISCLOSE,
 )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.objectives import refuse_unused
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, within
+from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, refuse_unused, within
 
 __all__ = ["FEDMIX", "FedMixSettings"]
 
@@ -18,7 +18,7 @@ _SUM_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FedMixSettings:
+class FedMixSettings(ImbalanceSettings):
     """Settings of FedMix. Defaults are the paper's where it has them, else those of FedMatch, its authors' baseline.
 
     Source: Zhang et al., arXiv 2110.13388.
@@ -98,6 +98,8 @@ class FedMixSettings:
         total = self.mix_alpha + self.mix_beta + self.mix_gamma
         if abs(total - 1.0) > _SUM_TOLERANCE:
             raise ValueError(f"mix_alpha + mix_beta + mix_gamma = {total:g}: must be 1.")
+        self.check_imbalance(threshold=self.confidence_threshold,
+                             no_labels="" if self.coordinator_epochs else "coordinator_epochs = 0")
         if self.weighting != "fedfreq":
             refuse_unused(self, "fedfreq_rule", f'weighting = "{self.weighting}"')
         if self.schedule != "plateau":
@@ -113,9 +115,10 @@ FEDMIX = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "unlabelled_loss", "sigma_distance", "steps"),
     settings=FedMixSettings,
-    set_by_strategy=("round_lr",),
+    set_by_strategy=("round_lr", *LABELLED_HINTS),
     discloses="A silo receives, besides the global model, the model that the coordinator has trained on its own labels "
               "(sigma). The coordinator sees a silo's model difference, how many images it used, its losses, how many "
               "of the images got a pseudo-label of each class, and keeps count of the rounds in which the silo took "
-              "part; with sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer.",
+              "part; with sbn_source = \"coordinator+silos\" also mean, variance and count at every batch-norm layer."
+              + HINTS_DISCLOSE,
 )

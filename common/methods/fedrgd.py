@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings, refuse_unused
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive
+from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
+from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, refuse_unused
 
 __all__ = ["FEDRGD", "FedRGDSettings"]
 
@@ -87,6 +88,10 @@ class FedRGDSettings(ObjectiveSettings):
             refuse_unused(self, "persist_local_momentum", "momentum = 0")
 
     @property
+    def without_labelled_training(self) -> str:
+        return "" if self.coordinator_epochs else "coordinator_epochs = 0"
+
+    @property
     def server_momentum(self) -> float:
         """`global_momentum`, or the mode's own where it is left out."""
         if self.global_momentum is not None:
@@ -102,10 +107,10 @@ FEDRGD = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, *OBJECTIVE_METRICS),
     settings=FedRGDSettings,
-    set_by_strategy=("round_lr",),
+    set_by_strategy=("round_lr", *LABELLED_HINTS),
     discloses="A silo receives the mean of the coordinator's model and those of its group of the last round: of fewer "
               "silos than with other methods, so it says more about each; a group of two is one other silo. The "
               "coordinator sees a silo's model difference, how many images it has, its losses and how many "
               "pseudo-labels of each class it kept; with sbn_source = \"coordinator+silos\" also mean, variance and "
-              "count at every batch-norm layer.",
+              "count at every batch-norm layer." + HINTS_DISCLOSE,
 )

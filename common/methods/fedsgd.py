@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.objectives import ObjectiveSettings, refuse_unused
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, Scenario, StatisticsSource
+from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
+from semisilo.common.methods.objectives import ObjectiveSettings
+from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, Scenario, StatisticsSource, refuse_unused
 
 __all__ = ["FEDSGD", "FedSGDSettings"]
 
@@ -65,6 +66,8 @@ class FedSGDSettings(ObjectiveSettings):
         ObjectiveSettings.__post_init__(self)
         for name in _OF_SEVERAL_STEPS:
             refuse_unused(self, name, "FedSGD, whose silos take no step of their own")
+        if self.scenario == "labels-at-silo":
+            refuse_unused(self, "thresholds", "FedSGD and labels-at-silo: silos get no statistics to measure with")
 
 
 FEDSGD = MethodSpec(
@@ -75,9 +78,9 @@ FEDSGD = MethodSpec(
     up={"gradient": Meaning.VALUES, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "labelled_loss", "unlabelled_loss"),
     settings=FedSGDSettings,
-    set_by_strategy=("round_lr",),
+    set_by_strategy=("round_lr", *LABELLED_HINTS),
     discloses="The coordinator sees the gradient of one batch of a silo, from which images can be reconstructed more "
               "easily than from a model trained over many batches; also how many images the silo has, its losses and, "
               "where it makes pseudo-labels, how many of each class it kept; if silos measure batch-norm statistics "
-              "also mean, variance and count at every such layer. A silo sees the model.",
+              "also mean, variance and count at every such layer. A silo sees the model." + HINTS_DISCLOSE,
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.imbalance import LABELLED_HINTS
 from semisilo.common.methods.objectives import OBJECTIVE_METRICS, ObjectiveSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec
 
@@ -35,7 +36,7 @@ LOCAL = MethodSpec(
     up={"steps": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, *OBJECTIVE_METRICS, "local_accuracy", "local_labelled_accuracy"),
     settings=LocalSettings,
-    set_by_strategy=("round_lr",),
+    set_by_strategy=("round_lr", *LABELLED_HINTS),
     discloses="The coordinator sees how many images a silo has, how many steps it trained, its losses and accuracies "
               "and, where it makes pseudo-labels, how many of each class it kept. No model leaves a silo; silos see "
               "nothing of each other.",

@@ -6,12 +6,13 @@ Source: baselines.md section 1; FedMatch (Jeong et al.) for the first three, Fed
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from semisilo.common.methods.spec import Scenario, at_least, below_one, positive, within
+from semisilo.common.methods.imbalance import ImbalanceSettings
+from semisilo.common.methods.spec import Scenario, at_least, below_one, positive, refuse_unused, within
 
-__all__ = ["OBJECTIVE_METRICS", "Objective", "ObjectiveSettings", "refuse_unused"]
+__all__ = ["OBJECTIVE_METRICS", "Objective", "ObjectiveSettings"]
 
 Objective = Literal["sl", "uda", "fixmatch", "pseudo_label", "mean_teacher"]
 
@@ -39,7 +40,7 @@ _USED_BY: dict[str, tuple[Objective, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ObjectiveSettings:
+class ObjectiveSettings(ImbalanceSettings):
     """Settings of local training. Defaults are FedMatch's (v3) for sl, uda and fixmatch, and Fed-SHVR's for what only
     pseudo_label and mean_teacher have; a study of the latter sets lr = 0.01, local_epochs = 2, labelled_batch = 32,
     unlabelled_batch = 32 and steps_rule = "fed_shvr" as that paper does."""
@@ -125,6 +126,20 @@ class ObjectiveSettings:
                 refuse_unused(self, name, f'objective = "{self.objective}"')
         if self.alpha0_ramp == "none":
             refuse_unused(self, "ramp_epochs", 'alpha0_ramp = "none"')
+        because = f'objective = "{self.objective}"'
+        self.check_imbalance(
+            threshold=self.threshold, no_labels=self.without_labelled_training,
+            no_alignment=because if self.objective in ("sl", "mean_teacher") else "",
+            no_thresholds="" if self.objective in ("fixmatch", "uda") else because)
+
+    @property
+    def measures_weak_views(self) -> bool:
+        return self.weak_view == "weak"
+
+    @property
+    def without_labelled_training(self) -> str:
+        """Why nobody trains on labelled images, such as "coordinator_epochs = 0"; empty where somebody does."""
+        return ""
 
     @property
     def passes_side_by_side(self) -> int:
@@ -136,14 +151,3 @@ class ObjectiveSettings:
         """`confidence_threshold`, or the objective's own where it is left out; 0 for objectives without one."""
         chosen = self.confidence_threshold
         return _THRESHOLDS.get(self.objective, 0.0) if chosen is None else chosen
-
-
-def refuse_unused(settings: Any, name: str, because: str) -> None:
-    """Refuses a setting that would not be honoured.
-
-    Raises: ValueError when the setting `name` is not at its default.
-    """
-    default = next(field.default for field in fields(settings) if field.name == name)
-    value = getattr(settings, name)
-    if value != default:
-        raise ValueError(f"{name} = {value!r}: not used with {because}. Leave it out.")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, within
 
 __all__ = ["SEMIFL", "SemiFLSettings"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SemiFLSettings:
+class SemiFLSettings(ImbalanceSettings):
     """Settings of SemiFL. Defaults are the paper's where it has them. Source: Diao et al., NeurIPS 2022, section 4."""
 
     scenario: Literal["labels-at-coordinator"] = "labels-at-coordinator"
@@ -61,6 +62,9 @@ class SemiFLSettings:
     with the model under training; only kept images enter the loss, there is no MixUp and nobody abstains."""
     weighting: Literal["uniform", "size", "fedfreq"] = "uniform"
     """Weights of accepted updates: the paper's 1/M_t, by the number of unlabelled images, or FedFreq's."""
+    gate: bool = False
+    """Not in the paper. Whether only so much of what the silos return is taken over (all, 1/2, 1/4 or nothing) as does
+    not make the coordinator's validation images, or without any its labelled ones, worse beyond noise."""
     sbn_source: Literal["coordinator", "coordinator+silos"] = "coordinator"
     """Whose images give the static batch-norm statistics; with silos it takes a phase of its own."""
     joined_passes: bool = False
@@ -90,10 +94,15 @@ class SemiFLSettings:
             raise ValueError('labelling = "batch" has no MixUp: set mix_weight = 0.')
         if self.joined_passes and not (self.labelling == "round" and self.fix_weight and self.mix_weight):
             raise ValueError("joined_passes = true has no effect: there is one pass only.")
+        if self.aggregation == "parallel" and self.gate:
+            raise ValueError('aggregation = "parallel" takes the mean of both sides: leave gate out.')
         if self.aggregation == "parallel" and self.final_epochs:
             raise ValueError('aggregation = "parallel" has no fine-tuning: leave final_epochs out.')
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov = true needs momentum above 0.")
+        trains = self.coordinator_epochs or self.final_epochs
+        self.check_imbalance(threshold=self.confidence_threshold,
+                             no_labels="" if trains else "coordinator_epochs = 0 and final_epochs = 0")
 
     @property
     def passes_side_by_side(self) -> int:
@@ -110,9 +119,9 @@ SEMIFL = MethodSpec(
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps"),
     settings=SemiFLSettings,
-    set_by_strategy=("round_lr",),
+    set_by_strategy=("round_lr", *LABELLED_HINTS),
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; with sbn_source = \"coordinator+silos\" also mean, variance and count at every "
-              "batch-norm layer.",
+              "batch-norm layer." + HINTS_DISCLOSE,
 )

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.text.logs import printable
 
 __all__ = ["FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource",
-           "at_least", "below_one", "check_metrics", "counts_of", "is_declared", "positive", "within"]
+           "at_least", "below_one", "check_metrics", "counts_of", "is_declared", "positive", "refuse_unused", "within"]
 
 Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
 StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
@@ -145,3 +145,14 @@ def below_one(name: str, value: float) -> None:
     """0 <= value < 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} = {value}: must be at least 0 and below 1.")
+
+
+def refuse_unused(settings: Any, name: str, because: str) -> None:
+    """Refuses a setting that would not be honoured.
+
+    Raises: ValueError when the setting `name` is not at its default.
+    """
+    default = next(field.default for field in fields(settings) if field.name == name)
+    value = getattr(settings, name)
+    if value != default:
+        raise ValueError(f"{name} = {value!r}: not used with {because}. Leave it out.")

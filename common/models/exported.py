@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.data.form import ImageForm
@@ -28,13 +28,35 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["METADATA_KEY", "ModelFacts", "facts_from_json", "inference_settings", "logits_of", "read_facts",
-           "read_model", "write_model"]
+__all__ = ["METADATA_KEY", "ModelFacts", "OperatingPoint", "facts_from_json", "inference_settings", "logits_of",
+           "read_facts", "read_model", "write_model"]
 
 METADATA_KEY = "semisilo"
 _FORMAT = 1
 _LONGEST_FACTS = 2**24
 _NOT_OURS = "Export it with: coordinator export STUDY, or semisilo export RUN."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatingPoint:
+    """When an image counts as one of a class: at which of the class's probabilities, and what that was chosen for."""
+
+    label: str
+    """The class; the others together are the rest."""
+    measure: Literal["sensitivity", "specificity"]
+    level: float
+    """What the measure is to be at least, above 0 to 1."""
+    threshold: float
+    """An image is of the class when its probability, at the model's temperature, is at least this. 0..1."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.level <= 1 and 0 <= self.threshold <= 1):
+            raise ValueError(f"operating point: level {self.level} and threshold {self.threshold} must be within 0 and"
+                             " 1.")
+
+    def describe(self) -> str:
+        """In words, such as "sensitivity 95 % for melanoma"."""
+        return f"{self.measure} {100 * self.level:g} % for {self.label}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +75,12 @@ class ModelFacts:
     """SHA-256, hex, of the strategy's state that holds the model."""
     temperature: float = 1.0
     """Logits are divided by it before they become probabilities; fitted on validation images, or 1."""
+    training_prior: tuple[float, ...] = ()
+    """The class prior that the probabilities stand for, in label order: the class shares of the coordinator's labelled
+    images, or what training has made of them (`semisilo.common.learning.imbalance.prevalence.implied_prior`). Empty
+    where that is not known: labels at the silos, files of earlier versions."""
+    operating_point: OperatingPoint | None = None
+    """None: an image is of the class with the largest probability."""
     format: int = _FORMAT
 
     def __post_init__(self) -> None:
@@ -62,6 +90,11 @@ class ModelFacts:
             raise ValueError(f"temperature = {self.temperature}: must be above 0 and finite.")
         if len(self.model.classes) < 2 or len(set(self.model.classes)) != len(self.model.classes):
             raise ValueError("classes: at least two different names are needed.")
+        if self.training_prior and (len(self.training_prior) != len(self.model.classes)
+                                    or not all(0 < share <= 1 for share in self.training_prior)):
+            raise ValueError("training_prior: must have a share above 0 for every class.")
+        if self.operating_point is not None and self.operating_point.label not in self.model.classes:
+            raise ValueError(f"operating point: there is no class '{self.operating_point.label}'.")
         if self.model != inference_settings(self.model):
             raise ValueError("model: has settings of training.")
 

@@ -33,10 +33,17 @@ class _Block(nn.Module):
         self.shortcut = None if narrow == wide else nn.Conv2d(narrow, wide, 1, stride=stride, bias=False)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        h_BCHW = functional.relu(self.norm1(x_BCHW))
-        y_BCHW: Tensor = self.conv2(functional.relu(self.norm2(self.conv1(h_BCHW))))
+        h_BCHW = _activated(self.norm1, x_BCHW)
+        y_BCHW: Tensor = self.conv2(_activated(self.norm2, self.conv1(h_BCHW)))
         skipped_BCHW: Tensor = x_BCHW if self.shortcut is None else self.shortcut(h_BCHW)
-        return skipped_BCHW + y_BCHW
+        return y_BCHW.add_(skipped_BCHW)  # nobody else has y: no third tensor goes through memory
+
+
+def _activated(norm: nn.Module, input_BCHW: Tensor) -> Tensor:
+    """relu(norm(input)), in the place of what the normalisation gave: its backward pass needs its input alone. Without
+    normalisation that is the input itself, which others have."""
+    normalised_BCHW: Tensor = norm(input_BCHW)
+    return functional.relu(normalised_BCHW, inplace=normalised_BCHW is not input_BCHW)
 
 
 class WideResNet28(nn.Module):
@@ -67,6 +74,6 @@ class WideResNet28(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Logits (B, K) of normalised images; the side must be at least 1, usually 32."""
-        features_BCHW = functional.relu(self.norm(self.blocks(self.stem(images_BCHW))))
+        features_BCHW = _activated(self.norm, self.blocks(self.stem(images_BCHW)))
         logits_BK: Tensor = self.classifier(features_BCHW.mean(dim=(2, 3)))
         return logits_BK

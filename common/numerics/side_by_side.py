@@ -7,17 +7,21 @@ one operation, `Numerics.threads`, change the order of its sums, and so the bits
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
-__all__ = ["lanes", "one_after_the_other", "results_in_order", "set_lanes", "side_by_side"]
+__all__ = ["lanes", "one_after_the_other", "results_in_order", "set_lanes", "shares", "side_by_side"]
 
 T = TypeVar("T")
+
+_LEAST_SHARE = 2**17
+"""Elements from which on it is quicker to change them on another core than to wait for it."""
 
 _pool: ThreadPoolExecutor | None = None
 _lanes = 1
@@ -37,6 +41,15 @@ def set_lanes(count: int) -> None:
 def lanes() -> int:
     """How many pieces of work this process does at a time."""
     return _lanes
+
+
+def shares(tensors: Sequence[torch.Tensor]) -> list[slice]:
+    """Tensors, at least one, in runs of nearly equal size, one for each lane, for work on each of them that needs no
+    other; fewer runs where there is little to do."""
+    ends = list(itertools.accumulate(tensor.numel() for tensor in tensors))
+    count = max(1, min(_lanes, ends[-1] // _LEAST_SHARE))
+    cuts = {0, *(bisect.bisect_left(ends, ends[-1] * number / count) + 1 for number in range(1, count)), len(ends)}
+    return [slice(start, end) for start, end in itertools.pairwise(sorted(cuts))]
 
 
 def side_by_side(works: Iterable[Callable[[], T]]) -> list[T]:

@@ -176,7 +176,7 @@ class ProcessCompute:
         self._calls += 1
         operation = request.operation()
         call = Call(id=self._calls, operation=operation, arguments=request)
-        line = json.dumps(to_dict(call)).encode() + b"\n"
+        line = await asyncio.to_thread(_line, call) if request.is_long else _line(call)
         if len(line) > LIMIT_BYTES:
             raise ComputeFailed(f"The arguments of '{operation}' take {len(line)} bytes; the limit is {LIMIT_BYTES}.")
         try:
@@ -194,9 +194,14 @@ class ProcessCompute:
             if reply.exits:
                 self._discard()
             raise _rebuilt(reply.error, operation)
-        answer = answer_from_json(request, reply.answer)
+        answer = (await asyncio.to_thread(answer_from_json, request, reply.answer) if request.is_long
+                  else answer_from_json(request, reply.answer))
         self._reopen = request.reopening(answer) or self._reopen
         return answer
+
+
+def _line(call: Call) -> bytes:
+    return json.dumps(to_dict(call)).encode() + b"\n"
 
 
 class InlineCompute:

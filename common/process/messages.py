@@ -25,7 +25,7 @@ import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, ComputeFailed
@@ -43,6 +43,10 @@ class Request(Generic[AnswerT]):
     """What a light process asks of its compute process. Subclasses are frozen dataclasses; see the module."""
 
     __slots__ = ()
+
+    is_long: ClassVar[bool] = False
+    """Whether it, or its answer, has something for every silo: a light process then converts both in a thread, since a
+    thousand silos would hold its event loop up."""
 
     @classmethod
     def operation(cls) -> str:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
 from semisilo.common.errors import BadPayload
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
+from semisilo.common.measures.study_measure import parse_measure
 from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.payload.manifest import parse_reference as reference_from_proto
@@ -21,7 +23,8 @@ from semisilo.common.payload.manifest import reference_to_proto
 from semisilo.common.wire import round_service_pb2 as round_pb
 
 __all__ = [
-    "augmentation_from_proto", "augmentation_to_proto", "check_metrics", "image_from_proto", "image_to_proto",
+    "augmentation_from_proto", "augmentation_to_proto", "check_metrics", "evaluation_from_proto",
+    "evaluation_to_proto", "image_from_proto", "image_to_proto",
     "model_from_proto", "model_to_proto", "numerics_from_proto", "numerics_to_proto", "reference_from_proto",
     "reference_to_proto", "task_from_proto", "task_to_proto", "uplink_from_proto",
 ]
@@ -34,6 +37,7 @@ _MAX_PAYLOADS = 1024
 _MAX_METRICS = 256
 _MAX_NAME_BYTES = 128
 _MAX_TASK_ID_BYTES = 640
+_MAX_MEASURE_BYTES = 300
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -51,6 +55,9 @@ def task_to_proto(spec: TaskSpec, *, report_interval_seconds: float) -> round_pb
         message.deadline_time.FromMicroseconds(round(spec.deadline_unix * 1e6))
     message.report_interval.FromMicroseconds(round(report_interval_seconds * 1e6))
     message.uplink.CopyFrom(round_pb.Uplink(**to_dict(spec.uplink)))
+    if spec.model_round is not None:
+        message.model_round = spec.model_round
+    message.measure = spec.measure
     return message
 
 
@@ -74,6 +81,8 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
                          f" {message.round}.")
     if len(message.payloads) > _MAX_PAYLOADS:
         raise BadPayload(f"The task names {len(message.payloads)} payloads; at most {_MAX_PAYLOADS} are allowed.")
+    if message.HasField("model_round") and not 0 <= message.model_round < message.round:
+        raise BadPayload(f"The task's model of round {message.model_round} cannot be in round {message.round}.")
     return TaskSpec(
         task_id=message.task_id, study=study, round=message.round, rounds=message.round_count, phase=phase, silo=silo,
         method=method, settings=_settings(message.settings_json), model=model_from_proto(message.model),
@@ -83,6 +92,8 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         last_folded_round=message.last_folded_round, seed=message.seed,
         deadline_unix=_unix(message) if message.HasField("deadline_time") else 0.0,
         uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
+        model_round=message.model_round if message.HasField("model_round") else None,
+        measure=_measure(message.measure),
     )
 
 
@@ -178,6 +189,28 @@ def uplink_from_proto(message: round_pb.Uplink) -> Uplink:
                            "rounding": message.rounding, "error_feedback": message.error_feedback}, "uplink")
 
 
+def evaluation_to_proto(found: SiteEvaluation) -> round_pb.SiteEvaluation:
+    """The message of a global model's numbers on a site's own images."""
+    return round_pb.SiteEvaluation(
+        study=found.study, round=found.round, labels_alone=found.labels_alone,
+        classes=[round_pb.ClassResult(image_count=each.images, correct_count=each.correct, auroc=each.auroc)
+                 for each in found.classes])
+
+
+def evaluation_from_proto(message: round_pb.SiteEvaluation) -> SiteEvaluation:
+    """The numbers of a message, checked; not against the study, which the coordinator knows. Raises: BadPayload."""
+    if len(message.classes) > _MAX_CLASSES:
+        raise BadPayload(f"An evaluation has {len(message.classes)} classes; at most {_MAX_CLASSES} are allowed.")
+    try:
+        return SiteEvaluation(
+            study=_name("study", message.study), round=message.round, labels_alone=message.labels_alone,
+            classes=tuple(ClassResult(images=each.image_count, correct=each.correct_count,
+                                      auroc=each.auroc if each.HasField("auroc") else None)
+                          for each in message.classes))
+    except ValueError as error:
+        raise BadPayload(f"An evaluation has numbers that cannot be: {error}") from None
+
+
 def check_metrics(metrics: Any) -> dict[str, float]:
     """Metrics of an update or abstention as plain numbers.
 
@@ -190,6 +223,16 @@ def check_metrics(metrics: Any) -> dict[str, float]:
         if not math.isfinite(value):
             raise BadPayload(f"The metric '{name}' is not a finite number.")
     return {name: float(value) for name, value in sorted(metrics.items())}
+
+
+def _measure(text: str) -> str:
+    """Checked; what a later version may have more is read as the accuracy is, which every study has."""
+    if not text:
+        return ""
+    try:
+        return str(parse_measure(_text("measure", text, _MAX_MEASURE_BYTES)))
+    except ValueError:
+        return ""
 
 
 def _settings(text: str) -> dict[str, object]:

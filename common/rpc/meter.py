@@ -12,7 +12,7 @@ import socket
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +28,11 @@ __all__ = [
 
 Direction = Literal["up", "down"]
 """up: from a silo to the coordinator; down: the other way."""
+
+
+_NO_MESSAGES = [0, 0, 0]
+_READ_AT_ONCE = 100
+"""Connections: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,9 @@ class MessageMeter:
         """What was added since the last `take`."""
         uses = []
         for key in sorted(self._added):
-            total, before = self._totals[key], self._taken.get(key, [0, 0, 0])
+            total, before = self._totals[key], self._taken.get(key, _NO_MESSAGES)
             if total != before:
-                bytes_, messages, calls = (now - then for now, then in zip(total, before, strict=True))
-                uses.append(MessageUse(*key, bytes_, messages, calls))
+                uses.append(MessageUse(*key, total[0] - before[0], total[1] - before[1], total[2] - before[2]))
             self._taken[key] = list(total)
         self._added.clear()
         return uses
@@ -170,9 +174,29 @@ class ConnectionMeter:
 
     def sample(self) -> dict[Connection, TcpCounters]:
         """Totals of every connection seen so far, ended ones included until `forget`; they never fall."""
-        if self.supported:
-            self._scan()
+        for _ in self.reading():
+            pass
+        return self.totals()
+
+    def totals(self) -> dict[Connection, TcpCounters]:
+        """What `sample` returns, as it was last read."""
         return {**self._ended, **{each.connection: each.counters for each in self._watched.values()}}
+
+    def reading(self) -> Iterator[None]:
+        """Reads all counters, a hundred connections with each step: an event loop may answer somebody in between."""
+        if self.supported:
+            yield from self._scan()
+
+    def latest(self, peer: str) -> Connection | None:
+        """The connection to `peer` (as `format_peer` writes it) that was seen last, if it may still be there."""
+        watched = self._watched.get(self._newest.get(peer, 0))
+        return None if watched is None or watched.connection.peer != peer else watched.connection
+
+    def look_for_new(self) -> None:
+        """Takes note of connections that have begun; those known are not read, so that a thousand silos that connect
+        at the same time cost a few listings of the descriptors."""
+        if self.supported:
+            self._look_for_new(self._descriptors())
 
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the live connection to `peer` (as `format_peer` writes it) was last seen to deliver."""
@@ -200,7 +224,8 @@ class ConnectionMeter:
         self._destroyed.close()
         self.supported = False
 
-    def _scan(self) -> None:
+    def _descriptors(self) -> dict[int, list[int]]:
+        """The sockets of this process: inode -> descriptors."""
         descriptors: dict[int, list[int]] = defaultdict(list)
         for name in os.listdir("/proc/self/fd"):
             try:
@@ -209,13 +234,24 @@ class ConnectionMeter:
                 continue
             if stat.S_ISSOCK(status.st_mode):
                 descriptors[status.st_ino].append(int(name))
+        return descriptors
+
+    def _look_for_new(self, descriptors: Mapping[int, list[int]]) -> None:
         self._ignored.intersection_update(descriptors)  # numbers of closed sockets come again
         for inode, owners in descriptors.items():
             if inode not in self._watched and inode not in self._ignored:
                 self._begin(inode, owners[0])
+
+    def _scan(self) -> Iterator[None]:
+        descriptors = self._descriptors()
+        self._look_for_new(descriptors)
         self._read_last_words()
         now = time.monotonic()
-        for inode, watched in list(self._watched.items()):
+        for number, (inode, watched) in enumerate(list(self._watched.items()), 1):
+            if number % _READ_AT_ONCE == 0:
+                yield
+            if self._watched.get(inode) is not watched:
+                continue  # has ended while somebody else was answered
             if inode in descriptors:
                 watched.descriptor = descriptors[inode][0]
                 counters = _read(watched.descriptor, inode)
@@ -369,10 +405,12 @@ class WireMeter:
             return
         self._silos[peer] = silo
         self._new_connections[silo] += 1
-        ended_or_owned = self._connections.ended() | self._owners.keys()
-        for connection in self._connections.sample():
-            if connection.peer == peer and connection not in ended_or_owned:
-                self._owners[connection] = silo
+        connection = self._connections.latest(peer)
+        if connection is None or connection in self._owners:  # then it may be an earlier one, of the same addresses
+            self._connections.look_for_new()
+            connection = self._connections.latest(peer)
+        if connection is not None and connection not in self._owners:
+            self._owners[connection] = silo
 
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the kernel last saw acknowledged on a connection; 0.0 when it does not tell.
@@ -382,13 +420,14 @@ class WireMeter:
         """
         return self._connections.delivery_rate(parse_peer(peer))
 
-    def take(self, label: str = "") -> list[WireUse]:
+    def take(self, label: str = "", *, fresh: bool = True) -> list[WireUse]:
         """What each silo's connections carried since the last `take`, both directions, in order of names.
 
         Args:
             label: copied into the answer, for example "round 3 train".
+            fresh: False where the caller has just been through all of `ConnectionMeter.reading`.
         """
-        samples = self._connections.sample()
+        samples = self._connections.sample() if fresh else self._connections.totals()
         if not self._connections.supported:
             return self._estimate(label)
         totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])

@@ -100,7 +100,9 @@ def available() -> bool:
 
 
 def _info(fd: int) -> bytes:
-    borrowed = socket.socket(fileno=fd)
+    # Family and kind are named, so that Python does not ask the kernel for them: this is read for every connection. Of
+    # what is no TCP socket, whatever its family, TCP_INFO cannot be had.
+    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=fd)
     try:
         return borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     finally:

@@ -160,6 +160,52 @@ class PayloadStore:
             self._open[path] = opened
             return opened
 
+    def resume_offset(self, key: str) -> int | None:
+        """From which byte a transfer goes on, where that is known without reading: 0 when nothing of it has come. None
+        when something has, or room must be looked for: then `partial` tells. Quick enough for an event loop."""
+        path = self._partial_path(key)
+        return None if path in self._open or path.exists() else 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a file is sure to fit, by what is known without listing the folder. Quick enough for an event loop;
+        where it does not know, `partial` and `add_bytes` do."""
+        if self.limit_bytes and size_bytes >= self._room_bytes:
+            return False
+        return size_bytes <= self._free_bytes()
+
+    def add_bytes(self, data: bytes | memoryview, digest: str) -> Path:
+        """Takes a whole file that has come in one piece; on disk for good when this returns, in a durable store.
+
+        What came in one piece has nothing to resume, so it needs no journal and no partial file. Not for an event loop.
+
+        Args:
+            digest: the expected SHA-256, hex.
+        Returns: the payload's path.
+        Raises: BadPayload when the digest differs; DiskFull; nothing is left then.
+        """
+        final = self.path(digest)
+        if (found := hashlib.sha256(data).hexdigest()) != digest:
+            raise BadPayload(f"A payload has the SHA-256 {found} instead of {digest}.",
+                             remedy="The sender starts it again.")
+        with self._lock:
+            self._check_room(len(data), own_bytes=0)
+        handle, name = mkstemp(suffix=".temporary", dir=self._incoming)
+        try:
+            try:
+                _write_all(handle, data, 0)
+                if self.durable:
+                    sync_file(handle)
+            finally:
+                os.close(handle)
+            os.replace(name, final)
+            if self.durable:
+                sync_folder(self.folder)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(name)
+            raise _disk_error(error, final) from error
+        return final
+
     def drop_partial(self, key: str) -> None:
         """Forgets a transfer and what it has brought."""
         path = self._partial_path(key)
@@ -237,11 +283,14 @@ class PayloadStore:
                 raise DiskFull(f"A payload of {size_bytes} bytes does not fit: {self.folder} may take"
                                f" {self.limit_bytes}.", remedy="Raise the limit, or wait until a round is committed.")
             self._room_bytes -= max(0, wanted)
-        # What other open transfers have still to bring is spoken for.
-        promised = sum(max(0, each.size_bytes - each.held_bytes) for each in list(self._open.values()))
-        if size_bytes - own_bytes > shutil.disk_usage(self.folder).free - promised:
+        if size_bytes - own_bytes > self._free_bytes():
             raise DiskFull(f"A payload of {size_bytes} bytes does not fit on the disk of {self.folder}.",
                            remedy="Free some space; the transfer is tried again.")
+
+    def _free_bytes(self) -> int:
+        """Of the disk, without what other open transfers have still to bring."""
+        promised = sum(max(0, each.size_bytes - each.held_bytes) for each in list(self._open.values()))
+        return shutil.disk_usage(self.folder).free - promised
 
     def _closed(self, partial: PartialFile) -> None:
         with self._lock:

@@ -69,6 +69,19 @@ def describe_points(after: float | None, before: float | None, *, decimals: int 
     return f"{'−' if points < 0 else '+'}{abs(points):f}"
 
 
+def describe_metric(name: str, value: float | None, *, decimals: int = 1) -> str:
+    """A number of a model for a person: an AUROC with two digits more than `decimals`, 0.953, anything else as
+    `describe_percentage`.
+
+    Args:
+        name: as among the metrics of a round: "accuracy", "auroc", "validation_auroc/CLASS", ...
+        value: 0 to 1.
+    """
+    if value is None or not math.isfinite(value) or "auroc" not in name.split("/")[0]:
+        return describe_percentage(value, decimals=decimals)
+    return f"{value:.{decimals + 2}f}"
+
+
 def describe_progress(fraction: float) -> str:
     """How far something is, 0 to 1, in whole per cent: 42 %. Rounded down: 100 % is done."""
     percent = _percent(min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else 0.0)

@@ -13,7 +13,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AwaitTaskRequest(_message.Message):
-    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away")
+    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away", "evaluations")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     LABELLED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class AwaitTaskRequest(_message.Message):
     POLL_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     SILO_TIME_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     version: str
     methods: _containers.RepeatedScalarFieldContainer[str]
     labelled_count: int
@@ -34,7 +35,30 @@ class AwaitTaskRequest(_message.Message):
     poll_timeout: _duration_pb2.Duration
     silo_time: _timestamp_pb2.Timestamp
     away: Away
-    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ...) -> None: ...
+    evaluations: _containers.RepeatedCompositeFieldContainer[SiteEvaluation]
+    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ...) -> None: ...
+
+class SiteEvaluation(_message.Message):
+    __slots__ = ("study", "round", "labels_alone", "classes")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LABELS_ALONE_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    round: int
+    labels_alone: bool
+    classes: _containers.RepeatedCompositeFieldContainer[ClassResult]
+    def __init__(self, study: _Optional[str] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., classes: _Optional[_Iterable[_Union[ClassResult, _Mapping]]] = ...) -> None: ...
+
+class ClassResult(_message.Message):
+    __slots__ = ("image_count", "correct_count", "auroc")
+    IMAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    AUROC_FIELD_NUMBER: _ClassVar[int]
+    image_count: int
+    correct_count: int
+    auroc: float
+    def __init__(self, image_count: _Optional[int] = ..., correct_count: _Optional[int] = ..., auroc: _Optional[float] = ...) -> None: ...
 
 class Away(_message.Message):
     __slots__ = ("reason", "until_time")
@@ -89,7 +113,7 @@ class Standby(_message.Message):
     def __init__(self, reason: _Optional[_Union[Standby.Reason, str]] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink")
+    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +131,8 @@ class Task(_message.Message):
     DEADLINE_TIME_FIELD_NUMBER: _ClassVar[int]
     REPORT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     UPLINK_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     study: str
     round: int
@@ -124,7 +150,9 @@ class Task(_message.Message):
     deadline_time: _timestamp_pb2.Timestamp
     report_interval: _duration_pb2.Duration
     uplink: Uplink
-    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ...) -> None: ...
+    model_round: int
+    measure: str
+    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ...) -> None: ...
 
 class Uplink(_message.Message):
     __slots__ = ("aim", "values", "top_k", "rounding", "error_feedback")
@@ -357,7 +385,7 @@ class DescribeStudyRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class DescribeStudyResponse(_message.Message):
-    __slots__ = ("version", "coordinator_time", "study", "state", "round", "round_count", "method", "settings_json", "model", "image", "uplink", "dense_bytes", "own_rounds", "typical_update_bytes", "typical_round_duration", "round_timeout", "frozen_bytes")
+    __slots__ = ("version", "coordinator_time", "study", "state", "round", "round_count", "method", "settings_json", "model", "image", "uplink", "dense_bytes", "own_rounds", "typical_update_bytes", "typical_round_duration", "round_timeout", "frozen_bytes", "normalisation_image_count")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_TIME_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +403,7 @@ class DescribeStudyResponse(_message.Message):
     TYPICAL_ROUND_DURATION_FIELD_NUMBER: _ClassVar[int]
     ROUND_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NORMALISATION_IMAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
     version: str
     coordinator_time: _timestamp_pb2.Timestamp
     study: str
@@ -392,7 +421,8 @@ class DescribeStudyResponse(_message.Message):
     typical_round_duration: _duration_pb2.Duration
     round_timeout: _duration_pb2.Duration
     frozen_bytes: int
-    def __init__(self, version: _Optional[str] = ..., coordinator_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., study: _Optional[str] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., dense_bytes: _Optional[int] = ..., own_rounds: _Optional[_Iterable[_Union[RoundTraffic, _Mapping]]] = ..., typical_update_bytes: _Optional[int] = ..., typical_round_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., round_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., frozen_bytes: _Optional[int] = ...) -> None: ...
+    normalisation_image_count: int
+    def __init__(self, version: _Optional[str] = ..., coordinator_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., study: _Optional[str] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., dense_bytes: _Optional[int] = ..., own_rounds: _Optional[_Iterable[_Union[RoundTraffic, _Mapping]]] = ..., typical_update_bytes: _Optional[int] = ..., typical_round_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., round_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., frozen_bytes: _Optional[int] = ..., normalisation_image_count: _Optional[int] = ...) -> None: ...
 
 class RoundTraffic(_message.Message):
     __slots__ = ("round", "payload_down_bytes", "payload_up_bytes", "wire_down_bytes", "wire_up_bytes", "training_duration")
@@ -409,3 +439,41 @@ class RoundTraffic(_message.Message):
     wire_up_bytes: int
     training_duration: _duration_pb2.Duration
     def __init__(self, round: _Optional[int] = ..., payload_down_bytes: _Optional[int] = ..., payload_up_bytes: _Optional[int] = ..., wire_down_bytes: _Optional[int] = ..., wire_up_bytes: _Optional[int] = ..., training_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DescribeModelRequest(_message.Message):
+    __slots__ = ("study",)
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    def __init__(self, study: _Optional[str] = ...) -> None: ...
+
+class DescribeModelResponse(_message.Message):
+    __slots__ = ("digest", "size_bytes", "round", "labels_alone", "measure", "conclusion")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LABELS_ALONE_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
+    CONCLUSION_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    size_bytes: int
+    round: int
+    labels_alone: bool
+    measure: str
+    conclusion: str
+    def __init__(self, digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., round: _Optional[int] = ..., labels_alone: _Optional[bool] = ..., measure: _Optional[str] = ..., conclusion: _Optional[str] = ...) -> None: ...
+
+class DownloadModelRequest(_message.Message):
+    __slots__ = ("study", "digest", "offset")
+    STUDY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    study: str
+    digest: bytes
+    offset: int
+    def __init__(self, study: _Optional[str] = ..., digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class DownloadModelResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: _tensors_pb2.Chunk
+    def __init__(self, chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...

@@ -65,6 +65,16 @@ class RoundServiceStub:
                 request_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyRequest.SerializeToString,
                 response_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyResponse.FromString,
                 _registered_method=True)
+        self.DescribeModel = channel.unary_unary(
+                '/semisilo.v1.RoundService/DescribeModel',
+                request_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeModelRequest.SerializeToString,
+                response_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeModelResponse.FromString,
+                _registered_method=True)
+        self.DownloadModel = channel.unary_stream(
+                '/semisilo.v1.RoundService/DownloadModel',
+                request_serializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelRequest.SerializeToString,
+                response_deserializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelResponse.FromString,
+                _registered_method=True)
 
 
 class RoundServiceServicer:
@@ -117,6 +127,20 @@ class RoundServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeModel(self, request, context):
+        """The model that a study hands over, for a silo that has had part in it, where the study shares it. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DownloadModel(self, request, context):
+        """Streams that model from `offset` on. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoundServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -149,6 +173,16 @@ def add_RoundServiceServicer_to_server(servicer, server):
                     servicer.DescribeStudy,
                     request_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyRequest.FromString,
                     response_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeStudyResponse.SerializeToString,
+            ),
+            'DescribeModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeModel,
+                    request_deserializer=semisilo_dot_v1_dot_round__service__pb2.DescribeModelRequest.FromString,
+                    response_serializer=semisilo_dot_v1_dot_round__service__pb2.DescribeModelResponse.SerializeToString,
+            ),
+            'DownloadModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.DownloadModel,
+                    request_deserializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelRequest.FromString,
+                    response_serializer=semisilo_dot_v1_dot_round__service__pb2.DownloadModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +348,60 @@ class RoundService:
             '/semisilo.v1.RoundService/DescribeStudy',
             semisilo_dot_v1_dot_round__service__pb2.DescribeStudyRequest.SerializeToString,
             semisilo_dot_v1_dot_round__service__pb2.DescribeStudyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semisilo.v1.RoundService/DescribeModel',
+            semisilo_dot_v1_dot_round__service__pb2.DescribeModelRequest.SerializeToString,
+            semisilo_dot_v1_dot_round__service__pb2.DescribeModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DownloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/semisilo.v1.RoundService/DownloadModel',
+            semisilo_dot_v1_dot_round__service__pb2.DownloadModelRequest.SerializeToString,
+            semisilo_dot_v1_dot_round__service__pb2.DownloadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

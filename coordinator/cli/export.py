@@ -26,9 +26,12 @@ def export(study: StudyName = "",
            out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
                                                     help="Folder to write; export-round-N in the study's by default. An"
                                                          " earlier export there is replaced.")] = None,
-           round: Annotated[str, typer.Option("--round", metavar="N|best|last",
-                                              help="Which model: of the last committed round, of the one with the"
-                                                   " highest test accuracy, or of round N.")] = "last",
+           round: Annotated[str, typer.Option("--round", metavar="chosen|last|N|labels-alone|best-on-test",
+                                              help="Which model: of the round chosen on validation images (without"
+                                                   " any, the last), of the last one, of round N, the one of the"
+                                                   " coordinator's labels alone, or of the round that is best on the"
+                                                   " test images, which then no longer measure it.")]
+           = "chosen",
            test: Annotated[str, typer.Option("--test", metavar="SOURCE", show_default=False,
                                              help="Measure on these labelled images instead of the study's own test"
                                                   " images: a folder of class folders, an .npz file, ...")] = "",
@@ -37,6 +40,10 @@ def export(study: StudyName = "",
            = "safetensors,onnx",
            calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit a temperature on the study's validation"
                                                                        " images, never on test images.")] = False,
+           operating_point: Annotated[str, typer.Option(
+               "--operating-point", metavar="TEXT", show_default=False,
+               help='Such as "sensitivity 95% for CLASS": a threshold for one class, chosen on the study\'s validation'
+                    " images, never on test images.")] = "",
            hide_silos: Annotated[bool, typer.Option("--hide-silos", help="Number the silos in the card, without their"
                                                                          " names.")] = False,
            device: Annotated[Literal["auto", "cpu", "cuda"],
@@ -53,7 +60,8 @@ def export(study: StudyName = "",
     \b
     Examples:
       coordinator export first
-      coordinator export first --round best --test /scans/other-hospital --calibrate
+      coordinator export first --operating-point "sensitivity 95% for melanoma"
+      coordinator export first --round last --test /scans/other-hospital --calibrate
       coordinator export first --out hand-over --format safetensors --hide-silos
     """
     import json
@@ -77,6 +85,7 @@ def export(study: StudyName = "",
                              remedy=f"Run one first: coordinator serve{folder_option(folder)}.")
         name = ledger.study(study or known[-1].name).name
         choice = ExportChoice(round=round, test=test, calibrate=calibrate, silo_names=not hide_silos, device=device,
+                              operating_point=operating_point,
                               formats=tuple(part.strip() for part in formats.split(",") if part.strip()))
         with clean_exit_on_termination(), progress_bar() as progress:
             found = export_study(ledger, name, study_folder=federation.studies / name, out=out, choice=choice,

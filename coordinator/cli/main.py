@@ -197,12 +197,10 @@ def status(folder: Folder = Path(),
     """Show studies, silos and the current round; works while `serve` runs and when it does not."""
     import json
 
-    from rich.console import Console
-
     from semisilo.common.config import to_dict
     from semisilo.coordinator.federation.folder import open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
-    from semisilo.coordinator.monitoring.status import gather, render
+    from semisilo.coordinator.monitoring.status import gather
     from semisilo.coordinator.rounds.live_file import read
 
     federation = open_federation(folder)
@@ -212,8 +210,12 @@ def status(folder: Folder = Path(),
         facts = gather(federation, ledger, read(federation.live))
     if as_json:
         typer.echo(json.dumps(to_dict(facts), indent=2))
-    else:
-        render(Console(), facts)
+        return
+    from rich.console import Console
+
+    from semisilo.coordinator.cli.status import render
+
+    render(Console(), facts)
 
 
 @app.command()
@@ -222,7 +224,7 @@ def report(study: StudyName = "",
            out: Annotated[Path | None, typer.Option(help="Folder for the page and the plots; "
                                                          "studies/STUDY/report by default.")] = None,
            as_json: JsonOption = False) -> None:
-    """Write a self-contained HTML page and PNG plots: accuracy by round and by bytes, and what everything cost."""
+    """Write a self-contained HTML page and PNG plots: the study's measure by round and by bytes, and the cost."""
     from semisilo.coordinator.federation.folder import folder_option, open_federation
     from semisilo.coordinator.ledger.ledger import Ledger
     from semisilo.coordinator.report.report import write_report

@@ -1,29 +1,26 @@
-"""The labelled-only line: the same network trained on the coordinator's labels alone, as well as they allow.
+"""The paper's line of labels alone: the same network trained on the coordinator's labels by the paper's recipe.
+
+The strong line, which is the default, is in `semisilo.coordinator.compute.strong_baseline`; how either is worked on in
+`semisilo.coordinator.compute.labels_alone`.
 
 Source: SemiFL's "partially supervised" bound (Diao et al., NeurIPS 2022, Table 1): SGD 0.1 on a cosine over 400 epochs,
 momentum 0.9 (Nesterov), weight decay 5e-4, gradient norm at most 1, batches of 250, or of 10 for 1000 labels and fewer,
 weak augmentation, batch-norm statistics of the labelled images. The last epoch counts, not the best.
-
-It is worked on in slices, in time that nobody else needs, and may be left after every batch: what is on disk then, or
-in memory, gives the same bits as one run (docs/decisions/0022-labels-alone-beside-the-rounds.md).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from semisilo.common.config import from_dict, to_dict
-from semisilo.common.data.image_set import ImageSet
-from semisilo.common.errors import BadData, StorageDamaged
-from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.config import to_dict
+from semisilo.common.learning import tensors
 from semisilo.common.learning.evaluation import Evaluation, evaluation_steps
-from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import (
     LabelledPasses,
     PassesPosition,
@@ -35,171 +32,101 @@ from semisilo.common.learning.training import (
 )
 from semisilo.common.methods.contract import Environment
 from semisilo.common.models.factory import initial_model
-from semisilo.common.storage import checkpoint
-from semisilo.coordinator.ledger.records import EndedBy, HistoryPoint
+from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone, Recipe, SavedWork, sets_of
+from semisilo.coordinator.ledger.records import EndedBy
 
-__all__ = ["LabelledOnly", "LabelsAlone", "Recipe", "train_labelled_only"]
+__all__ = ["PAPER_EPOCHS", "PaperLabelsAlone", "PaperRecipe", "train_labelled_only"]
 
-_EPOCHS = 400
+PAPER_EPOCHS = 400
+"""Of the paper's recipe."""
 _LR = 0.1
 _MANY_LABELS = 1000
 _POINTS = 20
-_KNOWN_AFTER = 0.05
-"""Share of a budget after which it is known how many epochs fit into it."""
-_PLANNED_SHARE = 0.95
-"""Share of a budget that is planned for; the rest is for epochs that take longer than those before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """How it is trained."""
+class PaperRecipe(Recipe):
+    """How it is trained. With a budget the cosine ends with the epochs that fit."""
 
-    epochs: int = _EPOCHS
+    epochs: int = PAPER_EPOCHS
     """Passes over the labelled images."""
     lr: float = _LR
     """Learning rate of the first epoch; falls to 0 on a cosine."""
     batch_size: int = 0
     """0 gives the paper's: 10 up to 1000 labels, 250 above."""
-    budget_seconds: float = 0.0
-    """Time that it may work; 0 for as long as it takes. The cosine then ends with the epochs that fit."""
     patience: int = 0
     """Ends once the accuracy on validation images has not risen for so many epochs; 0 for never."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LabelledOnly:
-    """What labels alone give."""
+class SavedPaperWork(SavedWork):
+    """Where a training by this recipe stands."""
 
-    evaluation: Evaluation
-    """Of the last epoch, on the test images."""
-    history: tuple[HistoryPoint, ...]
-    """About 20 points if all epochs were made, evenly spaced; the last is the last epoch."""
-    epochs: int
-    """Whole passes that were made."""
-    asked: int
-    """Whole passes that were asked for."""
-    ended: EndedBy
-    lr: float
-    batch_size: int
-    steps: int
-    num_labelled: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Saved:
-    """The file of work that is not done: all that the rest follows from."""
-
-    recipe: dict[str, Any]
-    num_labelled: int
     parameters: dict[str, Tensor]
     momentum: dict[str, Tensor]
     passes: dict[str, Any]
     passes_generators: dict[str, Tensor]
     model_generators: dict[str, Tensor]
     planned: int
-    seconds: float
     ended: str
-    history: list[Any]
     validation: list[Any]
 
 
-class LabelsAlone:
-    """The work on one line. Not to be gone on with after an error."""
+class PaperLabelsAlone(LabelsAlone[PaperRecipe, SavedPaperWork]):
+    """The work on this line. About 20 points of its history if all epochs are made."""
 
-    def __init__(self, environment: Environment, recipe: Recipe, *, file: Path | None = None) -> None:
-        """Goes on from `file` if it is there and of the same work, else from the study's own initial model.
+    _saved_type = SavedPaperWork
 
-        Raises: BadData without labelled or test images.
-        """
-        self._environment = environment
-        self._labelled, self._test = _sets(environment)
-        self._recipe = replace(recipe, batch_size=recipe.batch_size or (
-            250 if len(self._labelled) > _MANY_LABELS else 10))
-        self._file = file
+    def __init__(self, environment: Environment, recipe: PaperRecipe, *, file: Path | None = None) -> None:
+        """See `LabelsAlone`."""
+        labelled, _ = sets_of(environment)
+        batch_size = recipe.batch_size or (250 if len(labelled) > _MANY_LABELS else 10)
+        super().__init__(environment, replace(recipe, batch_size=batch_size), file=file)
+
+    def _begin(self, saved: SavedPaperWork | None) -> None:
+        environment = self._environment
         self._model = unloaded_model(environment.build_model, seed=environment.seed, device=environment.device)
-        saved = self._saved()
         tensors.load_into(self._model, initial_model(environment.build_model, environment.seed) if saved is None
                           else saved.parameters)
         self._passes = LabelledPasses(
             self._model, self._labelled, form=environment.image, augmentation=environment.augmentation,
-            sgd=SGDSettings(lr=recipe.lr), batch_size=self._recipe.batch_size, seed=environment.seed,
+            sgd=SGDSettings(lr=self._recipe.lr), batch_size=self._recipe.batch_size, seed=environment.seed,
             purpose="labelled_only", momentum=None if saved is None else saved.momentum,
             position=None if saved is None else PassesPosition(**saved.passes, generators=saved.passes_generators))
         self._randomness = PausedRandomness(environment.seed, "labelled_only_model", device=environment.device,
                                             states=None if saved is None else saved.model_generators)
         self._planned = 0 if saved is None else saved.planned
-        self._seconds = 0.0 if saved is None else saved.seconds
         self._ended: EndedBy | None = None if saved is None else _ended(saved.ended)
-        self._history = [] if saved is None else [HistoryPoint(*point) for point in saved.history]
         self._validation: list[tuple[int, float]] = [] if saved is None else [
             (epoch, accuracy) for epoch, accuracy in saved.validation]
         self._measured: tuple[int, Evaluation] | None = None
-        self._began = time.monotonic()
-        self._steps = self._work()
-        self.found: LabelledOnly | None = None
-        """What it has come to, once it is done."""
 
     @property
     def epochs(self) -> int:
-        """Whole passes so far."""
+        """See `LabelsAlone`."""
         return self._passes.epochs
 
     @property
     def planned(self) -> int:
-        """Whole passes that it will have made at its end, as far as is known: fewer than asked for with a budget."""
+        """See `LabelsAlone`."""
         return self._planned or self._recipe.epochs
 
     @property
     def fraction(self) -> float:
-        """Share that is done, 0 to 1."""
+        """See `LabelsAlone`."""
         return min(1.0, self._passes.images / (self.planned * len(self._labelled)))
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Of work, if the rest is like what is done; None before the first batch."""
-        if not self._passes.images:
-            return None
-        left = self._seconds * (1 / self.fraction - 1) if self.fraction else 0.0
-        budget = self._recipe.budget_seconds
-        return min(left, max(0.0, budget - self._seconds)) if budget else left
+    def _randomness_on(self) -> AbstractContextManager[None]:
+        return self._randomness.on()
 
-    def work(self, seconds: float) -> None:
-        """Works until the first batch that ends after `seconds`, or to the end.
-
-        Raises: ComputeFailed when training has diverged.
-        """
-        self._began = time.monotonic()
-        with self._randomness.on():
-            for _ in self._steps:
-                self._environment.report(self.fraction, f"training on {len(self._labelled)} labelled images only")
-                if time.monotonic() - self._began >= seconds:
-                    break
-        self._seconds += time.monotonic() - self._began
-
-    def save(self) -> None:
-        """Writes where it stands to its file, durably. Not while statistics or accuracy are measured: that is done
-        again from before it."""
-        assert self._file is not None
+    def _position(self) -> SavedPaperWork:
         position = self._passes.position()
         passes = to_dict(replace(position, generators={}))
         del passes["generators"]
-        checkpoint.save(self._file, _Saved(
-            recipe=to_dict(self._recipe), num_labelled=len(self._labelled),
+        return SavedPaperWork(
             parameters=tensors.parameters_of(self._model), momentum=self._passes.momentum(), passes=passes,
             passes_generators=position.generators, model_generators=self._randomness.states, planned=self._planned,
-            seconds=self._seconds, ended=self._ended or "",
-            history=[[point.epoch, point.loss, point.accuracy] for point in self._history],
-            validation=[[epoch, accuracy] for epoch, accuracy in self._validation]))
-
-    def _saved(self) -> _Saved | None:
-        if self._file is None or not self._file.exists():
-            return None
-        try:
-            saved = checkpoint.load(self._file, _Saved)
-            same = from_dict(Recipe, saved.recipe) == self._recipe and saved.num_labelled == len(self._labelled)
-        except (StorageDamaged, BadData):
-            return None  # of another version: it is begun again
-        return saved if same else None
+            ended=self._ended or "", validation=[[epoch, accuracy] for epoch, accuracy in self._validation])
 
     # The work ---------------------------------------------------------------------------------------------------------
 
@@ -209,30 +136,34 @@ class LabelsAlone:
             if passes.epochs and passes.batches == 0:
                 self._plan()
                 if self._is_point(passes.epochs) and (not self._history or self._history[-1].epoch != passes.epochs):
-                    yield from self._measure_point()
+                    yield from self._measure()
                 self._ended = self._reason_to_end()
                 if self._ended is not None:
                     break
             for _ in passes.run(lr=cosine_lr(self._recipe.lr, round=passes.epochs + 1, rounds=self.planned)):
                 yield 0.0
-                if self._is_budget_spent():
+                if self._is_spent():
                     self._ended = "budget"
                     break
         check_finite(tensors.parameters_of(self._model), where="on labels only")
         if self._measured is None or self._measured[0] != passes.images:
-            yield from self._measure_point()
+            yield from self._measure()
         assert self._measured is not None
+        validation = yield from self._on_validation(self._model)
         self.found = LabelledOnly(
-            evaluation=self._measured[1], history=tuple(self._history), epochs=passes.epochs, asked=self._recipe.epochs,
+            evaluation=self._measured[1], validation=validation, history=tuple(self._history), epochs=passes.epochs,
+            asked=self._recipe.epochs,
             ended=self._ended, lr=self._recipe.lr, batch_size=self._recipe.batch_size, steps=passes.end().steps,
-            num_labelled=len(self._labelled))
+            num_labelled=len(self._labelled), recipe="paper",
+            description=f"the paper's recipe: weak views, learning rate {self._recipe.lr:g},"
+                        f" batches of {self._recipe.batch_size}",
+            parameters=tensors.parameters_of(self._model), statistics=self._statistics)
 
     def _plan(self) -> None:
         """With a budget: how many epochs fit, so that the learning rate comes down within it."""
-        budget, spent, done = self._recipe.budget_seconds, self._spent(), self._passes.epochs
-        if budget and not self._planned and spent >= _KNOWN_AFTER * budget:
-            more = max(0, int((_PLANNED_SHARE * budget - spent) / (spent / done)))
-            self._planned = min(self._recipe.epochs, done + more)
+        done = self._passes.epochs
+        if not self._planned and (more := self._fitting(done)) is not None:
+            self._planned = min(self._recipe.epochs, done + max(0, int(more)))
 
     def _reason_to_end(self) -> EndedBy | None:
         """Why no further epoch is begun; None when one is."""
@@ -244,55 +175,32 @@ class LabelsAlone:
                 return "flat"
         return None
 
-    def _spent(self) -> float:
-        return self._seconds + time.monotonic() - self._began
-
-    def _is_budget_spent(self) -> bool:
-        return 0 < self._recipe.budget_seconds <= self._spent()
-
     def _is_point(self, epoch: int) -> bool:
         return epoch % max(1, self._recipe.epochs // _POINTS) == 0 or epoch >= self.planned
 
-    def _measure_point(self) -> Generator[float, None, None]:
-        """A point of the history: after the last whole epoch, or where the budget has ended one."""
+    def _measure(self) -> Generator[float, None, None]:
+        """After the last whole epoch, or where the budget has ended one."""
         environment, passes = self._environment, self._passes
-        found = yield from batch_norm.measuring_steps(
-            self._model, self._labelled.images_NCHW, form=environment.image,
-            generator=torch_generator(environment.seed, "labelled_only_batch_norm"))
-        batch_norm.load(self._model, batch_norm.to_tensors(found))
+        yield from self._load_statistics(self._model, self._labelled.images_NCHW, purpose="labelled_only_batch_norm")
         measured = yield from evaluation_steps(self._model, self._test, form=environment.image)
         validation = environment.data.validation
         if self._recipe.patience and validation is not None and len(validation) and passes.batches == 0:
             on_validation = yield from evaluation_steps(self._model, validation, form=environment.image)
             self._validation.append((passes.epochs, on_validation.accuracy))
         self._measured = passes.images, measured
-        if self._history and self._history[-1].epoch == passes.epochs:
-            self._history.pop()  # measured again, further on
-        loss = passes.loss if passes.loss == passes.loss else 0.0
-        self._history.append(HistoryPoint(passes.epochs, loss, measured.accuracy))
+        self._add_point(measured, epoch=passes.epochs, loss=passes.loss if passes.loss == passes.loss else 0.0)
 
 
-def train_labelled_only(environment: Environment, *, epochs: int = _EPOCHS, lr: float = _LR,
+def train_labelled_only(environment: Environment, *, epochs: int = PAPER_EPOCHS, lr: float = _LR,
                         batch_size: int = 0) -> LabelledOnly:
-    """All of it at once, from the study's own initial model; see `Recipe`.
+    """All of it at once, from the study's own initial model; see `PaperRecipe`.
 
     Raises: BadData without labelled or test images; ComputeFailed when training has diverged.
     """
-    alone = LabelsAlone(environment, Recipe(epochs=epochs, lr=lr, batch_size=batch_size))
+    alone = PaperLabelsAlone(environment, PaperRecipe(epochs=epochs, lr=lr, batch_size=batch_size))
     alone.work(float("inf"))
     assert alone.found is not None
     return alone.found
-
-
-def _sets(environment: Environment) -> tuple[ImageSet, ImageSet]:
-    labelled, test = environment.data.labelled, environment.data.test
-    if labelled is None or len(labelled) == 0 or labelled.labels_N is None:
-        raise BadData("The labelled-only line needs labelled images at the coordinator; there are none.",
-                      remedy="Name them in [data] labelled of the study.")
-    if test is None or len(test) == 0:
-        raise BadData("The labelled-only line needs test images; there are none.",
-                      remedy="Name them in [data] test of the study.")
-    return labelled, test
 
 
 def _ended(text: str) -> EndedBy | None:

@@ -13,11 +13,12 @@ from semisilo.common.errors import SemisiloError
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.evaluation import Evaluation, evaluate
 from semisilo.common.learning.tensors import load_into
+from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure, score_of
 from semisilo.common.methods.contract import Environment, Strategy, TensorGroup, Tensors
 from semisilo.common.models.exported import ModelFacts, write_model
 
 __all__ = ["MOST_LABELLED", "LocalModels", "UpdateObserver", "build_with", "diagnostics_of", "export_model",
-           "measurable", "measure_model", "metrics_of"]
+           "measurable", "measure_model", "metrics_of", "selection_of"]
 
 MOST_LABELLED = 10_000
 """Larger labelled sets are not measured in every round."""
@@ -32,9 +33,10 @@ def build_with(environment: Environment, parameters: Tensors, statistics: Tensor
 
 
 def measure_model(environment: Environment, classes: tuple[str, ...], parameters: Tensors,
-                  statistics: Tensors) -> dict[str, float]:
-    """Metrics on the test set, "validation_accuracy" on the validation set, and "labelled_accuracy" on the labelled one
-    (of at most `MOST_LABELLED` images), which falls when a method forgets what the labels have taught.
+                  statistics: Tensors, *, measure: StudyMeasure = ACCURACY) -> dict[str, float]:
+    """Metrics on the test set; the same on the validation set, called "validation_...", with `selection_of`; and
+    "labelled_accuracy" on the labelled one (of at most `MOST_LABELLED` images), which falls when a method forgets what
+    the labels have taught.
 
     {} where there are no such sets, and as long as nobody has measured the batch-norm statistics that the network needs
     (round 0 of a study where silos do).
@@ -51,7 +53,10 @@ def measure_model(environment: Environment, classes: tuple[str, ...], parameters
     if test is not None:
         metrics |= metrics_of(evaluate(model, test, form=environment.image, progress=environment.report), classes)
     if validation is not None:
-        metrics["validation_accuracy"] = evaluate(model, validation, form=environment.image).accuracy
+        on_validation = evaluate(model, validation, form=environment.image)
+        metrics |= {f"{VALIDATION_PREFIX}{name}": value
+                    for name, value in metrics_of(on_validation, classes).items()}
+        metrics |= selection_of(on_validation, classes, measure)
     if labelled is not None:
         metrics["labelled_accuracy"] = evaluate(model, labelled, form=environment.image).accuracy
     return metrics
@@ -116,15 +121,32 @@ def measurable(environment: Environment, parameters: Tensors, statistics: Tensor
 
 
 def metrics_of(evaluation: Evaluation, classes: tuple[str, ...]) -> dict[str, float]:
-    """"accuracy", "loss", "balanced_accuracy", and "recall/<class>" for each class that occurs.
+    """"accuracy", "loss", "balanced_accuracy", "auroc" (macro), "calibration_error", and for each class that occurs
+    "recall/<class>" and "auroc/<class>".
 
     A number that is not finite (the loss of logits that overflow) is left out: it has no place in JSON.
     """
     metrics = {"accuracy": evaluation.accuracy, "loss": evaluation.loss,
                "balanced_accuracy": evaluation.balanced_accuracy}
-    metrics |= {f"recall/{name}": recall
-                for name, recall in zip(classes, evaluation.per_class_recall, strict=True) if recall is not None}
+    optional = {"auroc": evaluation.auroc, "calibration_error": evaluation.calibration_error}
+    for kind, per_class in (("recall", evaluation.per_class_recall), ("auroc", evaluation.per_class_auroc)):
+        optional |= {f"{kind}/{name}": value for name, value in zip(classes, per_class, strict=True)}
+    metrics |= {name: value for name, value in optional.items() if value is not None}
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def selection_of(evaluation: Evaluation, classes: tuple[str, ...], measure: StudyMeasure) -> dict[str, float]:
+    """"selection_score", the study's measure on images that nothing was trained on, and "selection_error", its standard
+    error: what rounds are chosen by.
+
+    {} where it cannot be measured (no image of the class that it is about), and for a model whose answers are not
+    finite, which is never to be chosen.
+    """
+    if evaluation.calibration_error is None:
+        return {}
+    found = score_of(measure, classes=classes, hits_K=[row[label] for label, row in enumerate(evaluation.confusion)],
+                     images_K=[sum(row) for row in evaluation.confusion], areas_K=evaluation.per_class_auroc)
+    return {} if found is None else {"selection_score": found.value, "selection_error": found.error}
 
 
 def export_model(path: Path, environment: Environment, parameters: Tensors, statistics: Tensors,

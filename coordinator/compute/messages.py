@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, PayloadRef, Phase, UpdateHeader
 from semisilo.common.payload.usage import Encoded
 from semisilo.common.process.messages import Request
-from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult
+from semisilo.coordinator.ledger.records import BaselineRecipe, FrozenStudy, LabelledOnlyResult
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Aggregate", "Aggregated", "Baseline", "BaselineFound", "BaselineProgress", "CheckUpdate", "CheckedUpdate",
@@ -84,6 +85,8 @@ class BaselineProgress:
     """Share that is done, 0 to 1."""
     seconds_left: float | None
     """Of work; None before the first batch."""
+    doing: str = ""
+    """What it is at before its epochs; empty during them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +105,9 @@ class Baseline(Request[BaselineFound]):
     """A slice of the work on labels alone: goes on training the same network on the coordinator's labelled images, at
     the end measures it on the test images. How the work is cut changes no bits, unless there is a budget."""
 
-    epochs: int
-    """Passes over the labelled images, at least 1."""
+    recipe: BaselineRecipe = "strong"
+    epochs: int = 0
+    """Passes over the labelled images; 0 for as many as the recipe makes."""
     budget_seconds: float = 0.0
     """Time that all slices together may take; 0 for as long as it takes."""
     patience: int = 0
@@ -140,6 +144,9 @@ class WrittenTask:
     """All fields of the method's settings, as `to_dict` gives them."""
     payloads: tuple[PayloadRef, ...]
     """One for each tensor group; files in the payload store, but for what the silo holds."""
+    brings_model: bool = False
+    """Whether its groups `model` and `batch_norm` are the model of the state that it was written from, as it is
+    evaluated here: not so where silos are sent another, or where statistics that the network needs do not come."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +167,7 @@ class Tasks(Request[WrittenTasks]):
     the network comes with every task, and is sent to a silo once.
     """
 
+    is_long: ClassVar[bool] = True
     state: str
     round: int
     phase: Phase
@@ -222,6 +230,7 @@ class Aggregate(Request[Aggregated]):
     StorageDamaged says that a spooled file is not what was accepted.
     """
 
+    is_long: ClassVar[bool] = True
     state: str
     round: int
     phase: Phase
@@ -261,4 +270,6 @@ class Export(Request[Exported]):
     """Writes the model of a state as one safetensors file that needs nothing else to be used."""
 
     state: str
+    """Of labels alone the digest of their model's file, which the ledger names."""
+    labels_alone: bool = False
     path: Path

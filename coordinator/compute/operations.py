@@ -19,8 +19,10 @@ import torch
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadPayload, ComputeFailed, DiskFull
+from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
-from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup
+from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, Tensors
+from semisilo.common.methods.imbalance import check_class_prior
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.models.exported import ModelFacts, inference_settings
 from semisilo.common.models.factory import initial_model
@@ -32,10 +34,10 @@ from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.payload.usage import encodings_of_payload
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
-from semisilo.common.storage.checkpoint import settled
+from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
-from semisilo.coordinator.compute.baseline import LabelsAlone, Recipe
+from semisilo.coordinator.compute.baseline import PAPER_EPOCHS, PaperLabelsAlone, PaperRecipe
 from semisilo.coordinator.compute.downlink import Downlink
 from semisilo.coordinator.compute.evaluation import (
     LocalModels,
@@ -45,6 +47,8 @@ from semisilo.coordinator.compute.evaluation import (
     measure_model,
     metrics_of,
 )
+from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone
+from semisilo.coordinator.compute.labels_alone_model import LabelsAloneModel, prior_of_labels_alone, read_labels_alone
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
@@ -67,10 +71,12 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
+from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
 from semisilo.coordinator.ledger.cleanup import open_payloads
-from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult
+from semisilo.coordinator.ledger.records import LABELS_ALONE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL, LabelledOnlyResult
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig
 
@@ -112,7 +118,7 @@ class Operations:
         self._last: tuple[str, Any] = ("", None)
         self._expects: tuple[tuple[str, str, int], Mapping[str, GroupLayout]] = (("", "", 0), {})
         self._sound = SoundFiles()
-        self._labels_alone: LabelsAlone | None = None
+        self._labels_alone: LabelsAlone[Any, Any] | None = None
         self._save_alone = 0.0
 
     def handlers(self) -> tuple[Handler, ...]:
@@ -133,9 +139,11 @@ class Operations:
         now = replace(settings.numerics, threads=settings.numerics.threads or request.threads)
         record = numerics.apply(now, device=device)
         if request.frozen is None:  # what other settings have begun no longer counts
-            (folder / LABELS_ALONE_FILE).unlink(missing_ok=True)
+            for name in (LABELS_ALONE_FILE, LABELS_ALONE_MODEL):
+                (folder / name).unlink(missing_ok=True)
         data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress,
                                disk=request.images_folder)
+        check_class_prior(settings.method.settings, data.frozen.classes)
         if not now.threads and device == "cpu":
             threads = fastest_threads(TrainingStep(
                 build=data.build_model, image=data.frozen.image, num_classes=len(data.frozen.classes),
@@ -143,8 +151,9 @@ class Operations:
             record = numerics.apply(replace(now, threads=threads), device=device)
         environment = Environment(
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
-            build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation, device=device,
-            progress=self._progress, trained_before=bool(data.frozen.weights_digest))
+            build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation,
+            num_classes=len(data.frozen.classes), device=device, progress=self._progress,
+            trained_before=bool(data.frozen.weights_digest))
         strategy = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()
@@ -171,16 +180,16 @@ class Operations:
             return BaselineFound(done=True, result=None)
         alone, self._labels_alone = self._labels_alone, None  # after an error it is of no more use
         if alone is None:
-            alone = LabelsAlone(study.environment, Recipe(
-                epochs=request.epochs, budget_seconds=request.budget_seconds, patience=request.patience),
-                file=study.folder / LABELS_ALONE_FILE)
+            alone = self._begun(study, request)
             self._save_alone = time.monotonic() + _SAVE_SECONDS
         alone.work(request.slice_seconds)
         if (found := alone.found) is not None:
+            model = LabelsAloneModel(parameters=found.parameters, batch_norm=found.statistics)
             return BaselineFound(done=True, result=LabelledOnlyResult(
-                metrics=metrics_of(found.evaluation, study.data.frozen.classes), epochs=found.epochs, asked=found.asked,
+                metrics=_metrics_alone(found, study.data.frozen.classes), epochs=found.epochs, asked=found.asked,
                 ended=found.ended, lr=found.lr, batch_size=found.batch_size, steps=found.steps,
-                num_labelled=found.num_labelled, history=found.history))
+                num_labelled=found.num_labelled, history=found.history, recipe=found.recipe,
+                description=found.description, model_digest=checkpoint.save(study.folder / LABELS_ALONE_MODEL, model)))
         if (began := time.monotonic()) >= self._save_alone:
             try:
                 alone.save()
@@ -190,7 +199,21 @@ class Operations:
             self._save_alone = began + max(_SAVE_SECONDS, took / _SAVING_SHARE)
         self._labels_alone = alone
         return BaselineFound(done=False, result=None, progress=BaselineProgress(
-            epochs=alone.epochs, planned=alone.planned, fraction=alone.fraction, seconds_left=alone.seconds_left))
+            epochs=alone.epochs, planned=alone.planned, fraction=alone.fraction, seconds_left=alone.seconds_left,
+            doing=alone.doing))
+
+    def _begun(self, study: _Opened, request: Baseline) -> LabelsAlone[Any, Any]:
+        """The work on labels alone from where an earlier process has left it."""
+        file = study.folder / LABELS_ALONE_FILE
+        if request.recipe == "paper":
+            return PaperLabelsAlone(study.environment, PaperRecipe(
+                epochs=request.epochs or PAPER_EPOCHS, budget_seconds=request.budget_seconds,
+                patience=request.patience), file=file)
+        return StrongLabelsAlone(study.environment, StrongRecipe(
+            epochs=request.epochs, budget_seconds=request.budget_seconds,
+            study_images=images_of_study(study.config.method.settings, rounds=study.config.study.rounds,
+                                         num_labelled=study.data.frozen.num_labelled),
+            num_classes=len(study.data.frozen.classes)), file=file)
 
     def phases(self, request: Phases) -> PhasesOfRound:
         """The phases of a round."""
@@ -202,6 +225,7 @@ class Operations:
         plan = Plan(aim=Aim(study.config.wire.downlink), link_bytes_per_second=request.link_bytes_per_second)
         downlink = Downlink(study.payloads, TensorCache(study.payloads), plan=plan)
         written: dict[str, WrittenTask] = {}
+        model: tuple[Tensors, Tensors] | None = None
         for number, silo in enumerate(sorted(request.silos, key=str.encode)):
             task = study.strategy.task(now, step, silo, self._kept(request.silos[silo]), round=round)
             _assert_declared(study.spec, task.groups)
@@ -210,8 +234,11 @@ class Operations:
                 groups[FROZEN] = study.data.frozen_group
             settings = {**to_dict(study.config.method.settings), **to_dict(dict(task.settings))}
             from_dict(study.spec.settings, settings, where=f"strategy {study.spec.name}")  # as the silo will read it
+            if "model" in groups and model is None:  # of some methods it is a sum, made anew each time
+                model = study.strategy.model(now)
             written[silo] = WrittenTask(settings=settings, payloads=tuple(
-                downlink.payload(name, group, request.held.get(silo, ())) for name, group in groups.items()))
+                downlink.payload(name, group, request.held.get(silo, ())) for name, group in groups.items()),
+                brings_model=model is not None and _brings(groups, *model))
             self._progress((number + 1) / len(request.silos), f"task for {silo}")
         downlink.finish()
         return WrittenTasks(tasks=written, expects=dict(study.strategy.expects(now, step, round=round)))
@@ -273,17 +300,26 @@ class Operations:
         """What is measured goes before a diagnostic of the same name."""
         study, now = self._opened(), self._load(state)
         parameters, statistics = study.strategy.model(now)
-        measured = measure_model(study.environment, study.data.frozen.classes, parameters, statistics)
+        measured = measure_model(study.environment, study.data.frozen.classes, parameters, statistics,
+                                 measure=study.data.frozen.study_measure)
         return {**diagnostics_of(study.strategy, now), **measured}
 
     def export(self, request: Export) -> Exported:
         """Writes the model of a state as one safetensors file that needs nothing else to be used."""
         study = self._opened()
-        parameters, statistics = study.strategy.model(self._load(request.state))
+        labelled, classes = study.data.images.labelled, study.data.frozen.classes
+        if request.labels_alone:
+            alone = read_labels_alone(study.folder / LABELS_ALONE_MODEL, digest=request.state)
+            parameters, statistics = alone.tensors
+            method, prior = LABELS_ALONE, prior_of_labels_alone(
+                labelled, len(classes), recipe=study.config.study.baseline_recipe)
+        else:
+            parameters, statistics = study.strategy.model(self._load(request.state))
+            method = study.config.method.name
+            prior = training_prior(study.config.method.settings, labelled, len(classes))
         export_model(request.path, study.environment, parameters, statistics, ModelFacts(
-            model=inference_settings(replace(study.config.model, classes=study.data.frozen.classes)),
-            image=study.data.frozen.image, study=study.name, method=study.config.method.name, round=None,
-            state=request.state))
+            model=inference_settings(replace(study.config.model, classes=classes)), image=study.data.frozen.image,
+            study=study.name, method=method, round=None, state=request.state, training_prior=prior))
         return Exported(path=request.path)
 
     # Files ------------------------------------------------------------------------------------------------------------
@@ -323,12 +359,25 @@ class Operations:
     def _save(self, state: Any) -> str:
         digest = self._opened().states.save(state)
         # A restart goes on from the file, so what is kept is what reading it back would give.
-        self._last = (digest, settled(state))
+        self._last = (digest, checkpoint.settled(state))
         return digest
 
     def _kept(self, digest: str | None) -> Any:
         study = self._opened()
         return None if digest is None else study.states.load(digest, study.kept_type)
+
+
+def _brings(groups: Mapping[str, TensorGroup], parameters: Tensors, statistics: Tensors) -> bool:
+    """Whether a task's groups are a model with its statistics: the very tensors, for equal ones that are others cost a
+    pass over the model to find out."""
+    model, batch_norm = groups.get("model"), groups.get("batch_norm")
+    if model is None or not _same(model.tensors, parameters):
+        return False
+    return _same({} if batch_norm is None else batch_norm.tensors, statistics)
+
+
+def _same(first: Tensors, second: Tensors) -> bool:
+    return first.keys() == second.keys() and all(first[name] is second[name] for name in first)
 
 
 def _assert_declared(spec: MethodSpec, groups: Mapping[str, TensorGroup]) -> None:
@@ -339,3 +388,12 @@ def _assert_declared(spec: MethodSpec, groups: Mapping[str, TensorGroup]) -> Non
     except BadPayload as error:
         raise AssertionError(f"strategy {spec.name}: {error.text}") from error
 
+
+
+def _metrics_alone(found: LabelledOnly, classes: tuple[str, ...]) -> dict[str, float]:
+    """All numbers of labels alone, named as those of a round."""
+    metrics = metrics_of(found.evaluation, classes)
+    if found.validation is not None:
+        metrics |= {f"{VALIDATION_PREFIX}{name}": value
+                    for name, value in metrics_of(found.validation, classes).items()}
+    return {**metrics, **found.crossfit}

@@ -10,7 +10,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import PureWindowsPath
 
 import numpy as np
@@ -19,14 +19,19 @@ import torch
 from semisilo.common import __version__
 from semisilo.common.config import Tables
 from semisilo.common.data.form import ImageForm
+from semisilo.common.measures.calibration import BINS
+from semisilo.common.measures.gain import Gain, ImageCounts, gain_of
+from semisilo.common.measures.intervals import LEVEL, Interval
+from semisilo.common.measures.site_evaluation import Estimate, SiteEvaluation, site_scores
+from semisilo.common.measures.study_measure import ACCURACY, parse_measure
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord
 from semisilo.common.models.exported import ModelFacts
-from semisilo.coordinator.export.calibration import BINS
-from semisilo.coordinator.export.choose_model import STUDY_TEST, ChosenModel
-from semisilo.coordinator.export.intervals import LEVEL, Interval
+from semisilo.coordinator.export.choose_model import BEST_ON_TEST, STUDY_TEST, ChosenModel
 from semisilo.coordinator.export.measures import Measures
 from semisilo.coordinator.export.onnx_file import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE, OnnxCheck
+from semisilo.coordinator.export.operating_point import CardOperatingPoint
+from semisilo.coordinator.ledger.records import LABELS_ALONE
 from semisilo.coordinator.ledger.roster import SiloRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.participants import participants_of
@@ -34,9 +39,9 @@ from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.monitoring.traffic import traffic_of
 
 __all__ = ["CARD_FORMAT", "INTENDED_USE", "CardCost", "CardData", "CardFile", "CardMethod", "CardModel", "CardNetwork",
-           "CardOnnx", "CardSilo", "CardSilos", "CardTest", "CoordinatorImages", "EventChain", "LabelsAlone",
-           "ModelCard", "Provenance", "Software", "card_cost", "card_model", "card_onnx", "card_silos", "card_test",
-           "limits_of", "settings_shown", "software_here"]
+           "CardOnnx", "CardSilo", "CardSilos", "CardSite", "CardTest", "CoordinatorImages", "EventChain",
+           "LabelsAlone", "ModelCard", "Provenance", "Software", "card_cost", "card_model", "card_onnx", "card_silos",
+           "card_sites", "card_test", "limits_of", "settings_shown", "software_here"]
 
 CARD_FORMAT = 1
 INTENDED_USE = (
@@ -85,7 +90,11 @@ class CardModel:
     study_state: str
     round: int
     chosen: str
-    """How: "last", "best" or the number."""
+    """How: "chosen", "last", "best-on-test" or the number."""
+    measure: str
+    """What the study compares rounds by."""
+    choice: str
+    """Which round the study itself has chosen, and why; empty in the card of an earlier version."""
     planned_rounds: int
     method: CardMethod
     network: CardNetwork
@@ -152,6 +161,19 @@ class CardSilos:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CardSite:
+    """This model on the own test images of one silo, as the silo says."""
+
+    silo: str
+    images: int | None
+    """None: it has sent no numbers of this model; so are those below."""
+    accuracy: Estimate | None
+    balanced_accuracy: Estimate | None
+    measure: Estimate | None
+    """What the study compares rounds by; None also where that cannot be measured on these images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CardData:
     """The images of both sides."""
 
@@ -180,6 +202,10 @@ class LabelsAlone:
     num_labelled: int
     epochs: int
     accuracy_interval: Interval | None
+    recipe: str = ""
+    """How it was trained, in words; empty in a study of an earlier version."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All its numbers on the study's images, named as those of a round."""
     cut_short: str = ""
     """Why it was trained for fewer epochs than the study file asks for; empty when it was not."""
 
@@ -290,6 +316,10 @@ class ModelCard:
     """By name."""
     provenance: Provenance
     settings: Mapping[str, Mapping[str, object]]
+    operating_point: CardOperatingPoint | None = None
+    """None: predictions are the largest probability."""
+    sites: tuple[CardSite, ...] = ()
+    """The silos that were asked up to the round; of labels alone all that were asked."""
     limits: tuple[str, ...] = ()
     """`limits_of` the rest."""
 
@@ -299,6 +329,18 @@ class ModelCard:
         part in it."""
         return (self.test is not None and self.labelled_only is not None and self.test.source == STUDY_TEST
                 and self.cost.updates_accepted > 0)
+
+    @property
+    def gain(self) -> Gain | None:
+        """What it is better by than labels alone, in the study's measure; in accuracy where labels alone have no
+        other; None where they may not be compared."""
+        if not self.shows_gain or self.test is None or self.labelled_only is None:
+            return None
+        alone = {"accuracy": self.labelled_only.accuracy, **self.labelled_only.metrics}
+        images = ImageCounts(self.test.images, tuple(each.images for each in self.test.classes))
+        found = (gain_of(measure, classes=self.model.classes, images=images, federated=self.test.metrics,
+                         labels_alone=alone) for measure in (parse_measure(self.model.measure), ACCURACY))
+        return next((gain for gain in found if gain is not None), None)
 
 
 # From the study -------------------------------------------------------------------------------------------------------
@@ -324,6 +366,7 @@ def card_model(chosen: ChosenModel, facts: ModelFacts, spec: MethodSpec) -> Card
     assert frozen is not None, "a model is chosen of a study whose images were read"
     return CardModel(
         study=facts.study, study_state=str(row.state), round=chosen.round.number, chosen=chosen.rule,
+        measure=chosen.choice.measure, choice=chosen.choice.text,
         planned_rounds=row.config["study"]["rounds"],
         method=CardMethod(name=spec.name, source=spec.source, discloses=spec.discloses,
                           scenario=str(row.config.get("method", {}).get("settings", {}).get("scenario", ""))),
@@ -352,6 +395,32 @@ def card_silos(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, n
     return CardSilos(count=len(rows), names_left_out=not names, silos=tuple(rows),
                      labelled=sum(row.labelled or 0 for row in rows),
                      unlabelled=sum(row.unlabelled or 0 for row in rows))
+
+
+def card_sites(summary: StudySummary, evaluations: Mapping[str, SiteEvaluation], *, round: int, labels_alone: bool,
+               names: bool) -> tuple[CardSite, ...]:
+    """What the silos that were asked up to a round say of its model, or all that were asked of labels alone; those that
+    say nothing have a row without numbers.
+
+    Args:
+        evaluations: silo -> what it says of some model of the study.
+        labels_alone: whether the card is of labels alone; `round` is 0 then.
+        names: False numbers them in the place of their names.
+    """
+    frozen = summary.row.frozen
+    assert frozen is not None, "a card is of a study whose images were read"
+    rows = []
+    parts = participants_of(summary, up_to=None if labels_alone else round)
+    for number, silo in enumerate((silo for silo, part in parts.items() if part.outcomes), 1):
+        found = evaluations.get(silo)
+        is_this = found is not None and (found.round, found.labels_alone) == (round, labels_alone)
+        scores = site_scores(found, frozen.study_measure, frozen.classes) if found is not None and is_this else None
+        rows.append(CardSite(
+            silo=silo if names else f"silo {number}", images=None if scores is None else scores.count,
+            accuracy=None if scores is None else scores.accuracy,
+            balanced_accuracy=None if scores is None else scores.balanced_accuracy,
+            measure=None if scores is None else scores.measure))
+    return tuple(rows)
 
 
 def card_test(measures: Measures, *, source: str, digest: str) -> CardTest:
@@ -412,9 +481,10 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
         if test.source == STUDY_TEST:
             found.append("The test accuracy of every round was shown while the study ran; whoever chose settings by it"
                          " has made these numbers optimistic.")
-            if card.model.chosen == "best":
-                found.append("This round was chosen because its accuracy on these very test images is the highest, so"
-                             " that the accuracy is optimistic. Measure it on other images: --test SOURCE.")
+            if card.model.chosen == BEST_ON_TEST:
+                found.append("This round was chosen because it is the best on these very test images, so that they no"
+                             " longer measure this model: its numbers are optimistic. Measure it on other images:"
+                             " --test SOURCE.")
         absent = [each.name for each in test.classes if each.images == 0]
         if absent:
             found.append(f"No test image is of these classes, so nothing is known of them: {', '.join(absent)}.")
@@ -427,9 +497,18 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
             found.append("No temperature was fitted: probabilities are those of the network.")
         else:
             found.append("The temperature was fitted on the validation images, which may differ from those to come.")
+    if card.operating_point is not None:
+        found.append("The operating point's threshold was chosen on the validation images, so its rates there are as"
+                     " chosen; those on test images are the ones to expect, and the other sections' numbers are without"
+                     " it." if card.operating_point.test is not None else
+                     "The operating point's threshold was chosen on the validation images, and was not measured on any"
+                     " others.")
     if card.cost.updates_accepted == 0 and card.model.round > 0:
         found.append("No update of any silo was accepted up to this round: no silo has part in this model, and what it"
                      " is worth is the coordinator's own doing.")
+    if card.model.chosen == LABELS_ALONE:
+        found.append("This is the model of labels alone, the line to beat: trained on the coordinator's labelled images"
+                     " without any silo. No round, method or update of the study has part in it.")
     if card.labelled_only is None:
         found.append("Training on the coordinator's labels alone was not measured, so the gain is not known.")
     if card.onnx is None:
@@ -440,6 +519,10 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
         found.append("This is a simulation: no message and no wire bytes were measured.")
     elif card.cost.wire_estimated:
         found.append("Wire bytes are estimated from the messages: the kernel's counters could not be read.")
+    if not any(each.images is not None for each in card.sites):
+        found.append("No site has sent what this model is worth on images of its own.")
+    elif silent := [each.silo for each in card.sites if each.images is None]:
+        found.append(f"These sites have not sent what this model is worth on images of their own: {', '.join(silent)}.")
     found.append("Counts of silos are what they have announced; nobody has checked them, and images at silos may be in"
                  " the test set as well.")
     found.append("Not measured: differences between patients (age, sex, origin), devices, sites or over time; behaviour"

@@ -15,17 +15,21 @@ from html import escape
 from typing import ClassVar
 
 from semisilo.common.config import to_dict
+from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
+from semisilo.common.measures.intervals import Interval
+from semisilo.common.measures.site_evaluation import BALANCED, estimate_text
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.text.describe import (
     describe_bytes,
+    describe_metric,
     describe_percentage,
-    describe_points,
     describe_range,
     describe_share,
 )
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.setting_rows import setting_rows
-from semisilo.coordinator.export.card import CardSilo, CardSilos, ModelCard
-from semisilo.coordinator.export.intervals import Interval
+from semisilo.coordinator.export.card import CardModel, CardSilo, CardSilos, CardSite, CardTest, ModelCard
+from semisilo.coordinator.ledger.records import LABELS_ALONE
 
 __all__ = ["card_html", "card_markdown"]
 
@@ -96,21 +100,32 @@ def card_html(card: ModelCard) -> str:
 
 def _title(card: ModelCard) -> str:
     model = card.model
-    return f"Model card: {model.study}, round {model.round}"
+    which = "labels alone" if model.chosen == LABELS_ALONE else f"round {model.round}"
+    return f"Model card: {model.study}, {which}"
 
 
 def _subtitle(card: ModelCard) -> str:
     model, test = card.model, card.test
-    accuracy = ("accuracy not measured" if test is None else
-                f"test accuracy {describe_percentage(test.accuracy)},"
-                f" 95 % interval {_interval(test.accuracy_interval)}")
-    return (f"{model.network.name} for {len(model.classes)} classes, trained with {model.method.name};"
-            f" {accuracy}. Not for clinical use.")
+    worth = "accuracy not measured" if test is None else _worth_in_short(test, parse_measure(model.measure))
+    how = "on labels alone" if model.chosen == LABELS_ALONE else f"with {model.method.name}"
+    return (f"{model.network.name} for {len(model.classes)} classes, trained {how};"
+            f" {worth}. Not for clinical use.")
+
+
+def _worth_in_short(test: CardTest, measure: StudyMeasure) -> str:
+    """The study's measure first, then accuracy."""
+    shown = dict.fromkeys((measure, ACCURACY) if test.value_of(measure) is not None else (ACCURACY,))
+    parts = []
+    for each in shown:
+        interval = test.interval_of(each)
+        parts.append(f"{each.title} {describe_metric(each.metric, test.value_of(each))}"
+                     + (f", 95 % interval {_interval(interval)}" if interval is not None else ""))
+    return "test " + "; ".join(parts)
 
 
 def _sections(card: ModelCard) -> list[_Section]:
     return [_Section("Use", (_Points(card.intended_use),)), _model(card), _data(card), _worth(card),
-            *_classes(card), *_calibration(card), _cost(card),
+            *_sites(card), *_operating_point(card), *_classes(card), *_calibration(card), _cost(card),
             _Section("Limits", (_Points(card.limits),)), _files(card), _provenance(card), _settings(card)]
 
 
@@ -128,7 +143,9 @@ def _model(card: ModelCard) -> _Section:
             ("Method", f"{model.method.name}, {model.method.scenario}"),
             ("Source of the method", model.method.source),
             ("What the method discloses", model.method.discloses),
-            ("Round", f"{model.round} of {model.planned_rounds} ({model.chosen}); the study is {model.study_state}")]
+            ("Round", f"{_round_of(model)}; the study is {model.study_state}"),
+            ("The study compares rounds by", model.measure),
+            *([("The study's own choice", model.choice)] if model.choice else [])]
     return _Section("Model", (_table("The model", ("What", "Value"), rows, words=2),))
 
 
@@ -171,8 +188,16 @@ def _worth(card: ModelCard) -> _Section:
     if alone is not None:
         rows.append(("Labels alone, no silos", describe_percentage(alone.accuracy),
                      _interval(alone.accuracy_interval)))
-    if alone is not None and card.shows_gain:
-        rows.append(("Gain", f"{describe_points(test.accuracy, alone.accuracy)} points", _DASH))
+    if alone is not None:
+        for name, words in (("balanced_accuracy", "Balanced accuracy"), ("calibration_error", "Calibration error")):
+            if name in alone.metrics:
+                rows.append((f"{words}, labels alone", describe_percentage(alone.metrics[name]), _DASH))
+        if "auroc" in alone.metrics:
+            rows.append(("AUROC, macro, labels alone", f"{alone.metrics['auroc']:.4f}", _DASH))
+    if (gain := card.gain) is not None:
+        of_other = "" if gain.measure == ACCURACY else f", {gain.measure.title}"
+        rows.append((f"Gain{of_other}", ", ".join(filter(None, (gain_text(gain), gain_verdict(gain)))),
+                     gain_interval_text(gain).removeprefix("95 % interval ")))
     before = card.recorded_accuracy
     check = ("" if before is None else " The ledger has the same accuracy for this round." if before == test.accuracy
              else f" The ledger has {describe_percentage(before)} for this round.")
@@ -182,21 +207,71 @@ def _worth(card: ModelCard) -> _Section:
               " (2000 resamples of a named seed)."),
         _table("Result", ("What", "Value", "95 % interval"), tuple(rows))]
     if alone is not None:
+        how = f" Recipe: {alone.recipe}." if alone.recipe else ""
         short = f" Ended early: {alone.cut_short}." if alone.cut_short else ""
         blocks.append(_Text(f"Labels alone: the same network trained on the {alone.num_labelled} labelled images of"
-                            f" the coordinator for {alone.epochs} epochs, on the study's own test images.{short}"))
+                            f" the coordinator for {alone.epochs} epochs, on the study's own test images.{how}{short}"))
     return _Section("Result", tuple(blocks))
+
+
+def _sites(card: ModelCard) -> list[_Section]:
+    if not any(each.images is not None for each in card.sites):
+        return []
+    measure = parse_measure(card.model.measure)
+    own = () if measure in (ACCURACY, BALANCED) else (measure,)
+
+    def row(site: CardSite) -> tuple[str, ...]:
+        if site.images is None:
+            return (site.silo, "sent none", *(_DASH,) * (2 + len(own)))
+        return (site.silo, str(site.images), estimate_text(site.accuracy, ACCURACY),
+                estimate_text(site.balanced_accuracy, BALANCED),
+                *(estimate_text(site.measure, each) for each in own))
+
+    columns = ("Silo", "Test images", "Accuracy", "Balanced accuracy", *(each.title for each in own))
+    return [_Section("At the sites", (
+        _Text("This model on the own test images of each silo, as the silo says; in brackets intervals of 95 %:"),
+        _table("At the sites", columns, [row(each) for each in card.sites])))]
+
+
+def _operating_point(card: ModelCard) -> list[_Section]:
+    found = card.operating_point
+    if found is None:
+        return []
+    point = found.point
+    rows = []
+    for name, rates in (("validation images", found.validation), ("test images", found.test)):
+        if rates is not None:
+            rows += [(f"Sensitivity, {name}", _rate(rates.sensitivity), _interval(rates.sensitivity_interval),
+                      f"{rates.found} of {rates.of_class}"),
+                     (f"Specificity, {name}", _rate(rates.specificity), _interval(rates.specificity_interval),
+                      f"{rates.spared} of {rates.images - rates.of_class}")]
+    text = (f"{point.describe()}: an image counts as {point.label} when that class has a probability of at least"
+            f" {point.threshold:.4g}, else as the likeliest other class. The threshold was chosen on the validation"
+            " images alone; semisilo predict uses it unless told --no-operating-point.")
+    return [_Section("Operating point", (_Text(text), _table(
+        "Operating point", ("What", "Value", "95 % interval", "Images"), tuple(rows))))]
+
+
+def _rate(value: float | None) -> str:
+    return _DASH if value is None else describe_percentage(value)
 
 
 def _classes(card: ModelCard) -> list[_Section]:
     test = card.test
     if test is None:
         return []
+    alone = card.labelled_only
+    has_alone = alone is not None and any(name.startswith("recall/") for name in alone.metrics)
+
+    def alone_of(name: str) -> tuple[str, ...]:
+        return () if alone is None or not has_alone else (describe_percentage(alone.metrics.get(f"recall/{name}")),)
+
     rows = tuple((each.name, str(each.images), describe_percentage(each.recall),
-                  _interval(each.recall_interval), str(each.predicted),
+                  _interval(each.recall_interval), *alone_of(each.name), str(each.predicted),
                   describe_percentage(each.precision), _interval(each.precision_interval),
                   _DASH if each.auroc is None else f"{each.auroc:.3f}") for each in test.classes)
-    table = _table("Every class", ("Class", "Images", "Recall", "95 % interval", "Predicted", "Precision",
+    table = _table("Every class", ("Class", "Images", "Recall", "95 % interval",
+                                   *(("Recall, labels alone",) if has_alone else ()), "Predicted", "Precision",
                                    "95 % interval", "AUROC"), rows)
     blocks: list[_Text | _Table] = [table]
     names = [each.name for each in test.classes]
@@ -320,3 +395,9 @@ def _md_block(block: _Block) -> str:
     head = f"| {' | '.join(map(_md, table.columns))} |"
     rule = "|" + "|".join("---" if column < table.words else "---:" for column in range(len(table.columns))) + "|"
     return "\n".join([head, rule, *(f"| {' | '.join(map(_md, row))} |" for row in table.rows)])
+
+
+def _round_of(model: CardModel) -> str:
+    if model.chosen == LABELS_ALONE:
+        return "none: labels alone, without silos"
+    return f"{model.round} of {model.planned_rounds} ({model.chosen})"

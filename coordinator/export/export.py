@@ -32,12 +32,15 @@ from semisilo.common.errors import BadData, StorageDamaged, UsageError
 from semisilo.common.learning import batch_norm
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.learning.tensors import load_into
+from semisilo.common.measures.calibration import probabilities
+from semisilo.common.measures.intervals import wilson
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import Environment, NumericsRecord
 from semisilo.common.models.exported import ModelFacts, inference_settings, logits_of, read_model, write_model
 from semisilo.common.numerics import numerics
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import StateFiles
+from semisilo.coordinator.compute.labels_alone_model import prior_of_labels_alone, read_labels_alone
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
     INTENDED_USE,
@@ -52,22 +55,31 @@ from semisilo.coordinator.export.card import (
     card_model,
     card_onnx,
     card_silos,
+    card_sites,
     card_test,
     limits_of,
     settings_shown,
     software_here,
 )
 from semisilo.coordinator.export.card_pages import card_html, card_markdown
-from semisilo.coordinator.export.choose_model import STUDY_TEST, ChosenModel, choose_model
+from semisilo.coordinator.export.choose_model import CHOSEN, STUDY_TEST, ChosenModel, choose_model
 from semisilo.coordinator.export.figures import reliability_figure
-from semisilo.coordinator.export.intervals import wilson
 from semisilo.coordinator.export.measures import Measures, measure, temperature_for
 from semisilo.coordinator.export.onnx_file import OnnxCheck, check_onnx, needs_onnx, write_onnx
+from semisilo.coordinator.export.operating_point import (
+    CardOperatingPoint,
+    PointRates,
+    operating_point_for,
+    rates_at,
+    wanted_point,
+)
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import StudyRow, cut_short
+from semisilo.coordinator.ledger.records import LABELS_ALONE, LABELS_ALONE_MODEL, StudyRow, cut_short
 from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.monitoring.summary import StudySummary, audit, summarise
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -85,13 +97,15 @@ Progress = Callable[[float, str], None]
 class ExportChoice:
     """What is to be handed over."""
 
-    round: str = "last"
-    """"last", "best" or the number of a round."""
+    round: str = CHOSEN
+    """"chosen", "last", the number of a round, "labels-alone" or "best-on-test"."""
     test: str = ""
     """Images to measure on, in any form that a study takes; empty: the study's own test images."""
     formats: Collection[str] = FORMATS
     calibrate: bool = False
     """Whether to fit a temperature on the study's validation images."""
+    operating_point: str = ""
+    """Such as "sensitivity 95% for CLASS": a threshold chosen on the study's validation images; empty: none."""
     silo_names: bool = True
     """False: the card numbers the silos."""
     device: str = "auto"
@@ -126,6 +140,8 @@ class _Opened:
     facts: ModelFacts
     numerics: NumericsRecord
     seed: int
+    at_point: PointRates | None = None
+    """On the validation images; None without an operating point."""
 
 
 def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | None = None,
@@ -143,13 +159,16 @@ def export_study(ledger: Ledger, study: str, *, study_folder: Path, out: Path | 
     _check_choice(choice)
     tell = progress or (lambda share, text: None)
     chosen = choose_model(ledger, study, rule=choice.round, study_folder=study_folder)
-    target = out or study_folder / f"export-round-{chosen.round.number}"
+    name = LABELS_ALONE if chosen.rule == LABELS_ALONE else f"round-{chosen.round.number}"
+    target = out or study_folder / f"export-{name}"
     _check_target(target)
     opened = _open(chosen, study_folder, choice, lambda share, text: tell(0.3 * share, text))
     images, source = _test_images(opened, choice)
     measures, logits_NK = None, None
     if choice.calibrate:
         opened = replace(opened, facts=replace(opened.facts, temperature=_fitted(opened)))
+    if choice.operating_point:
+        opened = _with_operating_point(opened, choice.operating_point)
     if images is not None:
         assert images.labels_N is not None
         logits_NK = logits_of(opened.model, images.images_NCHW, opened.facts.image,
@@ -202,10 +221,21 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
     data = read_study_data(config, folder=study_folder, frozen=frozen, progress=tell)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=config.study.start_with, data=data.images,
-        build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation, device=device,
-        trained_before=bool(frozen.weights_digest))
+        build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,
+        num_classes=len(frozen.classes), device=device, trained_before=bool(frozen.weights_digest))
     kind = load_strategy(config.method.name)
     strategy = kind(config.method.settings, environment)
+    facts = ModelFacts(model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image,
+                       study=row.name, method=config.method.name, round=chosen.round.number,
+                       state=chosen.round.state_digest, training_prior=training_prior(
+                           config.method.settings, data.images.labelled, len(frozen.classes)))
+    if chosen.rule == LABELS_ALONE:
+        assert row.baseline is not None, "their model is chosen once they are trained"
+        facts = replace(facts, method=LABELS_ALONE, round=None,
+                        training_prior=prior_of_labels_alone(data.images.labelled, len(frozen.classes),
+                                                             recipe=row.baseline.recipe))
+        return _opened_labels_alone(chosen, study_folder, data, facts, numerics=record,
+                                    seed=config.study.seed, device=device)
     try:
         state = StateFiles(study_folder / "states").load(chosen.round.state_digest, kind.State)
     except StorageDamaged:
@@ -221,11 +251,18 @@ def _open(chosen: ChosenModel, study_folder: Path, choice: ExportChoice, tell: P
             raise UsageError(f"The model of round {chosen.round.number} has no batch-norm statistics: no silo has"
                              " measured them yet.", remedy="Choose a later round.")
         batch_norm.load(model, statistics)
-    facts = ModelFacts(model=inference_settings(replace(config.model, classes=frozen.classes)), image=frozen.image,
-                       study=row.name, method=config.method.name, round=chosen.round.number,
-                       state=chosen.round.state_digest)
     return _Opened(chosen=chosen, data=data, model=model.to(device).eval(), facts=facts, numerics=record,
                    seed=config.study.seed)
+
+
+def _opened_labels_alone(chosen: ChosenModel, study_folder: Path, data: StudyData, facts: ModelFacts, *,
+                         numerics: NumericsRecord, seed: int, device: str) -> _Opened:
+    """The model of labels alone. Raises: StorageDamaged when its file is not the one that the ledger names."""
+    kept = read_labels_alone(study_folder / LABELS_ALONE_MODEL, digest=chosen.round.state_digest)
+    model = data.build_model()
+    load_into(model, kept.parameters)
+    batch_norm.load(model, kept.batch_norm)
+    return _Opened(chosen=chosen, data=data, model=model.to(device).eval(), facts=facts, numerics=numerics, seed=seed)
 
 
 def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None, str]:
@@ -241,12 +278,43 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
 
 
 def _fitted(opened: _Opened) -> float:
+    logits_NK, labels_N = _validation(opened, "A temperature is fitted on", "--calibrate")
+    return temperature_for(logits_NK, labels_N)
+
+
+def _with_operating_point(opened: _Opened, text: str) -> _Opened:
+    classes = opened.facts.model.classes
+    wanted = wanted_point(text, classes)
+    logits_NK, labels_N = _validation(opened, "An operating point is chosen on", "--operating-point")
+    p_NK = probabilities(logits_NK, temperature=opened.facts.temperature)
+    point = operating_point_for(wanted, p_NK, labels_N, classes)
+    label = classes.index(point.label)
+    return replace(opened, facts=replace(opened.facts, operating_point=point),
+                   at_point=rates_at(p_NK[:, label], labels_N == label, point.threshold))
+
+
+def _validation(opened: _Opened, what: str, option: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Logits and labels of the study's validation images, never of test images."""
     validation = opened.data.images.validation
-    if validation is None or validation.labels_N is None:
-        raise UsageError("A temperature is fitted on validation images, and the study has none.",
-                         remedy="Leave out --calibrate, or run a study with [data] validation.")
-    logits_NK = logits_of(opened.model, validation.images_NCHW, opened.facts.image).numpy()
-    return temperature_for(logits_NK, validation.labels_N.numpy())
+    if validation is None or validation.labels_N is None or len(validation) == 0:
+        raise UsageError(f"{what} validation images, and the study has none.",
+                         remedy=f"Leave out {option}, or run a study with [data] validation.")
+    logits_NK: NDArray[np.float32] = logits_of(opened.model, validation.images_NCHW, opened.facts.image).numpy()
+    return logits_NK, validation.labels_N.numpy()
+
+
+def _card_point(opened: _Opened, images: ImageSet | None, logits_NK: NDArray[np.float32] | None
+                ) -> CardOperatingPoint | None:
+    point = opened.facts.operating_point
+    if point is None or opened.at_point is None:
+        return None
+    test = None
+    if images is not None and logits_NK is not None:
+        assert images.labels_N is not None
+        label = opened.facts.model.classes.index(point.label)
+        p_N = probabilities(logits_NK, temperature=opened.facts.temperature)[:, label]
+        test = rates_at(p_N, images.labels_N.numpy() == label, point.threshold)
+    return CardOperatingPoint(point=point, validation=opened.at_point, test=test)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
@@ -273,6 +341,7 @@ def _write(work: Path, opened: _Opened, ledger: Ledger, choice: ExportChoice, st
     tell(0.9, "writing the card")
     summary = summarise(ledger, opened.chosen.study.name)
     card = _card(opened, ledger, summary, study_folder, images, source, measures, check,
+                 _card_point(opened, images, logits_NK),
                  {path.name: path for path in sorted(work.glob("model.*"))}, silo_names=choice.silo_names)
     text = json.dumps(to_dict(card), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, content in ((_CARD, text), ("model_card.md", card_markdown(card)), ("model_card.html", card_html(card))):
@@ -311,13 +380,13 @@ def _checked(path: Path, opened: _Opened, images: ImageSet | None) -> OnnxCheck:
 
 
 def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: Path, images: ImageSet | None,
-          source: str, measures: Measures | None, check: OnnxCheck | None, files: Mapping[str, Path], *,
-          silo_names: bool) -> ModelCard:
+          source: str, measures: Measures | None, check: OnnxCheck | None, point: CardOperatingPoint | None,
+          files: Mapping[str, Path], *, silo_names: bool) -> ModelCard:
     chosen, frozen = opened.chosen, opened.data.frozen
-    number = chosen.round.number
+    number, labels_alone = chosen.round.number, chosen.rule == LABELS_ALONE
     card = ModelCard(
         format=CARD_FORMAT, intended_use=INTENDED_USE,
-        model=card_model(chosen, opened.facts, find_method(opened.facts.method)),
+        model=card_model(chosen, opened.facts, find_method(chosen.study.config["method"]["name"])),
         data=CardData(
             coordinator=CoordinatorImages(
                 labelled=frozen.num_labelled, validation=frozen.num_validation, test=frozen.num_test,
@@ -325,6 +394,10 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
             silos=card_silos(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)),
         test=None if measures is None or images is None else
         card_test(measures, source=source, digest=_digest_of(images)),
+        operating_point=point,
+        sites=card_sites(summary, site_evaluations(ledger, chosen.study.name, round=number,
+                                                   labels_alone=labels_alone),
+                         round=number, labels_alone=labels_alone, names=silo_names),
         recorded_accuracy=chosen.round.metrics.get("accuracy") if source == STUDY_TEST else None,
         labelled_only=_labels_alone(chosen.study, num_test=frozen.num_test),
         cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),
@@ -340,7 +413,8 @@ def _labels_alone(study: StudyRow, *, num_test: int) -> LabelsAlone | None:
     if trained is None or accuracy is None:
         return None
     return LabelsAlone(accuracy=accuracy, num_labelled=trained.num_labelled, epochs=trained.epochs,
-                       accuracy_interval=wilson(round(accuracy * num_test), num_test), cut_short=cut_short(trained))
+                       accuracy_interval=wilson(round(accuracy * num_test), num_test), cut_short=cut_short(trained),
+                       recipe=trained.description, metrics=trained.metrics)
 
 
 def _provenance(opened: _Opened, ledger: Ledger, study_file: Path) -> Provenance:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from semisilo.common.measures.calibration import Calibration
 from semisilo.common.text.describe import describe_percentage
-from semisilo.coordinator.export.calibration import Calibration
 from semisilo.coordinator.export.measures import Measures
 from semisilo.coordinator.report.figure_style import Theme, legend
 from semisilo.coordinator.report.figures import DrawnFigure, draw_figure

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.errors import ComputeFailed
-from semisilo.coordinator.export.calibration import Calibration, auroc, calibration_of, fit_temperature, probabilities
-from semisilo.coordinator.export.intervals import Interval, balanced_accuracy_interval, wilson
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.measures.calibration import Calibration, auroc, calibration_of, fit_temperature, probabilities
+from semisilo.common.measures.intervals import Interval, balanced_accuracy_interval, wilson
+from semisilo.common.measures.study_measure import StudyMeasure
 
 __all__ = ["ClassMeasures", "Measures", "measure", "temperature_for"]
 
@@ -60,6 +62,25 @@ class Measures:
     calibration_with_temperature: Calibration | None
     """None at temperature 1."""
 
+    def value_of(self, measure: StudyMeasure) -> float | None:
+        """A study's measure on these images, 0 to 1; None where they do not give it."""
+        return self.metrics.get(measure.metric)
+
+    def interval_of(self, measure: StudyMeasure) -> Interval | None:
+        """Its interval; None of an AUROC, which has none here."""
+        if measure.kind == "recall":
+            return next((each.recall_interval for each in self.classes if each.name == measure.class_name), None)
+        return {"accuracy": self.accuracy_interval, "balanced_accuracy": self.balanced_accuracy_interval}.get(
+            measure.kind)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What a study may be compared by, named as among the metrics of a round; what is not known is not there."""
+        found = {"accuracy": self.accuracy, "balanced_accuracy": self.balanced_accuracy, "auroc": self.auroc_macro}
+        for each in self.classes:
+            found |= {f"recall/{each.name}": each.recall, f"auroc/{each.name}": each.auroc}
+        return {name: value for name, value in found.items() if value is not None}
+
 
 def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, classes: Sequence[str], seed: int,
             temperature: float = 1.0) -> Measures:
@@ -86,7 +107,8 @@ def measure(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64], *, clas
             precision_interval=wilson(right, predicted), auroc=None if areas is None else areas.per_class[label]))
     right = int(np.trace(counted))
     recalls = [each.recall for each in found if each.recall is not None]
-    interval, balanced = wilson(right, len(labels_N)), balanced_accuracy_interval(confusion, seed=seed)
+    interval, balanced = wilson(right, len(labels_N)), balanced_accuracy_interval(
+        confusion, generator=numpy_generator(seed, "balanced_accuracy_bootstrap"))
     assert interval is not None
     assert balanced is not None
     return Measures(
@@ -107,4 +129,4 @@ def temperature_for(logits_NK: NDArray[np.float32], labels_N: NDArray[np.int64])
 def _check_finite(logits_NK: NDArray[np.float32]) -> None:
     if not bool(np.isfinite(logits_NK).all()):
         raise ComputeFailed("The model's answers are not finite, so there is nothing to measure.",
-                            remedy="Export another round: --round best.")
+                            remedy="Export another round: --round N.")

@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_range
+from semisilo.common.measures.study_measure import ACCURACY, parse_measure
+from semisilo.common.text.describe import describe_bytes, describe_metric, describe_percentage, describe_range
+from semisilo.coordinator.export.choose_model import BEST_ON_TEST
+from semisilo.coordinator.ledger.records import LABELS_ALONE
 
 if TYPE_CHECKING:
     from semisilo.coordinator.export.card import ModelCard  # needs torch
@@ -24,21 +27,38 @@ def show_export(folder: Path, card: ModelCard, console: Console | None = None) -
     """The main facts of the card, and where the files are."""
     console = console or Console(highlight=False)
     model, test, onnx = card.model, card.test, card.onnx
-    rows = [("model", f"{model.network.name}, round {model.round} of {model.planned_rounds} ({model.chosen})")]
+    which = "labels alone, without silos" if model.chosen == LABELS_ALONE else \
+        f"round {model.round} of {model.planned_rounds} ({model.chosen})"
+    rows = [("model", f"{model.network.name}, {which}"),
+            *([("chosen", model.choice)] if model.choice else [])]
+    measure = parse_measure(model.measure)
     if test is None:
         rows.append(("accuracy", "not measured: no test images"))
     else:
         interval = describe_range(test.accuracy_interval.low, test.accuracy_interval.high)
+        if measure != ACCURACY:
+            rows.append((measure.title, describe_metric(measure.metric, test.value_of(measure))))
         rows += [("accuracy", f"{describe_percentage(test.accuracy)} ({interval.removesuffix(' %')})"
                               f" of {test.images} images"),
-                 ("balanced accuracy", describe_percentage(test.balanced_accuracy)),
+                 *([] if measure.kind == "balanced_accuracy" else
+                   [("balanced accuracy", describe_percentage(test.balanced_accuracy))]),
                  ("calibration error", describe_percentage(test.calibration.expected_error))]
         if test.calibration_with_temperature is not None:
             rows.append(("  with temperature",
                          f"{describe_percentage(test.calibration_with_temperature.expected_error)} at"
                          f" {test.temperature:.3g}"))
+    if (at := card.operating_point) is not None:
+        measured = at.validation if at.test is None else at.test
+        where = "validation" if at.test is None else "test"
+        rows.append(("operating point",
+                     f"{at.point.describe()}: threshold {at.point.threshold:.4g}; on {where} images sensitivity"
+                     f" {describe_percentage(measured.sensitivity)}, specificity"
+                     f" {describe_percentage(measured.specificity)}"))
     if card.labelled_only is not None:
-        rows.append(("labels alone", describe_percentage(card.labelled_only.accuracy)))
+        alone = card.labelled_only
+        also = f"{measure.title} {describe_metric(measure.metric, alone.metrics[measure.metric])}, accuracy " \
+            if measure != ACCURACY and measure.metric in alone.metrics else ""
+        rows.append(("labels alone", f"{also}{describe_percentage(alone.accuracy)}"))
     if onnx is not None:
         rows.append(("ONNX", f"differs from the network by at most {onnx.largest_difference:.2g}"))
     rows += [(name, describe_bytes(each.bytes)) for name, each in card.files.items()]
@@ -49,4 +69,7 @@ def show_export(folder: Path, card: ModelCard, console: Console | None = None) -
         table.add_row(name, Text(value))
     console.print(table)
     console.print(Text(f"Written: {folder}"), soft_wrap=True)
+    if model.chosen == BEST_ON_TEST:
+        console.print(Text("Chosen by the test images: they no longer measure this model. Measure it on others: --test"
+                           " SOURCE.", "yellow"), soft_wrap=True)
     console.print(Text("Not for clinical use."), soft_wrap=True)

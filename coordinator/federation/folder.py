@@ -330,23 +330,23 @@ _DATA: dict[Scenario, str] = {
     "labels-at-coordinator": '''\
 labelled = "data/labelled"        # a folder of class folders, or file.npz, or "digits"
 test = "data/test"                # measured after every round
+# validation_share = "20%"        # held out of the labels to choose the round; left out: of 200 labels or more
 # classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
 image = { size = 28, channels = 3, mean = "labelled", std = "labelled", resize = "fit" }
 ''',
     "labels-at-silo": '''\
 test = "data/test"                # measured after every round: class folders, or file.npz; leave it out without one
-# validation = "data/validation"  # some methods need it
+# validation = "data/validation"  # chooses the round that is handed over; some methods need it
 classes = ["basophil", "eosinophil"]   # order = label; silos' class folders are called so
 image = { size = 28, channels = 3, mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25], resize = "fit" }
 '''}
 _METHOD: dict[Scenario, str] = {
     "labels-at-coordinator": '''\
-name = "semifl"
+name = "self_training"
 scenario = "labels-at-coordinator"
-confidence_threshold = 0.95
-local_epochs = 5
-labelled_batch = 10
-coordinator_epochs = 5            # with a hundred labels rather 20, with twenty 40: see docs/methods.md
+# warm_up_steps = 400             # on the labels, before silos are asked; left out: 600 to 4000, see docs/methods.md
+coordinator_steps = 40            # on the labels, after every round
+local_epochs = 3
 ''',
     "labels-at-silo": '''\
 name = "fedavg"

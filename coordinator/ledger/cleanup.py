@@ -12,7 +12,7 @@ from pathlib import Path
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.progress import round_heads
+from semisilo.coordinator.ledger.progress import handed_over, round_heads
 from semisilo.coordinator.ledger.records import RoundHead
 from semisilo.coordinator.ledger.states import RoundState
 
@@ -75,17 +75,16 @@ class Cleanup:
 
 
 def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:
-    """Digests of the state files to keep: of the last 3 rounds, of the best one, of every `every`-th.
+    """Digests of the state files to keep: of the last 3 rounds, of the one that is handed over as things stand, and of
+    every `every`-th.
 
-    The best is the committed round with the highest test accuracy, the earliest of equals. It is kept for a person to
-    look at; nothing of the study follows from it.
+    With another round that one stays or is the new one (`semisilo.common.measures.round_choice`), so it is always here.
     """
     keep = {digest for row in rounds[-_LAST:] for digest in (row.start_digest, row.state_digest)}
     committed = [row for row in rounds if row.state is RoundState.COMPLETED]
     keep |= {row.state_digest for row in committed if row.number % every == 0}
-    measured = [row for row in committed if "accuracy" in row.metrics]
-    if measured:
-        keep.add(max(measured, key=lambda row: (row.metrics["accuracy"], -row.number)).state_digest)
+    if (chosen := handed_over(committed)) is not None:
+        keep.add(chosen.state_digest)
     return keep - {""}
 
 

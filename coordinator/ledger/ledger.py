@@ -7,8 +7,9 @@ processes may open the same ledger: `serve` and the commands of the operator.
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from semisilo.common.config import canonical_json
@@ -24,10 +25,11 @@ from semisilo.coordinator.ledger.records import (
     StudyRow,
     TaskRow,
     declared_update,
+    forget_tasks,
     phase_row,
-    remember_task,
     round_row,
     study_row,
+    task_column,
     task_row,
 )
 from semisilo.coordinator.ledger.states import (
@@ -100,16 +102,21 @@ class Ledger(LedgerFile):
             raise UnknownName(f"There is no study '{name}' in the ledger.", remedy=f"Studies: {names}.")
         return study_row(rows[0])
 
+    def find_study(self, name: str) -> StudyRow | None:
+        """One study; None when there is none of that name."""
+        rows = self.query("SELECT * FROM study WHERE name = ?", name)
+        return study_row(rows[0]) if rows else None
+
     def study_state(self, name: str) -> StudyState:
         """The state of a study that exists: asked for with every answer of a silo."""
         return StudyState(self.query("SELECT state FROM study WHERE name = ?", name)[0]["state"])
 
-    def move_study(self, name: str, before: StudyState, after: StudyState) -> bool:
+    def move_study(self, name: str, before: StudyState, after: StudyState, *, reason: str = "") -> bool:
         """Moves a study on, unless it is no longer where it was: an operator may have paused or stopped it."""
         with self.transaction():
             if self.study_state(name) is not before:
                 return False
-            self.set_study_state(name, after)
+            self.set_study_state(name, after, reason=reason)
             return True
 
     def set_study_state(self, name: str, state: StudyState, *, reason: str = "") -> None:
@@ -180,6 +187,12 @@ class Ledger(LedgerFile):
                           study, RoundState.COMPLETED)
         return str(rows[0]["state_digest"]) if rows else ""
 
+    def committed_round(self, study: str) -> int:
+        """The number of the last completed round; -1 before round 0."""
+        rows = self.query("SELECT number FROM round WHERE study = ? AND state = ? ORDER BY number DESC LIMIT 1",
+                          study, RoundState.COMPLETED)
+        return int(rows[0]["number"]) if rows else -1
+
     def set_round_state(self, study: str, number: int, state: RoundState, *, state_digest: str | None = None,
                         metrics: Mapping[str, float] | None = None, phase: int | None = None,
                         reason: str = "") -> None:
@@ -199,19 +212,22 @@ class Ledger(LedgerFile):
             self.event(f"round_{state}", study=study, round=number, state_digest=state_digest or "",
                        metrics=dict(metrics or {}), reason=reason)
 
-    def open_phase(self, phase: PhaseRow, tasks: Sequence[TaskSpec]) -> None:
-        """Records a phase and its tasks, and moves the round to COLLECTING."""
+    def open_phase(self, phase: PhaseRow, tasks: Sequence[TaskSpec], *, columns: Sequence[str] = ()) -> None:
+        """Records a phase and its tasks, and moves the round to COLLECTING.
+
+        Args:
+            columns: `task_column` of each task, from a caller who has made them beforehand; empty to make them here.
+        """
+        texts = columns or [task_column(spec) for spec in tasks]
+        forget_tasks(keep=2 * len(tasks))
         with self.transaction() as db:
             db.execute("INSERT INTO phase VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                        (phase.study, phase.round, phase.number, phase.name, phase.quorum, phase.opened_unix,
                         phase.deadline_unix, phase.limit_unix, None, canonical_json(phase.expects)))
-            for spec in tasks:
-                text = canonical_json(spec)
-                remember_task(text, spec)
-                db.execute("INSERT INTO task (task_id, study, round, phase, silo, state, spec_json, opened_unix)"
+            db.executemany("INSERT INTO task (task_id, study, round, phase, silo, state, spec_json, opened_unix)"
                            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                           (spec.task_id, spec.study, spec.round, phase.number, spec.silo, TaskState.OPEN,
-                            text, phase.opened_unix))
+                           [(spec.task_id, spec.study, spec.round, phase.number, spec.silo, TaskState.OPEN, text,
+                             phase.opened_unix) for spec, text in zip(tasks, texts, strict=True)])
             self.set_round_state(phase.study, phase.round, RoundState.COLLECTING)
 
     def phase(self, study: str, round: int, number: int) -> PhaseRow:
@@ -231,9 +247,9 @@ class Ledger(LedgerFile):
         """Fixes who was accepted: open tasks expire, the round moves to AGGREGATING."""
         with self.transaction(lasting=False) as db:
             now = time.time()
-            for task in self.tasks(phase.study, phase.round, phase.number):
-                if task.state is TaskState.OPEN:
-                    self.close_task(task, TaskState.EXPIRED, reason="no answer before the phase closed")
+            for row in self.query(f"SELECT * FROM task WHERE study = ? AND round = ? AND phase = ? AND {_OPEN}"
+                                  " ORDER BY silo", phase.study, phase.round, phase.number):
+                self.close_task(task_row(row), TaskState.EXPIRED, reason="no answer before the phase closed")
             db.execute("UPDATE phase SET closed_unix = ? WHERE study = ? AND round = ? AND number = ?",
                        (now, phase.study, phase.round, phase.number))
             self.set_round_state(phase.study, phase.round, RoundState.AGGREGATING)
@@ -353,25 +369,22 @@ class Ledger(LedgerFile):
 
     def accepted_updates(self, study: str, round: int, phase: int) -> list[tuple[TaskRow, DeclaredUpdate]]:
         """The updates that a closed phase folds, in silo order."""
-        pairs = []
-        for task in self.tasks(study, round, phase):
-            if task.state is TaskState.UPDATED and task.update_id is not None:
-                update = self.declared_update(task.update_id)
-                assert update is not None
-                pairs.append((task, update))
-        return pairs
+        updates = {row["update_id"]: declared_update(row) for row in self.query(
+            "SELECT declared_update.* FROM task JOIN declared_update USING (update_id) WHERE study = ? AND round = ?"
+            " AND phase = ? AND state = ?", study, round, phase, TaskState.UPDATED)}
+        return [(task, updates[task.update_id]) for task in self.tasks(study, round, phase)
+                if task.state is TaskState.UPDATED and task.update_id is not None]
 
     def folded(self, study: str, round: int, kept: Mapping[str, str | None]) -> None:
         """Notes whose updates a phase has folded and what is kept for them; it counts once the round is committed."""
         with self.part() as db:
-            for silo, digest in kept.items():
-                db.execute("INSERT INTO silo_state (study, silo, pending_round, pending_kept_digest)"
+            db.executemany("INSERT INTO silo_state (study, silo, pending_round, pending_kept_digest)"
                            " VALUES (?, ?, ?, ?) ON CONFLICT (study, silo) DO UPDATE SET"
                            " pending_round = excluded.pending_round, pending_kept_digest ="
                            " CASE WHEN pending_round = excluded.pending_round"
                            " THEN coalesce(excluded.pending_kept_digest, pending_kept_digest)"
                            " ELSE excluded.pending_kept_digest END",  # of a round that was cancelled nothing stays
-                           (study, silo, round, digest))
+                           [(study, silo, round, digest) for silo, digest in kept.items()])
 
     def commit_round(self, study: str, round: int, *, metrics: Mapping[str, float]) -> None:
         """Commits a round: its state counts, and what was folded in it becomes what silos and strategy remember.
@@ -408,11 +421,14 @@ class Ledger(LedgerFile):
         With `round`, what an earlier phase of that round has put aside goes before what is committed.
         """
         rows = self.query("SELECT * FROM silo_state WHERE study = ? AND silo = ?", study, silo)
-        if not rows:
-            return 0, None
-        row = rows[0]
-        pending = row["pending_kept_digest"] if round and row["pending_round"] == round else None
-        return int(row["last_folded_round"]), pending or row["kept_digest"]
+        return _silo_state(rows[0], round) if rows else (0, None)
+
+    def silo_states(self, study: str, silos: Collection[str], *, round: int = 0) -> dict[str, tuple[int, str | None]]:
+        """`silo_state` of each of many silos."""
+        found = {row["silo"]: _silo_state(row, round) for row in self.query(
+            "SELECT * FROM silo_state WHERE study = ? AND silo IN (SELECT value FROM json_each(?))", study,
+            json.dumps(list(silos)))}
+        return {silo: found.get(silo, (0, None)) for silo in silos}
 
     def folded_silos(self, study: str) -> dict[str, int]:
         """Silos of which an update was folded in a committed round -> the last such round."""
@@ -423,3 +439,8 @@ class Ledger(LedgerFile):
         """State files that the strategy keeps for silos."""
         rows = self.query("SELECT kept_digest, pending_kept_digest FROM silo_state WHERE study = ?", study)
         return {digest for row in rows for digest in tuple(row) if digest is not None}
+
+
+def _silo_state(row: sqlite3.Row, round: int) -> tuple[int, str | None]:
+    pending = row["pending_kept_digest"] if round and row["pending_round"] == round else None
+    return int(row["last_folded_round"]), pending or row["kept_digest"]

@@ -289,4 +289,17 @@ UPDATE round SET closed_unix = closed_unix WHERE closed_unix IS NOT NULL;
 """A study of 1,000 silos and 500 rounds has half a million tasks and more than eight million costs: who only wants to
 know how it goes reads none of them."""
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS)
+_SITE_EVALUATIONS = """
+CREATE TABLE site_evaluation (              -- global models on the test images of silos whose policy permits to say so
+    study TEXT NOT NULL,
+    silo TEXT NOT NULL,
+    round INTEGER NOT NULL,                 -- after which the model was what it was
+    labels_alone INTEGER NOT NULL,          -- 1: the model of labels alone in its place
+    classes_json TEXT NOT NULL,             -- by label: images, right ones, area under the curve
+    unix REAL NOT NULL,
+    PRIMARY KEY (study, silo, round, labels_alone)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
+                               _SITE_EVALUATIONS)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from semisilo.common.measures.round_choice import ScoredRound, chosen_round
+from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow, phase_row, round_head, study_row
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 
-__all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "last_phase", "last_studies", "open_phase",
-           "phases_of_round", "round_heads", "round_outcomes", "silo_totals", "study_progress"]
+__all__ = ["OpenPhase", "RoundCounts", "SiloTotal", "StudyProgress", "handed_over", "labels_alone_score",
+           "last_phase", "last_studies", "open_phase", "phases_of_round", "prefers_labels_alone", "round_heads",
+           "round_outcomes", "scored_rounds", "silo_totals", "study_progress"]
+
+RoundT = TypeVar("RoundT", bound=RoundHead)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +103,46 @@ def round_heads(ledger: Ledger, study: str, *, first: int = 0) -> list[RoundHead
     return [round_head(row) for row in ledger.query(
         "SELECT number, state, phase, opened_unix, closed_unix, start_digest, state_digest, metrics_json, reason"
         " FROM round WHERE study = ? AND number >= ? ORDER BY number", study, first)]
+
+
+def scored_rounds(rounds: Iterable[RoundHead]) -> list[ScoredRound]:
+    """The committed rounds among some, in the same order, that have a selection score: round 0 as well, which no silo
+    has had part in."""
+    return [ScoredRound(row.number, row.metrics["selection_score"], row.metrics.get("selection_error", 0.0))
+            for row in rounds if row.state is RoundState.COMPLETED and "selection_score" in row.metrics]
+
+
+def handed_over(rounds: Iterable[RoundT]) -> RoundT | None:
+    """The round whose model a study hands over: the chosen one, or the last committed one where no round has a
+    selection score; None before the first commit.
+
+    Args:
+        rounds: all rounds of the study, in order.
+    """
+    committed = [row for row in rounds if row.state is RoundState.COMPLETED and row.state_digest]
+    chosen = chosen_round(scored_rounds(committed))
+    if chosen is None:
+        return committed[-1] if committed else None
+    return next(row for row in committed if row.number == chosen.number)
+
+
+def labels_alone_score(row: StudyRow) -> float | None:
+    """The study's measure of labels alone on its validation images; None where there are none, where labels alone are
+    not trained, or where their model is not kept."""
+    if row.baseline is None or not row.baseline.model_digest or row.frozen is None:
+        return None
+    return row.baseline.metrics.get(f"{VALIDATION_PREFIX}{row.frozen.study_measure.metric}")
+
+
+def prefers_labels_alone(row: StudyRow, chosen: RoundHead | None) -> bool:
+    """Whether a study hands over labels alone in the place of its chosen round: where they score higher on the same
+    validation images, so that what silos have added does not help. Never by test images.
+
+    Args:
+        chosen: as `handed_over` gives it.
+    """
+    alone = labels_alone_score(row)
+    return alone is not None and chosen is not None and alone > chosen.metrics.get("selection_score", float("inf"))
 
 
 def round_outcomes(ledger: Ledger, study: str, *, first: int = 0) -> dict[int, dict[str, int]]:

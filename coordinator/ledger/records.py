@@ -10,20 +10,28 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from semisilo.common.config import Tables, from_dict
+from semisilo.common.config import Tables, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm
+from semisilo.common.measures.gain import ImageCounts
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, TaskSpec, UpdateHeader
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["LABELS_ALONE_FILE", "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult",
-           "PhaseRow", "RoundHead", "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "phase_row",
-           "remember_task", "round_head", "round_row",
-           "study_row", "task_row"]
+__all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "BaselineRecipe", "DeclaredUpdate", "EndedBy",
+           "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundHead", "RoundRow", "StudyRow",
+           "TaskRow", "cut_short", "declared_update", "forget_tasks", "phase_row", "round_head", "round_row",
+           "study_row", "task_column", "task_row"]
 
 T = TypeVar("T")
 
 LABELS_ALONE_FILE = "labels-alone.safetensors"
 """In a study's folder: work on labels alone that is not done yet."""
+LABELS_ALONE = "labels-alone"
+"""What stands in the place of a method or a round where the model is that of labels alone."""
+LABELS_ALONE_MODEL = "labels-alone-model.safetensors"
+"""In a study's folder: the model that labels alone have given, once it is there."""
+BaselineRecipe = Literal["strong", "paper"]
+"""How labels alone are trained: as well as the tool can, or by the recipe of SemiFL's paper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +61,35 @@ class FrozenStudy:
     """Files of the coordinator that were left out, with the reason."""
     num_broken: int | None = None
     """How many of them should have been images; None in a study that an earlier version began."""
+    num_held_out: int = 0
+    """Of `num_validation`: images held out of the labelled ones, which `num_labelled` does not count."""
+    measure: str = ""
+    """What rounds are chosen and compared by, as `parse_measure` reads it; empty in a study that an earlier version
+    began, where it is the accuracy."""
+    measure_reason: str = ""
+    """Why that one, for a person: "the labelled images are balanced, 20 images of ..."."""
+    test_images: tuple[int, ...] = ()
+    """Of `num_test`: how many there are of each class, in label order; () in a study that an earlier version began."""
+
+    @property
+    def study_measure(self) -> StudyMeasure:
+        """What rounds are chosen and compared by."""
+        return parse_measure(self.measure) if self.measure else ACCURACY
+
+    @property
+    def test_counts(self) -> ImageCounts:
+        """The test images, which models are compared on."""
+        return ImageCounts(self.num_test, self.test_images)
+
+    @property
+    def choice_line(self) -> str:
+        """What rounds are compared by and why, and what chooses one, for a person."""
+        why = f" ({self.measure_reason})" if self.measure_reason else ""
+        images = f"{self.num_validation} validation image{'s' * (self.num_validation != 1)}"
+        held_out = ", held out of the labelled ones" if self.num_held_out else ""
+        chosen = f"chosen on {images}{held_out}" if self.num_validation else \
+            "not chosen: the last one is handed over, since there are no validation images"
+        return f"rounds are compared by {self.study_measure.title}{why}, and {chosen}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +98,8 @@ class HistoryPoint:
 
     epoch: int
     loss: float
-    """Mean training cross-entropy of that epoch; 0 where every batch was skipped."""
+    """Mean training cross-entropy of that epoch, of the strong recipe that of the last step; 0 where every batch was
+    skipped."""
     accuracy: float
     """On the test images."""
 
@@ -75,7 +113,8 @@ class LabelledOnlyResult:
     """What labels alone give: the same network, trained on the coordinator's labelled images."""
 
     metrics: dict[str, float]
-    """Of the last epoch, named as those of a round."""
+    """Of the last epoch, named as those of a round; those on validation images begin with "validation_", those of a
+    cross-validation on the labels with "crossfit_"."""
     epochs: int
     """Whole passes that were made."""
     asked: int = 0
@@ -87,6 +126,12 @@ class LabelledOnlyResult:
     num_labelled: int
     history: tuple[HistoryPoint, ...]
     """Evenly spaced; the last is the last epoch."""
+    recipe: BaselineRecipe = "paper"
+    """In a study of an earlier version the paper's."""
+    description: str = ""
+    """How it was trained, in words; empty in a study of an earlier version."""
+    model_digest: str = ""
+    """SHA-256, hex, of the file `LABELS_ALONE_MODEL` of the study's folder; empty in a study of an earlier version."""
 
 
 def cut_short(result: LabelledOnlyResult) -> str:
@@ -117,6 +162,11 @@ class StudyRow:
     started_unix: float | None
     ended_unix: float | None
     reason: str
+
+    @property
+    def study_measure(self) -> StudyMeasure:
+        """What it chooses, compares and draws by; accuracy until the images were read."""
+        return ACCURACY if self.frozen is None else self.frozen.study_measure
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -231,22 +281,30 @@ def _parsed(cls: Hashable, text: str) -> Any:
     return from_dict(typing.cast(type, cls), json.loads(text))
 
 
-def remember_task(text: str, spec: TaskSpec) -> None:
-    """Spares reading a task's column anew: the one who writes a thousand tasks has them all.
+def task_column(spec: TaskSpec) -> str:
+    """What the column of a task holds. Reading it anew is spared from now on: who writes a thousand tasks has them."""
+    text = canonical_json(spec)
+    _remember(text, spec)
+    return text
 
-    Args:
-        text: the column, canonical JSON of `spec`.
-    """
-    _SPECS[text] = spec
-    while len(_SPECS) > _MOST_SPECS:
+
+def forget_tasks(*, keep: int) -> None:
+    """Lets go of all tasks that were remembered but the newest: those of earlier rounds nobody works on. A task takes
+    tens of kilobytes, and what is kept makes every run of Python's collector longer."""
+    while len(_SPECS) > keep:
         _SPECS.pop(next(iter(_SPECS)), None)
+
+
+def _remember(text: str, spec: TaskSpec) -> None:
+    _SPECS[text] = spec
+    forget_tasks(keep=_MOST_SPECS)
 
 
 def _task_spec(text: str) -> TaskSpec:
     found = _SPECS.get(text)
     if found is None:
         found = from_dict(TaskSpec, json.loads(text))
-        remember_task(text, found)
+        _remember(text, found)
     return found
 
 

@@ -1,4 +1,6 @@
-"""Tasks and what silos answered to them, over whole rounds and studies: who owes an answer, who gave which."""
+"""Tasks and what silos answered to them, over whole rounds and studies: who owes an answer, who gave which, and what
+silos say of the model that a task brought (site evaluations).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["OpenTask", "Refusal", "RefusedTask", "SubmittedTask", "TaskAnswer", "answer_states", "answers_of_round",
-           "answers_of_study", "has_updates", "last_refusal", "last_refusals", "open_tasks",
-           "refusal_reasons", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
+__all__ = ["OpenTask", "Refusal", "RefusedTask", "SubmittedTask", "TaskAnswer", "add_site_evaluation", "answer_states",
+           "answers_of_round", "answers_of_study", "has_taken_part", "has_updates", "is_committed", "last_refusal",
+           "last_refusals", "open_tasks", "refusal_reasons", "site_evaluations", "sizes_of_last_updates", "task_counts",
+           "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 
@@ -180,6 +185,49 @@ def has_updates(ledger: Ledger, study: str) -> bool:
                              TaskState.UPDATED, RoundState.COMPLETED))
 
 
+def has_taken_part(ledger: Ledger, study: str, silo: str) -> bool:
+    """Whether a silo has answered a task of a study with an update or an abstention."""
+    return bool(ledger.query("SELECT 1 FROM task WHERE study = ? AND silo = ? AND state IN (?, ?) LIMIT 1", study, silo,
+                             TaskState.UPDATED, TaskState.ABSTAINED))
+
+
+def is_committed(ledger: Ledger, study: str, number: int) -> bool:
+    """Whether a study has committed the round of that number."""
+    return bool(ledger.query("SELECT 1 FROM round WHERE study = ? AND number = ? AND state = ?", study, number,
+                             RoundState.COMPLETED))
+
+
+def add_site_evaluation(ledger: Ledger, silo: str, found: SiteEvaluation, *, now_unix: float) -> bool:
+    """Notes what a silo says of a model; of one model the first counts. Returns: whether it was news."""
+    with ledger.part() as db:
+        added = db.execute(
+            "INSERT OR IGNORE INTO site_evaluation VALUES (?, ?, ?, ?, ?, ?)",
+            (found.study, silo, found.round, int(found.labels_alone), canonical_json(found.classes), now_unix)).rowcount
+        if added:
+            ledger.event("site_evaluation", study=found.study, round=found.round, silo=silo, count=found.count,
+                         correct=found.correct, labels_alone=found.labels_alone)
+        return bool(added)
+
+
+def site_evaluations(ledger: Ledger, study: str, *, round: int, labels_alone: bool = False) -> dict[str,
+                                                                                                  SiteEvaluation]:
+    """Silo -> what it says of one model of a study, or where it says nothing of that of the newest that it knows; in
+    byte order of names. Silos that have said nothing are not in it.
+
+    Args:
+        round, labels_alone: the model that is wanted most, such as the one that is handed over.
+    """
+    found: dict[str, SiteEvaluation] = {}
+    rows = ledger.query(
+        "SELECT *, max((round = ? AND labels_alone = ?) * 1000000000 + round) FROM site_evaluation WHERE study = ?"
+        " GROUP BY silo", round, int(labels_alone), study)
+    for row in sorted(rows, key=lambda row: row["silo"].encode()):
+        classes = tuple(from_dict(ClassResult, each) for each in json.loads(row["classes_json"]))
+        found[row["silo"]] = SiteEvaluation(study=study, round=row["round"], labels_alone=bool(row["labels_alone"]),
+                                            classes=classes)
+    return found
+
+
 def training_seconds(ledger: Ledger, study: str, silo: str, number: int) -> float | None:
     """How long a silo trained in a round, as it declared with its accepted updates, over all phases; None when none of
     its updates was accepted."""
@@ -196,7 +244,8 @@ def sizes_of_last_updates(ledger: Ledger, study: str) -> list[int]:
     """
     return [int(row["total"]) for row in ledger.query(
         "SELECT sum(size_bytes) AS total FROM declared_update JOIN task USING (task_id) WHERE task.study = ? AND"
-        " task.state = ? AND round = (SELECT max(task.round) FROM task JOIN round ON round.study = task.study AND"
-        " round.number = task.round WHERE task.study = ? AND task.state = ? AND round.state = ?) AND accepted_unix"
-        " IS NOT NULL GROUP BY silo",
-        study, TaskState.UPDATED, study, TaskState.UPDATED, RoundState.COMPLETED)]
+        # From the last round backwards: a study may have half a million tasks.
+        " task.state = ? AND round = (SELECT number FROM round WHERE round.study = ? AND round.state = ? AND EXISTS"
+        " (SELECT 1 FROM task WHERE task.study = round.study AND task.round = round.number AND task.state = ?)"
+        " ORDER BY number DESC LIMIT 1) AND accepted_unix IS NOT NULL GROUP BY silo",
+        study, TaskState.UPDATED, study, RoundState.COMPLETED, TaskState.UPDATED)]

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from semisilo.common.measures.intervals import Interval
 from semisilo.coordinator.ledger.roster import OpenInvitation
 from semisilo.coordinator.monitoring.forecast import Forecast
 from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
+from semisilo.coordinator.monitoring.summary import MeasureBeside, SiteLine
+from semisilo.coordinator.studies.model_choice import ChoiceFacts
 
 __all__ = ["ByGroup", "ByRpc", "BySilo", "CostFacts", "DoingFacts", "DriftFacts", "EncodingFacts", "EventFacts",
            "EventsFacts", "FederationFacts", "LiveFacts", "PhaseFacts", "RoundDetail", "RoundLine", "SiloLine",
@@ -56,8 +59,14 @@ class StudyLine:
     rounds: int
     accuracy: float | None
     labelled_only_accuracy: float | None
+    test_score: float | None
+    """The study's measure, which `choice` names, of the model whose accuracy this is; on test images."""
+    labels_alone_test_score: float | None
+    """The same of labels alone."""
     labels_alone: str
     """That labels alone are in work, or what cut them short; empty when nothing is to be said."""
+    choice: ChoiceFacts
+    """Which round is handed over as things stand, and why."""
     seconds_left: float | None
     reason: str
     wire_bytes: int
@@ -125,6 +134,8 @@ class RoundLine:
     opened_unix: float
     seconds: float | None
     accuracy: float | None
+    test_score: float | None
+    """The study's measure on test images."""
     metrics: Mapping[str, float]
     counts: Mapping[str, int]
     """Answer -> silos."""
@@ -268,8 +279,26 @@ class StudyDetail:
     rounds_completed: int
     accuracy: float | None
     labelled_only_accuracy: float | None
+    test_score: float | None
+    """The study's measure, which `choice` names, of the model whose accuracy this is; on test images."""
+    labels_alone_test_score: float | None
+    """The same of labels alone."""
+    beside: tuple[MeasureBeside, ...]
+    """All numbers of the last committed round beside those of labels alone; empty before those are trained."""
+    labels_alone_recipe: str
+    """How labels alone were trained, in words; empty before."""
     gain: float | None
-    """None also where no update of any silo was accepted: then it is nobody's but the coordinator's."""
+    """`test_score` less `labels_alone_test_score`; None also where no update of any silo was accepted: then it is
+    nobody's but the coordinator's."""
+    gain_interval: Interval | None
+    """Its interval of 95 %; None also where that is not known."""
+    gain_text: str
+    """How large it is, in words; empty without one, like the next two."""
+    gain_interval_text: str
+    gain_verdict: str
+    """Whether it is more than chance: "no difference shown"."""
+    choice: ChoiceFacts
+    """Which round is handed over as things stand, and why."""
     seconds: float | None
     seconds_left: float | None
     num_parameters: int
@@ -279,6 +308,8 @@ class StudyDetail:
     open_round: OpenRoundFacts | None
     rounds: tuple[RoundLine, ...]
     silos: tuple[SiloOfStudy, ...]
+    sites: tuple[SiteLine, ...]
+    """What the model is worth at each silo's own test images; empty where no silo has said so."""
     cost: CostFacts
 
 

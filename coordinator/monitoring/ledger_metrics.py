@@ -22,8 +22,10 @@ from semisilo.coordinator.monitoring.summary import (
     accuracy_in,
     label_ratios,
     labelled_only_accuracy,
+    labels_alone_test_score,
     metric_in,
     planned_rounds,
+    score_on_test,
 )
 
 __all__ = ["NOT_ACCEPTED", "OTHER_CODE", "StudyReading", "StudyScrapes"]
@@ -44,6 +46,11 @@ class StudyReading:
     planned_rounds: int
     progress: StudyProgress
     """Where its rounds stand."""
+    measure: str
+    """What the study is compared by, as its file names it."""
+    test_score: float | None
+    """That measure after the last committed round, on test images."""
+    labels_alone_test_score: float | None
     accuracy: float | None
     loss: float | None
     labelled_only: float | None
@@ -82,7 +89,9 @@ def _read_study(ledger: Ledger, row: StudyRow) -> StudyReading:
     progress = study_progress(ledger, row.name)
     return StudyReading(
         name=row.name, state=row.state, planned_rounds=planned_rounds(row), progress=progress,
-        accuracy=accuracy_in(progress.metrics), loss=metric_in(progress.metrics, "loss"),
+        measure=str(row.study_measure), test_score=score_on_test(progress.metrics, row.study_measure),
+        labels_alone_test_score=labels_alone_test_score(row), accuracy=accuracy_in(progress.metrics),
+        loss=metric_in(progress.metrics, "loss"),
         labelled_only=labelled_only_accuracy(row), tasks=task_counts(ledger, row.name),
         refusals=_refusals(ledger, row.name), encodings=tuple(encodings_of(ledger, row.name)),
         label_ratio=label_ratios(ledger, row.name, progress.last_round or 0))

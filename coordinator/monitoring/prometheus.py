@@ -175,7 +175,14 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
         "semisilo_round_opened_timestamp_seconds": ("When the round was opened that is under way.",
                                                     lambda study: study.progress.round_opened_unix),
     }
+    score = GaugeMetricFamily("semisilo_study_measure_ratio", "The study's measure on the test images after the last"
+                              " committed round.", labels=["study", "measure"])
+    alone = GaugeMetricFamily("semisilo_study_labelled_only_measure_ratio", "The same of the labels at the coordinator"
+                              " alone.", labels=["study", "measure"])
     for study in studies:
+        for family, value in ((score, study.test_score), (alone, study.labels_alone_test_score)):
+            if value is not None:
+                family.add_metric([study.name, study.measure], value)
         for each in StudyState:
             state.add_metric([study.name, each], float(study.state == each))
         over = {entry.state: entry for entry in study.progress.rounds if entry.state in ENDED_ROUND}
@@ -190,7 +197,7 @@ def _of_studies(studies: list[StudyReading]) -> Iterator[Metric]:
         updates.add_metric([study.name, "refused"], rejected)
         for code, count in sorted(study.refusals.items()):
             refusals.add_metric([study.name, code], count)
-    yield from (state, rounds, seconds, tasks, updates, refusals)
+    yield from (state, rounds, seconds, tasks, updates, refusals, score, alone)
     for name, (text, value_of) in gauges.items():
         family = GaugeMetricFamily(name, text, labels=["study"])
         for study in studies:

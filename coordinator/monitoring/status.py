@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-
-from semisilo.common.text.describe import (
-    describe_bytes,
-    describe_percentage,
-    describe_progress,
-    describe_seconds,
-    describe_share,
-)
-from semisilo.common.text.logs import printable
-from semisilo.coordinator.federation.folder import Federation, folder_option
+from semisilo.common.text.describe import describe_progress
+from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
@@ -26,21 +14,15 @@ from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, ope
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tasks import last_refusals, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals
-from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
+from semisilo.coordinator.monitoring.silo_state import activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, open_round_facts, study_facts
 from semisilo.coordinator.monitoring.summary import planned_rounds
 from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather", "render"]
+__all__ = ["RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather"]
 
 _DAY = 86400.0
-_STYLES: Mapping[str, str] = {
-    SiloState.REVOKED: "red", SiloState.CONNECTED: "green", SiloState.WORKING: "green",
-    SiloState.LATE: "yellow", SiloState.AWAY: "yellow", SiloState.AWAY_BY_POLICY: "yellow"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,134 +173,3 @@ def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[Si
         unlabelled_count=row.unlabelled_count, away_reason=row.away_reason if row.is_away(now) else "",
         away_until_unix=row.away_until_unix if row.is_away(now) else None,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in members)
-
-
-# For people -----------------------------------------------------------------------------------------------------------
-
-
-def render(console: Console, facts: StatusFacts) -> None:
-    """Prints the facts; fits 80 columns."""
-    console.print(Text.assemble(("federation ", "dim"), (facts.federation, "bold"), ("  at ", "dim"), facts.address,
-                                ("  in ", "dim"), facts.folder), soft_wrap=True)
-    console.print(_serve_line(facts), soft_wrap=True)
-    if facts.live is not None and facts.live.page:
-        console.print(Text.assemble(("operator page at ", "dim"), facts.live.page), soft_wrap=True)
-    console.print()
-    console.print(_study_table(facts) if facts.studies
-                  else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
-                  soft_wrap=not facts.studies)
-    for study in facts.studies:
-        if study.labels_alone:
-            console.print(Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone), soft_wrap=True)
-        if study.reason:
-            paused = "paused: " if study.state == StudyState.PAUSED else ""
-            console.print(Text(f"{study.name}: {paused}{printable(study.reason, limit=800)}", "red"), soft_wrap=True)
-        if study.state == StudyState.FAILED:
-            console.print(Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"),
-                          soft_wrap=True)
-    if facts.current_round is not None:
-        console.print()
-        console.print(_round_text(facts.current_round, facts.unix), soft_wrap=True)
-    console.print()
-    console.print(_silo_table(facts) if facts.silos
-                  else Text("No silo has enrolled yet. Invite one: coordinator invite NAME"
-                            f"{folder_option(facts.folder)}", "dim"), soft_wrap=not facts.silos)
-    for silo in facts.silos:
-        if silo.away_until_unix is not None:
-            console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
-                                        (f" until {_utc(silo.away_until_unix)}, by its own policy", "dim")),
-                          soft_wrap=True)
-    for refusal in facts.refusals:
-        what = f" refused round {refusal.round} of {refusal.study}: "
-        console.print(Text.assemble(("silo ", "dim"), refusal.silo, (what, "dim"), (printable(refusal.reason), "red")),
-                      soft_wrap=True)
-    for invitation in facts.invitations:
-        console.print(Text.assemble(("open invitation for ", "dim"), invitation.silo,
-                                    (f", {describe_seconds(invitation.expires_unix - facts.unix)} left", "dim")))
-    for cost in facts.costs:
-        if cost.wire_down or cost.wire_up or cost.payload_down or cost.payload_up:
-            console.print()
-            console.print(_cost_table(cost))
-
-
-def _serve_line(facts: StatusFacts) -> Text:
-    live = facts.live
-    if live is None:
-        return Text(f"serve is not running. Start it: coordinator serve{folder_option(facts.folder)}", "yellow")
-    present = sum(silo.present for silo in facts.silos)
-    line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {_count(present, 'silo')} connected")
-    doing = live.activity or live.text
-    if doing:
-        progress = f" {describe_progress(live.fraction)}" if live.activity and live.fraction > 0 else ""
-        line.append(f": {printable(doing, limit=200)}{progress}")
-    return line
-
-
-def _study_table(facts: StatusFacts) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, justify in (("study", "left"), ("state", "left"), ("method", "left"), ("round", "right"),
-                          ("accuracy", "right"), ("labelled only", "right"), ("time left", "right")):
-        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    for study in facts.studies:
-        table.add_row(study.name, study.state, study.method, f"{study.round}/{study.rounds}",
-                      describe_percentage(study.accuracy), describe_percentage(study.labelled_only_accuracy),
-                      "–" if study.seconds_left is None else describe_seconds(study.seconds_left))
-    return table
-
-
-def _round_text(row: RoundFacts, now: float) -> Text:
-    line = Text.assemble((f"round {row.number}/{row.rounds} ", "bold"), f"of {row.study}: {row.state}")
-    if row.phase:
-        line.append(f", phase {row.phase}")
-    if row.tasks:
-        line.append(f"; {', '.join(f'{count} {state}' for state, count in row.tasks.items())}; quorum {row.quorum}")
-    if row.deadline_unix is not None:
-        left = row.deadline_unix - now
-        line.append(f"; deadline in {describe_seconds(left)}" if left >= 0
-                    else f"; {describe_seconds(-left)} past its deadline")
-    if row.waiting_for:
-        line.append(f"; waiting for {', '.join(row.waiting_for)}")
-    return line
-
-
-def _silo_table(facts: StatusFacts) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("silo", no_wrap=True, overflow="ellipsis", max_width=24)
-    table.add_column("state", no_wrap=True)
-    table.add_column("last seen", justify="right", no_wrap=True)
-    table.add_column("certificate", justify="right", no_wrap=True)
-    table.add_column("images", justify="right", no_wrap=True)
-    labels = any(silo.labelled_count for silo in facts.silos)
-    if labels:
-        table.add_column("labelled", justify="right", no_wrap=True)
-    table.add_column("version", no_wrap=True, overflow="ellipsis", max_width=12)
-    for silo in facts.silos:
-        seen = "never" if silo.seen_unix is None else f"{describe_seconds(facts.unix - silo.seen_unix)} ago"
-        days = silo.certificate_days_left
-        state = Text(silo.doing if silo.state == SiloState.WORKING else silo.state, _STYLES.get(silo.state, "dim"))
-        table.add_row(silo.name, state, seen,
-                      Text("expired", "red") if days <= 0 else Text(f"{days:.0f} days", "yellow" if days < 7 else ""),
-                      str(silo.labelled_count + silo.unlabelled_count) if silo.version else "–",
-                      *([str(silo.labelled_count) if silo.version else "–"] if labels else []), silo.version or "–")
-    return table
-
-
-def _cost_table(cost: StatusCost) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(f"cost of {cost.study}", no_wrap=True, overflow="ellipsis", max_width=30)
-    for name in ("down", "up", "both"):
-        table.add_column(name, justify="right", no_wrap=True)
-    wire = "wire, estimated" if cost.estimated else "wire"
-    for name, down, up in (("payload", cost.payload_down, cost.payload_up),
-                           ("message", cost.message_down, cost.message_up), (wire, cost.wire_down, cost.wire_up)):
-        table.add_row(name, describe_bytes(down), describe_bytes(up), describe_bytes(down + up))
-    table.add_row("wire, % of dense", "", "", describe_share(cost.share_of_dense))
-    return table
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _utc(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import SiloTotal, round_heads, round_outcomes, silo_totals
 from semisilo.coordinator.ledger.records import RoundHead
@@ -21,7 +22,7 @@ from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
 from semisilo.coordinator.monitoring.drift import EARLIER_ROUNDS, class_shares, drift_of, pseudo_label_counts
 from semisilo.coordinator.monitoring.facts import DriftFacts, RoundLine, SiloOfStudy
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
-from semisilo.coordinator.monitoring.summary import accuracy_in, label_ratio_in
+from semisilo.coordinator.monitoring.summary import accuracy_in, label_ratio_in, score_on_test
 from semisilo.coordinator.monitoring.traffic import RoundCosts, StudyCosts
 
 __all__ = ["CELLS", "FEWEST_ROUNDS", "SiloAnswer", "StudyBook", "finite", "silo_answers",
@@ -174,8 +175,12 @@ class StudyBook:
         """All rounds in order."""
         return [entry.row for entry in (*self._rounds.values(), *(entry for entry, _ in self._open))]
 
-    def lines(self, costs: StudyCosts, *, dense_bytes: int) -> tuple[RoundLine, ...]:
-        """The rounds with their bytes."""
+    def lines(self, costs: StudyCosts, *, dense_bytes: int, measure: StudyMeasure) -> tuple[RoundLine, ...]:
+        """The rounds with their bytes.
+
+        Args:
+            measure: the study's.
+        """
         lines, spent = [], 0
         for entry in (*self._rounds.values(), *(entry for entry, _ in self._open)):
             row = entry.row
@@ -185,9 +190,10 @@ class StudyBook:
             lines.append(RoundLine(
                 number=row.number, state=str(row.state), reason=row.reason, opened_unix=row.opened_unix,
                 seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
-                accuracy=accuracy_in(row.metrics), metrics=entry.metrics, counts=entry.counts,
-                outcomes=entry.outcomes, wire_down=traffic.wire_down, wire_up=traffic.wire_up, wire_cumulative=spent,
-                payload_down=traffic.payload_down, payload_up=traffic.payload_up, share_of_dense=traffic.share))
+                accuracy=accuracy_in(row.metrics), test_score=score_on_test(row.metrics, measure),
+                metrics=entry.metrics, counts=entry.counts, outcomes=entry.outcomes, wire_down=traffic.wire_down,
+                wire_up=traffic.wire_up, wire_cumulative=spent, payload_down=traffic.payload_down,
+                payload_up=traffic.payload_up, share_of_dense=traffic.share))
         return tuple(lines)
 
     def silos(self, costs: StudyCosts, *, num_classes: int) -> tuple[SiloOfStudy, ...]:

@@ -11,14 +11,20 @@ from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.monitoring.outcomes import counts_of, waiting_for
 from semisilo.coordinator.monitoring.summary import (
+    MeasureBeside,
     federated_accuracy,
+    federated_test_score,
     labelled_only_accuracy,
     labels_alone_note,
+    labels_alone_test_score,
+    last_committed,
+    measures_beside,
     method_name,
     planned_rounds,
     seconds_left,
 )
 from semisilo.coordinator.rounds.live_file import LiveStatus
+from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
 
 __all__ = ["OpenRoundFacts", "StudyFacts", "open_round_facts", "study_facts"]
 
@@ -37,11 +43,20 @@ class StudyFacts:
     accuracy: float | None
     """Of the model of the last committed round with silos, 0 to 1; None before it, or without test images."""
     labelled_only_accuracy: float | None
+    test_score: float | None
+    """The study's measure (`choice.measure`) of the model whose accuracy this is, 0 to 1; where that is the accuracy,
+    the same number."""
+    labels_alone_test_score: float | None
+    """The same of labels alone."""
     labels_alone: str
     """How far labels alone are, or what cut them short; empty when nothing is to be said."""
+    choice: ChoiceFacts
+    """Which round is handed over as things stand, and why."""
     seconds_left: float | None
     """Estimated; None before the first finished round and after the end."""
     reason: str
+    beside: tuple[MeasureBeside, ...] = ()
+    """All numbers of the last committed round beside those of labels alone; empty before those are trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,12 +83,16 @@ def study_facts(row: StudyRow, rounds: Sequence[RoundHead], *, now_unix: float,
                 live: LiveStatus | None = None) -> StudyFacts:
     """The facts of a study with all its rounds in order; `live` is what `serve` says, None when it does not run."""
     planned = planned_rounds(row)
+    last = last_committed(rounds)
     return StudyFacts(
         name=row.name, state=str(row.state), method=method_name(row), round=rounds[-1].number if rounds else 0,
         rounds=planned, accuracy=federated_accuracy(rounds), labelled_only_accuracy=labelled_only_accuracy(row),
+        test_score=federated_test_score(rounds, row.study_measure),
+        labels_alone_test_score=labels_alone_test_score(row),
         labels_alone=labels_alone_note(row, live=live.labels_alone if live and live.study == row.name else ""),
+        choice=choice_of(row, rounds),
         seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now_unix),
-        reason=row.reason)
+        reason=row.reason, beside=measures_beside(row, {} if last is None else last.metrics, row.classes))
 
 
 def open_round_facts(ledger: Ledger, study: StudyRow, last: RoundHead | None) -> OpenRoundFacts | None:

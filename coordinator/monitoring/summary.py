@@ -9,24 +9,84 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from semisilo.common.errors import StorageDamaged
+from semisilo.common.measures.gain import Gain
+from semisilo.common.measures.site_evaluation import (
+    BALANCED,
+    SiteEvaluation,
+    SiteScores,
+    estimate_text,
+    site_scores,
+)
+from semisilo.common.measures.study_measure import ACCURACY, VALIDATION_PREFIX, StudyMeasure
+from semisilo.common.text.describe import describe_metric
 from semisilo.coordinator.ledger.costs import Cost, costs_of
 from semisilo.coordinator.ledger.events import event_kinds
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import RoundHead, RoundRow, StudyRow, cut_short
+from semisilo.coordinator.ledger.records import FrozenStudy, RoundHead, RoundRow, StudyRow, cut_short
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
-from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study
+from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site_evaluations
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
+from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of, gain_of_study
 
 if TYPE_CHECKING:
     from semisilo.coordinator.ledger.encodings import EncodingUse
 
-__all__ = ["AuditSummary", "RoundSummary", "StudySummary", "accuracy_in", "audit",
-           "federated_accuracy", "gain_of", "label_ratio_in", "label_ratios", "labelled_only_accuracy",
-           "labels_alone_note", "last_committed", "method_name", "metric_in", "planned_rounds", "scenario_name",
-           "seconds_left", "seconds_since_start", "summarise"]
+__all__ = ["MODEL_METRICS", "AuditSummary", "MeasureBeside", "RoundSummary", "SiteLine", "StudySummary", "accuracy_in",
+           "audit", "federated_accuracy", "federated_test_score", "label_ratio_in", "label_ratios",
+           "labelled_only_accuracy", "labels_alone_note", "labels_alone_test_score", "last_committed", "measure_text",
+           "measures_beside", "method_name", "metric_in", "planned_rounds", "scenario_name", "score_on_test",
+           "seconds_left", "seconds_since_start", "site_lines", "summarise"]
 
+MODEL_METRICS = ("accuracy", "loss", "balanced_accuracy", "auroc", "calibration_error", "labelled_accuracy",
+                 "selection_score", "selection_error")
+"""Numbers of a round that are of its model, whatever the method; there are more by class, as "recall/CLASS"."""
 _ETA_ROUNDS = 5
+
+
+_MEASURES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "auroc": "AUROC",
+             "calibration_error": "calibration error"}
+_SETS = {"": "", VALIDATION_PREFIX: ", validation images", "crossfit_": ", cross-validated on the labels"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureBeside:
+    """A number of the federated model, and the same of labels alone."""
+
+    name: str
+    """As in the metrics of a round."""
+    words: str
+    """For a person."""
+    federated: float | None
+    """After the last committed round with silos; None where it was not measured."""
+    labels_alone: float | None
+    error: float | None = None
+    """Standard error of a cross-validated number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiteLine:
+    """What a global model is worth at one site that took part, as the site says."""
+
+    silo: str
+    round: int | None
+    """After which the model was what it is; None where the site has sent no numbers."""
+    labels_alone: bool
+    """Whether it is the model of labels alone."""
+    handed_over: bool
+    """Whether it is the model that the study hands over as things stand."""
+    scores: SiteScores | None
+    """None where the site has sent no numbers."""
+    texts: Mapping[str, str]
+    """Title of a measure -> its value with interval, for a person: accuracy, balanced accuracy, the study's own."""
+
+    @property
+    def model(self) -> str:
+        """Which model it is, for a person; empty where the site has sent no numbers."""
+        if self.round is None:
+            return ""
+        which = "labels alone" if self.labels_alone else f"round {self.round}"
+        return f"{which}, handed over" if self.handed_over else which
 
 
 class _Numbered(Protocol):
@@ -81,6 +141,8 @@ class StudySummary:
     rounds: tuple[RoundSummary, ...]
     costs: tuple[Cost, ...]
     traffic: Traffic
+    choice: ChoiceFacts
+    """Which round is handed over, and why."""
     labelled_only: float | None
     """Test accuracy of the same network trained on the coordinator's labels alone."""
     seconds: float | None
@@ -89,6 +151,8 @@ class StudySummary:
     """What each encoding carried; empty for a study from before that was counted."""
     encoding_totals: tuple[EncodingUse, ...] = ()
     """All encodings together: down, then up; empty where none was counted."""
+    sites: tuple[SiteLine, ...] = ()
+    """Every silo that was asked, in byte order; () where no site has sent what a model is worth there."""
 
     @property
     def planned_rounds(self) -> int:
@@ -107,15 +171,38 @@ class StudySummary:
         return None if last is None else last.accuracy
 
     @property
+    def measure(self) -> StudyMeasure:
+        """What the study is drawn and compared by."""
+        return self.row.study_measure
+
+    @property
+    def test_score(self) -> float | None:
+        """The study's measure of the model whose `accuracy` this is, on the test images."""
+        last = last_committed(self.rounds)
+        return None if last is None else score_on_test(last.metrics, self.measure)
+
+    @property
+    def labels_alone_test_score(self) -> float | None:
+        """The same of labels alone."""
+        return labels_alone_test_score(self.row)
+
+    @property
+    def beside(self) -> tuple[MeasureBeside, ...]:
+        """All numbers of the last committed round beside those of labels alone; () before those are trained."""
+        last = last_committed(self.rounds)
+        return measures_beside(self.row, {} if last is None else last.metrics, self.row.classes)
+
+    @property
     def updates(self) -> int:
         """Updates of silos that the committed rounds have taken in."""
         return sum(entry.updates for entry in self.rounds if entry.state is RoundState.COMPLETED)
 
     @property
-    def gain(self) -> float | None:
-        """Federated minus labelled-only accuracy; None also where no update was accepted, for then no silo has part in
-        it."""
-        return gain_of(self.accuracy, self.labelled_only, has_updates=self.updates > 0)
+    def gain(self) -> Gain | None:
+        """What the silos have brought in the study's measure, on the test images; None also where no update was
+        accepted, for then no silo has part in it."""
+        last = last_committed(self.rounds)
+        return None if last is None or not self.updates else gain_of_study(self.row, last.metrics)
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -138,11 +225,15 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     answers: dict[int, list[TaskAnswer]] = {}
     for answer in answers_of_study(ledger, study):
         answers.setdefault(answer.round, []).append(answer)
+    rows = ledger.rounds(study)
     rounds = tuple(_summarise_round(entry, answers.get(entry.number, ()),
                                     book.traffic(dense_bytes=dense, round=entry.number))
-                   for entry in ledger.rounds(study))
-    return StudySummary(row=row, rounds=rounds, costs=costs, traffic=book.traffic(dense_bytes=dense),
-                        labelled_only=labelled_only_accuracy(row),
+                   for entry in rows)
+    choice = choice_of(row, rows)
+    asked = {silo for entry in rounds for silo in entry.outcomes}
+    return StudySummary(row=row, choice=choice, rounds=rounds, costs=costs,
+                        sites=site_lines(ledger, row, choice, asked=asked),
+                        traffic=book.traffic(dense_bytes=dense), labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
                         encodings=encodings, encoding_totals=encoding_totals(encodings) if encodings else ())
 
@@ -171,6 +262,68 @@ def audit(ledger: Ledger, study: str) -> AuditSummary:
 def labelled_only_accuracy(row: StudyRow) -> float | None:
     """The line to beat; None when it was not trained or there is no test set."""
     return None if row.baseline is None else accuracy_in(row.baseline.metrics)
+
+
+def labels_alone_test_score(row: StudyRow) -> float | None:
+    """The line to beat in the study's measure, on the test images; None when it was not trained or not measured."""
+    return None if row.baseline is None else score_on_test(row.baseline.metrics, row.study_measure)
+
+
+def measures_beside(row: StudyRow, federated: Mapping[str, float], classes: Sequence[str]) -> tuple[MeasureBeside, ...]:
+    """All numbers that both models have, or one of them, side by side; () before labels alone are trained.
+
+    Args:
+        federated: metrics of the last committed round with silos; empty before it.
+    """
+    if row.baseline is None:
+        return ()
+    alone = row.baseline.metrics
+    found = []
+    for prefix, where in _SETS.items():
+        names = _MEASURES | {f"recall/{each}": f"recall of {each}" for each in classes}
+        names |= {f"auroc/{each}": f"AUROC of {each}" for each in classes}
+        for name, words in names.items():
+            key = f"{prefix}{name}"
+            if key in alone or (key in federated and prefix != "crossfit_"):
+                found.append(MeasureBeside(name=key, words=f"{words}{where}", federated=federated.get(key),
+                                           labels_alone=alone.get(key), error=alone.get(f"{key}_error")))
+    return tuple(found)
+
+
+def measure_text(each: MeasureBeside, value: float | None) -> str:
+    """One of its numbers for a person: a percentage, an AUROC with three digits, or a dash."""
+    if value is None or each.error is None:
+        return describe_metric(each.name, value)
+    return f"{100 * value:.1f} ± {100 * each.error:.1f} %"
+
+
+def site_lines(ledger: Ledger, row: StudyRow, choice: ChoiceFacts, *, asked: Iterable[str]) -> tuple[SiteLine, ...]:
+    """What the model that a study hands over is worth at each site, or the newest that a site knows, in byte order of
+    names; () where no site has sent anything.
+
+    Args:
+        asked: the silos that were asked; those among them that have sent nothing have a line that says so.
+    """
+    if row.frozen is None or choice.round is None:
+        return ()
+    found = site_evaluations(ledger, row.name, round=0 if choice.labels_alone else choice.round,
+                             labels_alone=choice.labels_alone)
+    if not found:
+        return ()
+    return tuple(_site_line(silo, found.get(silo), row.frozen, choice)
+                 for silo in sorted({*asked, *found}, key=str.encode))
+
+
+def _site_line(silo: str, found: SiteEvaluation | None, frozen: FrozenStudy, choice: ChoiceFacts) -> SiteLine:
+    if found is None:
+        return SiteLine(silo=silo, round=None, labels_alone=False, handed_over=False, scores=None, texts={})
+    scores, measure = site_scores(found, frozen.study_measure, frozen.classes), frozen.study_measure
+    values = {ACCURACY: scores.accuracy, BALANCED: scores.balanced_accuracy, measure: scores.measure}
+    return SiteLine(
+        silo=silo, round=found.round, labels_alone=found.labels_alone, scores=scores,
+        handed_over=found.labels_alone if choice.labels_alone else
+        not found.labels_alone and found.round == choice.round,
+        texts={each.title: estimate_text(value, each) for each, value in values.items()})
 
 
 def labels_alone_note(row: StudyRow, *, live: str = "") -> str:
@@ -231,11 +384,10 @@ def federated_accuracy(rounds: Iterable[RoundHead]) -> float | None:
     return None if last is None else accuracy_in(last.metrics)
 
 
-def gain_of(accuracy: float | None, labelled_only: float | None, *, has_updates: bool) -> float | None:
-    """Federated minus labelled-only accuracy; None also where no update was accepted: then no silo has part in it."""
-    if accuracy is None or labelled_only is None or not has_updates:
-        return None
-    return accuracy - labelled_only
+def federated_test_score(rounds: Iterable[RoundHead], measure: StudyMeasure) -> float | None:
+    """The study's measure of the same model, likewise on the test images."""
+    last = last_committed(rounds)
+    return None if last is None else score_on_test(last.metrics, measure)
 
 
 def metric_in(metrics: Mapping[str, float], name: str) -> float | None:
@@ -247,6 +399,11 @@ def metric_in(metrics: Mapping[str, float], name: str) -> float | None:
 def accuracy_in(metrics: Mapping[str, float]) -> float | None:
     """Test accuracy, 0 to 1, among the metrics of a round; None when it was not measured."""
     return metric_in(metrics, "accuracy")
+
+
+def score_on_test(metrics: Mapping[str, float], measure: StudyMeasure) -> float | None:
+    """The study's measure on the test images, 0 to 1, among the metrics of a round; None when it was not measured."""
+    return metric_in(metrics, measure.metric)
 
 
 def label_ratio_in(metrics: Mapping[str, float]) -> float | None:

@@ -20,8 +20,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
     describe_bytes,
+    describe_metric,
     describe_percentage,
     describe_progress,
     describe_seconds,
@@ -38,7 +40,7 @@ from semisilo.coordinator.ledger.traffic import study_totals, wire_by_silo
 from semisilo.coordinator.monitoring.outcomes import OUTCOME_STYLES, outcomes_of, waiting_for
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, study_facts
-from semisilo.coordinator.monitoring.summary import accuracy_in, label_ratios
+from semisilo.coordinator.monitoring.summary import label_ratios, score_on_test
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic, silo_ways
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
@@ -219,17 +221,20 @@ class Display:
         facts, said = self._facts, self._facts.said
         if facts.study is None or said is None:
             return
-        measured = [accuracy for row in facts.rounds if row.state is RoundState.COMPLETED and row.number > 0
-                    and (accuracy := accuracy_in(row.metrics)) is not None]
-        alone, note = said.labelled_only_accuracy, self._runtime.labels_alone or said.labels_alone
+        measure = facts.study.study_measure
+        measured = [score for row in facts.rounds if row.state is RoundState.COMPLETED and row.number > 0
+                    and (score := score_on_test(row.metrics, measure)) is not None]
+        alone, note = said.labels_alone_test_score, self._runtime.labels_alone or said.labels_alone
         if measured or alone is not None or note:
-            line = Text.assemble(("accuracy ", "dim"))
+            line = Text.assemble((f"{measure.title} ", "dim"))
             if measured:
-                line.append("".join(f"{describe_percentage(value)}  " for value in measured[-3:-1]))
-                line.append(describe_percentage(measured[-1]), "bold")
+                line.append("".join(f"{describe_metric(measure.metric, value)}  " for value in measured[-3:-1]))
+                line.append(describe_metric(measure.metric, measured[-1]), "bold")
                 line.append(f"  {sparkline(measured[-_RECENT_ROUNDS:])}", "green")
             if alone is not None:
-                line.append("  labelled only ", "dim").append(describe_percentage(alone))
+                line.append("  labelled only ", "dim").append(describe_metric(measure.metric, alone))
+            if measure != ACCURACY and said.accuracy is not None:
+                line.append(f"  accuracy {describe_percentage(said.accuracy)}", "dim")
             if note:
                 line.append(f" ({note})" if alone is not None else f"  labelled only: {note}", "dim")
             line.no_wrap, line.overflow = True, "ellipsis"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from semisilo.common import __version__
 from semisilo.common.errors import SemisiloError, UnknownName, UnknownSilo
+from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
 from semisilo.common.methods import METHODS, find_method
 from semisilo.common.payload.usage import describe_encoding
 from semisilo.coordinator.ledger.costs import Direction
@@ -51,9 +52,16 @@ from semisilo.coordinator.monitoring.forecast import Forecast, forecast_of
 from semisilo.coordinator.monitoring.silo_state import SiloActivity, activities_of
 from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
 from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
-from semisilo.coordinator.monitoring.summary import gain_of, method_name, scenario_name, seconds_since_start
+from semisilo.coordinator.monitoring.summary import (
+    last_committed,
+    method_name,
+    scenario_name,
+    seconds_since_start,
+    site_lines,
+)
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
 from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
+from semisilo.coordinator.studies.model_choice import gain_of_study
 
 __all__ = ["PageReader", "PageSource"]
 
@@ -118,7 +126,8 @@ class PageReader:
         return StudyLine(
             name=facts.name, state=facts.state, method=facts.method, scenario=scenario_name(row), round=facts.round,
             rounds=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
-            labels_alone=facts.labels_alone, seconds_left=facts.seconds_left, reason=facts.reason,
+            test_score=facts.test_score, labels_alone_test_score=facts.labels_alone_test_score,
+            labels_alone=facts.labels_alone, choice=facts.choice, seconds_left=facts.seconds_left, reason=facts.reason,
             wire_bytes=self._costs.study(row.name).wire())
 
     def _book(self, study: str) -> StudyBook:
@@ -139,7 +148,7 @@ class PageReader:
         book, costs = self._book(name), self._costs.study(name)
         rounds, facts = book.rows(), study_facts(row, book.rows(), now_unix=now)
         dense, classes = row.dense_bytes, row.classes
-        lines = book.lines(costs, dense_bytes=dense)
+        lines = book.lines(costs, dense_bytes=dense, measure=row.study_measure)
         paused = self._paused_unix(name)
         over = [line for line in lines if line.number > 0 and line.seconds is not None]
         forecast = None if row.ended_unix else forecast_of(
@@ -147,18 +156,26 @@ class PageReader:
             open_round_bytes=sum(line.wire_down + line.wire_up for line in lines if line.seconds is None),
             rounds_left=max(0, facts.rounds - len(over)), seconds_left=facts.seconds_left, now_unix=now,
             paused=paused is not None)
+        last = last_committed(rounds)
+        gain = None if last is None or not has_updates(self.ledger, name) else gain_of_study(row, last.metrics)
+        silos = book.silos(costs, num_classes=len(classes))
         return StudyDetail(
             name=name, state=facts.state, reason=facts.reason, method=facts.method, scenario=scenario_name(row),
             source=_about(row, "source"), discloses=_about(row, "discloses"), settings=_settings(row), classes=classes,
             queued_unix=row.queued_unix, started_unix=row.started_unix, ended_unix=row.ended_unix, paused_unix=paused,
             rounds_planned=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
+            test_score=facts.test_score, labels_alone_test_score=facts.labels_alone_test_score,
             rounds_completed=sum(entry.state is RoundState.COMPLETED and entry.number > 0 for entry in rounds),
-            gain=gain_of(facts.accuracy, facts.labelled_only_accuracy, has_updates=has_updates(self.ledger, name)),
-            seconds=seconds_since_start(row, now), seconds_left=facts.seconds_left,
+            beside=facts.beside, labels_alone_recipe="" if row.baseline is None else row.baseline.description,
+            gain=None if gain is None else gain.value, gain_interval=None if gain is None else gain.interval,
+            gain_text="" if gain is None else gain_text(gain), gain_verdict="" if gain is None else gain_verdict(gain),
+            gain_interval_text="" if gain is None else gain_interval_text(gain),
+            choice=facts.choice, seconds=seconds_since_start(row, now), seconds_left=facts.seconds_left,
             num_parameters=0 if row.frozen is None else row.frozen.num_parameters, dense_bytes=dense,
             detail_from=book.detail_from,
             open_round=open_round_facts(self.ledger, row, rounds[-1] if rounds else None), rounds=lines,
-            silos=book.silos(costs, num_classes=len(classes)), cost=self._cost(name, costs, dense, forecast))
+            silos=silos, sites=site_lines(self.ledger, row, facts.choice, asked=[each.name for each in silos]),
+            cost=self._cost(name, costs, dense, forecast))
 
     def silo_of_study(self, name: str, silo: str) -> SiloOfStudy:
         """One silo over all rounds of a study.

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
+from semisilo.common.measures.study_measure import VALIDATION_PREFIX
+from semisilo.coordinator.monitoring.summary import MODEL_METRICS, RoundSummary, StudySummary
 from semisilo.coordinator.report.figure_style import (
     MAX_LINES,
     Theme,
@@ -27,9 +28,8 @@ __all__ = ["DIAGNOSTIC_FIGURES", "describe_diagnostic", "method_metrics", "pseud
 _HISTOGRAM = "pseudo_labels/"
 _RECALL = "recall/"
 _LOCAL = "local_accuracy"
-_KNOWN = ("accuracy", "loss", "balanced_accuracy", "validation_accuracy", "validation_loss", "labelled_accuracy",
-          _LOCAL, "labelled_accuracy_before", "labelled_accuracy_after", "stationarity_gap", "stationarity_gradient",
-          "stationarity_labels")
+_KNOWN = (*MODEL_METRICS, _LOCAL, "labelled_accuracy_before", "labelled_accuracy_after", "stationarity_gap",
+          "stationarity_gradient", "stationarity_labels")
 _MAX_CLASSES = 40
 _REMEMBERED = {"labelled_accuracy": "at the coordinator", "labelled_accuracy_before": "at silos, before training",
                "labelled_accuracy_after": "at silos, after training"}
@@ -53,7 +53,8 @@ def method_metrics(study: StudySummary) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for entry in study.rounds:
         for name, value in entry.metrics.items():
-            if name not in _KNOWN and "/" not in name and math.isfinite(value):
+            of_model = name in _KNOWN or name.startswith(VALIDATION_PREFIX)
+            if not of_model and "/" not in name and math.isfinite(value):
                 found.setdefault(name, []).append((entry.number, value))
     return {name: points for name, points in found.items() if len(points) > 1}
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.ledger.states import RoundState
-from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary
+from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary, score_on_test
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["DARK", "LIGHT", "MAX_LINES", "MAX_MARKERS", "Theme", "legend", "marker_of", "measured_rounds", "percent",
-           "style_of", "unit_of", "whole_numbers", "wide_enough"]
+           "scored_rounds", "style_of", "unit_of", "whole_numbers", "wide_enough"]
 
 MAX_LINES = 8
 """More silos than this become a mean and a range."""
@@ -93,6 +93,13 @@ def percent(value: float | None) -> str:
 def measured_rounds(study: StudySummary) -> list[RoundSummary]:
     """Committed rounds whose model was measured on test images."""
     return [entry for entry in study.rounds if entry.state is RoundState.COMPLETED and entry.accuracy is not None]
+
+
+def scored_rounds(study: StudySummary) -> list[tuple[RoundSummary, float]]:
+    """Committed rounds with the study's measure of their model on test images, 0 to 1."""
+    found = [(entry, score_on_test(entry.metrics, study.measure)) for entry in study.rounds
+             if entry.state is RoundState.COMPLETED]
+    return [(entry, score) for entry, score in found if score is not None]
 
 
 def marker_of(points: int) -> str:

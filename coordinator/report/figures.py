@@ -6,14 +6,14 @@ Tests: tests/coordinator/report/test_report.py.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from semisilo.common.text.describe import describe_bytes
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
+from semisilo.common.text.describe import describe_bytes, describe_metric
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary, labels_alone_note
+from semisilo.coordinator.monitoring.summary import RoundSummary, StudySummary, labels_alone_note, score_on_test
 from semisilo.coordinator.report.diagnostic_figures import DIAGNOSTIC_FIGURES, describe_diagnostic
 from semisilo.coordinator.report.encoding_figure import describe_encodings, draw_encodings
 from semisilo.coordinator.report.figure_style import (
@@ -25,6 +25,7 @@ from semisilo.coordinator.report.figure_style import (
     marker_of,
     measured_rounds,
     percent,
+    scored_rounds,
     style_of,
     unit_of,
     whole_numbers,
@@ -56,11 +57,12 @@ def draw_figures(study: StudySummary) -> tuple[DrawnFigure, ...]:
     """The plots of a study. One of `FIGURES` without data says so in the picture; a diagnostic that the study does not
     have is left out."""
     plots = []
-    for name, (title, draw) in {**FIGURES, **_ENCODINGS, **DIAGNOSTIC_FIGURES}.items():
+    for name, (drawn_title, draw) in {**FIGURES, **_ENCODINGS, **DIAGNOSTIC_FIGURES}.items():
         light = _draw(draw, study, LIGHT)
         if light is None and name not in FIGURES:
             continue
         dark = _draw(draw, study, DARK)
+        title = f"{study.measure.heading} by {_BY[name]}" if name in _BY else drawn_title
         description = (describe_figure(name, study) if name in FIGURES else describe_encodings(study)
                        if name in _ENCODINGS else describe_diagnostic(name, study))
         plots.append(DrawnFigure(name=name, title=title, description=description, light_png=light or _nothing(LIGHT),
@@ -104,48 +106,52 @@ def _draw(draw: Callable[[Axes, Any, Theme], bool], study: StudySummary | None, 
     return target.getvalue()
 
 
-def _accuracy_by_round(axes: Axes, study: StudySummary, theme: Theme) -> bool:
-    measured = measured_rounds(study)
-    if not measured:
+def _score_by_round(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    scored = scored_rounds(study)
+    if not scored:
         return False
-    _accuracy_line(axes, [entry.number for entry in measured], measured, study, theme, balanced=True)
+    _score_line(axes, [entry.number for entry, _ in scored], scored, study, theme, second=True)
     axes.set_xlabel("round (0: the coordinator alone, before any silo has worked)")
     whole_numbers(axes)
     return True
 
 
-def _accuracy_by_bytes(axes: Axes, study: StudySummary, theme: Theme) -> bool:
-    measured = measured_rounds(study)
+def _score_by_bytes(axes: Axes, study: StudySummary, theme: Theme) -> bool:
+    scored = scored_rounds(study)
     kind, spent = _spent(study)
-    if not measured or not kind:
+    if not scored or not kind:
         return False
     unit, name = unit_of(max(spent.values()))
-    _accuracy_line(axes, [spent[entry.number] / unit for entry in measured], measured, study, theme)
+    _score_line(axes, [spent[entry.number] / unit for entry, _ in scored], scored, study, theme)
     axes.set_xlabel(f"{kind} bytes so far, both ways ({name}{', estimated' if study.traffic.estimated else ''})")
     return True
 
 
-def _accuracy_line(axes: Axes, xs: list[float] | list[int], measured: list[RoundSummary], study: StudySummary,
-                   theme: Theme, *, balanced: bool = False) -> None:
-    values = [100 * entry.accuracy for entry in measured if entry.accuracy is not None]
+def _score_line(axes: Axes, xs: list[float] | list[int], scored: list[tuple[RoundSummary, float]], study: StudySummary,
+                theme: Theme, *, second: bool = False) -> None:
+    """The study's measure, in percent, an AUROC as it is; with `second` another number where there is one to see."""
+    measure = study.measure
+    full = 1 if measure.kind == "auroc" else 100
+    values = [full * score for _, score in scored]
     axes.plot(xs, values, color=theme.accent, marker=marker_of(len(xs)), markersize=4,
               label="federated")
     low, high = min(values), max(values)
-    even = _balanced(measured) if balanced else []
-    if even:
-        axes.plot(*zip(*even, strict=True), color=theme.lines[2], linestyle=(0, (2, 1)), linewidth=1.6,
-                  label="balanced accuracy")
-        low, high = min(low, *(value for _, value in even)), max(high, *(value for _, value in even))
-    if study.labelled_only is not None:
-        line = 100 * study.labelled_only
-        axes.axhline(line, color=theme.other, linestyle=(0, (5, 3)), linewidth=1.8,
-                     label=f"labels alone, {line:.1f} %")
-        low, high = min(low, line), max(high, line)
-    room = max(1.0, 0.08 * (high - low))
-    axes.set_ylim(max(0.0, low - room), min(100.5, high + 1.6 * room))
-    axes.annotate(f"{values[-1]:.1f} %", (xs[-1], values[-1]), xytext=(0, 7), textcoords="offset points", ha="right",
-                  color=theme.accent, fontweight="bold")
-    axes.set_ylabel("test accuracy (%)")
+    beside = _second_line(study) if second else None
+    if beside is not None:
+        points = [(number, full * share) for number, share in beside.points]
+        axes.plot(*zip(*points, strict=True), color=theme.lines[2], linestyle=(0, (2, 1)), linewidth=1.6,
+                  label=beside.title)
+        low, high = min(low, *(value for _, value in points)), max(high, *(value for _, value in points))
+    if (alone := study.labels_alone_test_score) is not None:
+        axes.axhline(full * alone, color=theme.other, linestyle=(0, (5, 3)), linewidth=1.8,
+                     label=f"labels alone, {describe_metric(measure.metric, alone)}")
+        low, high = min(low, full * alone), max(high, full * alone)
+    room = max(0.01 * full, 0.08 * (high - low))
+    axes.set_ylim(max(0.0, low - room), min(1.005 * full, high + 1.6 * room))
+    axes.annotate(describe_metric(measure.metric, scored[-1][1]), (xs[-1], values[-1]), xytext=(0, 7),
+                  textcoords="offset points", ha="right", color=theme.accent, fontweight="bold")
+    unit = "" if full == 1 else " (%)"
+    axes.set_ylabel(f"test {measure.title}{unit}")
     legend(axes)
 
 
@@ -214,12 +220,14 @@ def _label_ratio(axes: Axes, study: StudySummary, theme: Theme) -> bool:
 
 
 FIGURES: dict[str, tuple[str, Callable[[Axes, StudySummary, Theme], bool]]] = {
-    "accuracy_by_round": ("Accuracy by round", _accuracy_by_round),
-    "accuracy_by_bytes": ("Accuracy by bytes", _accuracy_by_bytes),
+    "accuracy_by_round": ("Accuracy by round", _score_by_round),
+    "accuracy_by_bytes": ("Accuracy by bytes", _score_by_bytes),
     "cost_by_round": ("Cost by round", _cost_by_round),
     "label_ratio": ("Images that silos could label", _label_ratio),
 }
 """File name -> title and how it is drawn; a function returns False when there is nothing to draw."""
+_BY = {"accuracy_by_round": "round", "accuracy_by_bytes": "bytes"}
+"""Those that draw the study's measure, which their titles name; their files are called the same whatever it is."""
 _ENCODINGS: dict[str, tuple[str, Callable[[Axes, StudySummary, Theme], bool]]] = {
     "encodings": ("What each encoding saved", draw_encodings)}
 
@@ -229,20 +237,21 @@ _ENCODINGS: dict[str, tuple[str, Callable[[Axes, StudySummary, Theme], bool]]] =
 
 def describe_figure(name: str, study: StudySummary) -> str:
     """What one of `FIGURES` shows, with its numbers."""
-    measured = measured_rounds(study)
-    if name in ("accuracy_by_round", "accuracy_by_bytes"):
+    if name in _BY:
+        scored, measure = scored_rounds(study), study.measure
         kind, spent = _spent(study)
-        if not measured or (name == "accuracy_by_bytes" and not kind):
+        if not scored or (name == "accuracy_by_bytes" and not kind):
             return "Nothing to plot yet: no round has been measured on test images."
-        along = (f"from round {measured[0].number} to round {measured[-1].number}" if name == "accuracy_by_round"
+        along = (f"from round {scored[0][0].number} to round {scored[-1][0].number}" if name == "accuracy_by_round"
                  else f"over {describe_bytes(max(spent.values()))} of {kind}")
-        text = (f"Line: test accuracy {along}, from {percent(measured[0].accuracy)} "
-                f"to {percent(measured[-1].accuracy)}.")
-        if name == "accuracy_by_round" and (even := _balanced(measured)):
-            text += f" Dotted line: balanced accuracy, {even[-1][1]:.1f} % at the end."
-        if study.labelled_only is not None:
+        text = (f"Line: test {measure.title} {along}, from {describe_metric(measure.metric, scored[0][1])} "
+                f"to {describe_metric(measure.metric, scored[-1][1])}.")
+        if name == "accuracy_by_round" and (beside := _second_line(study)):
+            text += f" Dotted line: {beside.title}, {percent(beside.points[-1][1])} at the end."
+        if (alone := study.labels_alone_test_score) is not None:
             note = labels_alone_note(study.row)
-            text += f" Dashed line: labels alone reach {percent(study.labelled_only)}{note and f' ({note})'}."
+            text += (f" Dashed line: labels alone reach {describe_metric(measure.metric, alone)}"
+                     f"{note and f' ({note})'}.")
         return text
     if name == "cost_by_round":
         kind, _ = _spent(study)
@@ -261,14 +270,26 @@ def describe_figure(name: str, study: StudySummary) -> str:
             f"{percent(min(values))} and {percent(max(values))}.")
 
 
-def _balanced(measured: list[RoundSummary]) -> list[tuple[int, float]]:
-    """(round, balanced accuracy in percent); none where it never differs from the accuracy by a point, as with as many
-    test images of every class."""
-    found = [(entry, entry.metrics.get("balanced_accuracy")) for entry in measured]
-    points = [(entry.number, 100 * value, 100 * (entry.accuracy or 0.0)) for entry, value in found
-              if isinstance(value, (int, float)) and math.isfinite(value)]
-    uneven = any(abs(value - accuracy) >= 1 for _, value, accuracy in points)
-    return [(number, value) for number, value, _ in points] if uneven else []
+@dataclass(frozen=True, slots=True)
+class _SecondLine:
+    """What is drawn beside the study's measure."""
+
+    title: str
+    points: list[tuple[int, float]]
+    """(round, share of 1)."""
+
+
+def _second_line(study: StudySummary) -> _SecondLine | None:
+    """Accuracy beside another measure; beside accuracy the balanced one, but where it never differs by a point, as with
+    as many test images of every class."""
+    by_accuracy = study.measure == ACCURACY
+    other = StudyMeasure("balanced_accuracy") if by_accuracy else ACCURACY
+    pairs = [(entry, score_on_test(entry.metrics, other)) for entry in measured_rounds(study)]
+    points = [(entry.number, value) for entry, value in pairs if value is not None]
+    if by_accuracy and not any(abs(value - (entry.accuracy or 0.0)) >= 0.01 for entry, value in pairs
+                               if value is not None):
+        return None
+    return _SecondLine(other.title, points) if points else None
 
 
 def _spent(study: StudySummary) -> tuple[str, dict[int, int]]:

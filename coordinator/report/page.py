@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from semisilo.common import __version__
 from semisilo.common.config import to_dict
+from semisilo.common.measures.gain import gain_interval_text, gain_text, gain_verdict
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.payload.usage import describe_encoding
 from semisilo.common.text.describe import (
     describe_bytes,
+    describe_metric,
     describe_percentage,
-    describe_points,
     describe_seconds,
     describe_share,
 )
@@ -37,10 +39,13 @@ from semisilo.coordinator.monitoring.summary import (
     RoundSummary,
     StudySummary,
     labels_alone_note,
+    measure_text,
     method_name,
+    score_on_test,
 )
 from semisilo.coordinator.monitoring.traffic import OVERHEAD, SILOS, Traffic, cost_lines
 from semisilo.coordinator.report.figures import DrawnFigure
+from semisilo.coordinator.studies.model_choice import ChoiceFacts
 
 __all__ = ["render_page"]
 
@@ -82,6 +87,8 @@ class _Page:
     state: str
     reason: str
     """Why it is in that state; empty where there is nothing to say."""
+    conclusion: str
+    """What it has come to; empty before its end."""
     method: str
     completed_rounds: int
     planned_rounds: int
@@ -91,6 +98,10 @@ class _Page:
     figures: tuple[_Figure, ...]
     rounds: Table | None
     """None before the first."""
+    beside: Table | None
+    """All numbers beside those of labels alone; None before these are trained."""
+    alone: str
+    """How labels alone were trained; empty where that is not known."""
     round_notes: tuple[str, ...]
     costs: Table | None
     """None where nothing was counted."""
@@ -101,6 +112,8 @@ class _Page:
     encodings: Table | None
     silos: Table | None
     """None before the first has enrolled."""
+    sites: Table | None
+    """What the model is worth at each site; None where no site has said so."""
     settings: Table
     audit_problem: str
     """Empty while the chain is intact."""
@@ -115,14 +128,17 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
     row, traffic = study.row, study.traffic
     return render_html(__name__, _Page(
         title=f"{row.name} – {federation or 'simulation'}", federation=federation, address=address, study=row.name,
-        state=str(row.state), reason=row.reason, method=method_name(row),
+        state=str(row.state), reason=row.reason, conclusion=study.choice.conclusion, method=method_name(row),
         completed_rounds=study.completed_rounds, planned_rounds=study.planned_rounds,
         started=_moment(row.started_unix) if row.started_unix else "", tiles=tuple(_tiles(study)),
         figures=tuple(_Figure(each.title, each.description, _data_uri(each.light_png), _data_uri(each.dark_png))
                       for each in figures),
-        rounds=_rounds(study), round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
+        rounds=_rounds(study), beside=_beside(study),
+        alone="" if row.baseline is None else row.baseline.description,
+        round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
         costs=_costs(study), simulated_bytes=traffic.simulated, wire_estimated=traffic.estimated,
         dense_model=describe_bytes(traffic.dense_bytes), encodings=_encodings(study), silos=_silos(study, silos),
+        sites=_sites(study),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
         provenance=_provenance(study, state_digest)))
 
@@ -134,17 +150,23 @@ def _tiles(study: StudySummary) -> list[_Tile]:
     traffic = study.traffic
     without_labels = study.row.frozen is not None and study.row.frozen.num_labelled == 0
     alone = [] if without_labels else [
-        _Tile("Labels alone", describe_percentage(study.labelled_only),
+        _Tile("Labels alone", describe_metric(study.measure.metric, study.labels_alone_test_score),
               labels_alone_note(study.row) or "same network, no silos"),
-        _Tile("Gain", _DASH if study.gain is None else describe_points(study.accuracy, study.labelled_only),
-              "points against labels alone" if study.updates or not study.completed_rounds else _NO_UPDATES)]
+        _Tile("Gain", _DASH if study.gain is None else gain_text(study.gain), _gain_note(study))]
     return [
-        _Tile("Federated accuracy" if study.updates or not study.completed_rounds else "Accuracy, without silos",
-              describe_percentage(study.accuracy), _accuracy_note(study)), *alone,
-        _bytes_tile(traffic),
+        _Tile(f"Federated {study.measure.title}" if study.updates or not study.completed_rounds
+              else f"{study.measure.heading}, without silos",
+              describe_metric(study.measure.metric, study.test_score), _score_note(study)), *alone,
+        *_choice_tile(study.choice), _bytes_tile(traffic),
         _Tile("Silos", str(len(study.silos)), "asked at least once"),
         _Tile("Duration", _DASH if study.seconds is None else describe_seconds(study.seconds), _duration_note(study)),
     ]
+
+
+def _choice_tile(choice: ChoiceFacts) -> list[_Tile]:
+    """Which round's model is handed over; none before the first commit."""
+    return [] if choice.round is None else [_Tile(
+        "Model handed over", "labels alone" if choice.labels_alone else f"round {choice.round}", choice.text)]
 
 
 def _bytes_tile(traffic: Traffic) -> _Tile:
@@ -157,12 +179,20 @@ def _bytes_tile(traffic: Traffic) -> _Tile:
                  f"{describe_share(traffic.payload_share)} of dense")
 
 
-def _accuracy_note(study: StudySummary) -> str:
-    if study.accuracy is not None:
-        return f"test images: {'?' if study.row.frozen is None else study.row.frozen.num_test}"
+def _gain_note(study: StudySummary) -> str:
+    if study.gain is not None:
+        return ", ".join(filter(None, (f"against labels alone; {gain_interval_text(study.gain)}",
+                                       gain_verdict(study.gain))))
+    return "against labels alone" if study.updates or not study.completed_rounds else _NO_UPDATES
+
+
+def _score_note(study: StudySummary) -> str:
+    if study.test_score is not None:
+        beside = "" if study.measure == ACCURACY else f"; accuracy {describe_percentage(study.accuracy)}"
+        return f"test images: {'?' if study.row.frozen is None else study.row.frozen.num_test}{beside}"
     if study.completed_rounds == 0:
         return "no round yet"
-    return "no test images"
+    return "no test images" if study.accuracy is None else "no test images give it"
 
 
 def _duration_note(study: StudySummary) -> str:
@@ -170,16 +200,26 @@ def _duration_note(study: StudySummary) -> str:
     return f"{describe_seconds(sum(lengths) / len(lengths))} a round" if lengths else "no round yet"
 
 
+def _beside(study: StudySummary) -> Table | None:
+    if not study.beside:
+        return None
+    rows = tuple((each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
+                 for each in study.beside)
+    return Table("Beside labels alone", ("Measure", "Federated, last round", "Labels alone"), rows)
+
+
 def _rounds(study: StudySummary) -> Table | None:
     if not study.rounds:
         return None
-    columns = ("Round", "Accuracy", *(outcome.capitalize() for outcome in _SHOWN), "Payload down", "% of dense",
-               "Payload up", "% of dense", "Wire down", "Wire up", "Time")
+    measured = (study.measure,) if study.measure == ACCURACY else (study.measure, ACCURACY)
+    columns = ("Round", *(each.heading for each in measured), *(outcome.capitalize() for outcome in _SHOWN),
+               "Payload down", "% of dense", "Payload up", "% of dense", "Wire down", "Wire up", "Time")
     rows = []
     for entry in study.rounds:
         counts = [str(entry.count(state)) if entry.outcomes else "" for state in _SHOWN]
         traffic = entry.traffic
-        rows.append([_round_name(entry), describe_percentage(entry.accuracy), *counts,
+        scores = [describe_metric(each.metric, score_on_test(entry.metrics, each)) for each in measured]
+        rows.append([_round_name(entry), *scores, *counts,
                      *_amounts(traffic.payload_down, traffic.share_down),
                      *_amounts(traffic.payload_up, traffic.share_up), _bytes(traffic.wire_down),
                      _bytes(traffic.wire_up), _DASH if entry.seconds is None else describe_seconds(entry.seconds)])
@@ -258,6 +298,16 @@ def _silos(study: StudySummary, silos: Sequence[SiloRow]) -> Table | None:
     return Table("Who took part", columns, rows, words=2)
 
 
+def _sites(study: StudySummary) -> Table | None:
+    if not study.sites:
+        return None
+    titles = list(dict.fromkeys(title for each in study.sites for title in each.texts))
+    rows = [[each.silo, each.model or "sent none", _DASH if each.scores is None else str(each.scores.count),
+             *(each.texts.get(title, _DASH) for title in titles)] for each in study.sites]
+    columns = ("Silo", "Model", "Test images", *(f"{title[0].upper()}{title[1:]}" for title in titles))
+    return Table("The model on each site’s own test images", columns, rows, words=2)
+
+
 def _settings(config: Mapping[str, object]) -> Table:
     rows = sorted(setting_rows(config), key=lambda row: (row[0] != "study", row[0] != "method"))
     return Table("Settings", ("Table", "Key", "Value"), rows, words=3)
@@ -280,6 +330,8 @@ def _provenance(study: StudySummary, state_digest: str) -> Table:
              ("Labelled / validation / test images", " / ".join(
                  (_DASH, _DASH, _DASH) if frozen is None else
                  map(str, (frozen.num_labelled, frozen.num_validation, frozen.num_test)))),
+             ("Rounds are compared by", " ".join(filter(None, (
+                 study.choice.title, study.choice.measure_reason and f"({study.choice.measure_reason})")))),
              ("Queued", _moment(row.queued_unix)), ("Started", _moment(row.started_unix)),
              ("Ended", _moment(row.ended_unix)), ("Page written", _moment(time.time()))]
     return Table("Provenance", ("Fact", "Value"), facts, words=2)

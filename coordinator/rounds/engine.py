@@ -30,14 +30,21 @@ from semisilo.coordinator.compute.messages import (
 )
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow
+from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads
+from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.labels_alone import LabelsAloneWork
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.sampling import Availability
-from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, StudyLifecycle, pause_when_refused
+from semisilo.coordinator.rounds.study_lifecycle import (
+    OperatorRequests,
+    StudyLifecycle,
+    pause_when_refused,
+    stopped_early,
+)
+from semisilo.coordinator.studies.model_choice import choice_of
 from semisilo.coordinator.studies.study_file import config_from_dict
 
 __all__ = ["Accountant", "Engine", "EngineFolders"]
@@ -49,10 +56,14 @@ _PAUSE_SECONDS_PER_SILO = 0.00025
 thousand answers cost a few dozen looks at a thousand rows, and the last few silos end the phase at once."""
 
 
+_TASKS_AT_ONCE = 50
+"""So many tasks are put together in one turn of the event loop, which takes a few milliseconds."""
+
+
 class Accountant(Protocol):
     """Writes what the wire has carried since the last call to the ledger."""
 
-    def settle(self, *, study: str, round: int, phase: str) -> None:
+    async def settle(self, *, study: str, round: int, phase: str) -> None:
         """Attributes the bytes since the last call to a phase of a round; "standby" between phases."""
 
 
@@ -148,6 +159,9 @@ class Engine:
             if number < last.number or (number == last.number and last.state in ENDED_ROUND):
                 continue
             if number > last.number:
+                if early := stopped_early(self._ledger, name, config.study, study.frozen.study_measure):
+                    _LOG.info("study %s %s", name, early)
+                    break
                 pause_when_refused(self._ledger, name)
             await self._operator.wait_while_paused(name)
             if self._operator.is_stopped(name):
@@ -159,9 +173,14 @@ class Engine:
                 return
             await self._lifecycle.write_model(name)
             await self._labels_alone.finish()
-            if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED):
+            if prefers_labels_alone(self._ledger.study(name), handed_over(round_heads(self._ledger, name))):
+                await self._lifecycle.write_model(name)
+            early = stopped_early(self._ledger, name, config.study, study.frozen.study_measure)
+            if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED, reason=early):
                 break
         self._cleanup.remove_spares()
+        choice = choice_of(self._ledger.study(name), round_heads(self._ledger, name))
+        _LOG.info("study %s is complete. %s Next: coordinator export %s", name, choice.conclusion, name)
         self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
@@ -178,7 +197,7 @@ class Engine:
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=prepared.state,
                                          metrics=prepared.metrics)
             self._ledger.commit_round(study.name, 0, metrics=prepared.metrics)
-        self._accountant.settle(study=study.name, round=0, phase="standby")
+        await self._accountant.settle(study=study.name, round=0, phase="standby")
         self._log_round(study, 0, prepared.metrics)
 
     async def _wait_for_silos(self, study: RunningStudy) -> bool:
@@ -232,9 +251,10 @@ class Engine:
         there = frozenset(members)
         asked = [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there]
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase.name)
+        states = self._ledger.silo_states(study.name, asked, round=row.number)
         written = await self._steps.call(Tasks(
             state=row.state_digest, round=row.number, phase=phase,
-            silos={silo: self._ledger.silo_state(study.name, silo, round=row.number)[1] for silo in asked},
+            silos={silo: kept for silo, (_, kept) in states.items()},
             held={silo: tuple(sorted(self._runtime.held.get(silo, ()))) for silo in asked},
             link_bytes_per_second=self._slowest_link(asked)), activity="writing tasks")
         now = self._clock()
@@ -243,10 +263,18 @@ class Engine:
         opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase.name,
                           quorum=quorum, opened_unix=now, deadline_unix=now + participation.timeout_seconds,
                           limit_unix=now + participation.limit_seconds, closed_unix=None, expects=written.expects)
-        tasks = [self._task_spec(study, row, phase.name, silo, written.tasks[silo], opened.deadline_unix)
-                 for silo in asked]
-        self._accountant.settle(study=study.name, round=row.number, phase="standby")
-        self._ledger.open_phase(opened, tasks)
+        tasks: list[TaskSpec] = []
+        columns: list[str] = []
+        # Later phases of a round hold what is not committed, and may never be.
+        committed = self._ledger.committed_round(study.name) if row.phase == 0 else None
+        for silo in asked:
+            tasks.append(self._task_spec(study, row, phase.name, silo, written.tasks[silo], opened.deadline_unix,
+                                         last_folded=states[silo][0], committed=committed))
+            columns.append(task_column(tasks[-1]))
+            if len(tasks) % _TASKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        await self._accountant.settle(study=study.name, round=row.number, phase="standby")
+        self._ledger.open_phase(opened, tasks, columns=columns)
         self._resumed = False
         self._runtime.silos.clear()
         self._runtime.set(reason=StandbyReason.COLLECTING, activity="")
@@ -254,7 +282,7 @@ class Engine:
                   ", ".join(asked) or "nobody")
 
     def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
-                   deadline_unix: float) -> TaskSpec:
+                   deadline_unix: float, *, last_folded: int, committed: int | None) -> TaskSpec:
         model: ModelSettings = study.config.model
         return TaskSpec(
             task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}", study=study.name, round=row.number,
@@ -263,8 +291,9 @@ class Engine:
             model=ModelSettings(name=model.name, classes=study.frozen.classes, normalisation=model.normalisation),
             image=study.frozen.image, augmentation=study.config.augmentation, numerics=study.config.numerics,
             payloads=task.payloads,
-            last_folded_round=self._ledger.silo_state(study.name, silo)[0], seed=study.config.study.seed,
-            deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form())
+            last_folded_round=last_folded, seed=study.config.study.seed,
+            deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
+            model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure))
 
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
         phase = self._ledger.phase(study.name, row.number, row.phase)
@@ -311,7 +340,7 @@ class Engine:
             await self._labels_alone.wait(min(end - now, 60.0) + 0.001)
             if len(waiting) > _FEW_SILOS:
                 await asyncio.sleep(len(waiting) * _PAUSE_SECONDS_PER_SILO)
-        self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
+        await self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
         self._ledger.close_phase(phase)
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
 
@@ -324,9 +353,10 @@ class Engine:
     async def _aggregate(self, study: RunningStudy, row: RoundRow) -> None:
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
         accepted = self._ledger.accepted_updates(study.name, row.number, row.phase)
+        states = self._ledger.silo_states(study.name, [task.silo for task, _ in accepted], round=row.number)
         updates = tuple(SpooledUpdate(
             header=update.header(task.silo), path=self._spool.path(update.digest),
-            kept=self._ledger.silo_state(study.name, task.silo, round=row.number)[1]) for task, update in accepted)
+            kept=states[task.silo][1]) for task, update in accepted)
         folded = await self._steps.call(Aggregate(
             state=row.state_digest, round=row.number, phase=row.phases[row.phase], updates=updates),
             activity=f"aggregating {len(accepted)} updates")
@@ -342,7 +372,7 @@ class Engine:
 
     async def _commit(self, study: RunningStudy, row: RoundRow) -> None:
         measured = await self._steps.call(Evaluate(state=row.state_digest, round=row.number), activity="evaluating")
-        self._accountant.settle(study=study.name, round=row.number, phase="standby")
+        await self._accountant.settle(study=study.name, round=row.number, phase="standby")
         metrics = {**row.metrics, **measured.metrics}  # of its phases, then of its model
         self._ledger.commit_round(study.name, row.number, metrics=metrics)
         await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)
@@ -350,5 +380,9 @@ class Engine:
 
     def _log_round(self, study: RunningStudy, number: int, metrics: dict[str, float]) -> None:
         missing = "no accuracy yet" if study.frozen.num_test else "no test set"
-        accuracy = f"accuracy {metrics['accuracy']:.4f}" if "accuracy" in metrics else missing
-        _LOG.info("round %d/%d committed: %s", number, study.config.study.rounds, accuracy)
+        measure = study.frozen.study_measure
+        found = [f"{title} {metrics[name]:.4f}" for title, name in dict.fromkeys((
+            (measure.title, measure.metric), ("accuracy", "accuracy"))) if name in metrics]
+        if "selection_score" in metrics:
+            found.append(f"{measure.title} on validation images {metrics['selection_score']:.4f}")
+        _LOG.info("round %d/%d committed: %s", number, study.config.study.rounds, ", ".join(found) or missing)

@@ -13,8 +13,9 @@ import logging
 from pathlib import Path
 
 from semisilo.common.errors import ComputeFailed, DiskFull, SemisiloError
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.process.compute import ComputeAborted
-from semisilo.common.text.describe import describe_percentage, describe_seconds
+from semisilo.common.text.describe import describe_metric, describe_seconds
 from semisilo.coordinator.compute.messages import Baseline, BaselineFound, BaselineProgress
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LabelledOnlyResult, cut_short
@@ -60,9 +61,9 @@ class LabelsAloneWork:
             self._remove_file(study.name)
         elif settings.labelled_only_baseline and frozen.num_test > 0 and frozen.num_labelled > 0:
             self._study = study
-            _LOG.info("labels alone, the line to beat: %d epochs on %d labelled images, %s", settings.baseline_epochs,
-                      frozen.num_labelled, "while silos work and after the last round" if self._beside_rounds
-                      else "after the last round")
+            _LOG.info("labels alone, the line to beat: the %s recipe on %d labelled images, %s",
+                      settings.baseline_recipe, frozen.num_labelled,
+                      "while silos work and after the last round" if self._beside_rounds else "after the last round")
 
     def leave(self) -> None:
         """Nothing more is done for this study in this life; where it stands is on the disk."""
@@ -100,8 +101,9 @@ class LabelsAloneWork:
         settings = study.config.study
         try:
             found = await self._steps.call(Baseline(
-                epochs=settings.baseline_epochs, budget_seconds=settings.baseline_seconds,
-                patience=settings.baseline_patience, slice_seconds=_SLICE_SECONDS), activity=None, attempts=1)
+                recipe=settings.baseline_recipe, epochs=settings.baseline_epochs,
+                budget_seconds=settings.baseline_seconds, patience=settings.baseline_patience,
+                slice_seconds=_SLICE_SECONDS), activity=None, attempts=1)
         except (DiskFull, ComputeAborted):
             raise
         except SemisiloError as error:
@@ -123,7 +125,8 @@ class LabelsAloneWork:
 
     def _tell(self, progress: BaselineProgress) -> None:
         left = "" if progress.seconds_left is None else f", about {describe_seconds(progress.seconds_left)} left"
-        self._runtime.labels_alone = f"{progress.epochs} of {progress.planned} epochs{left}"
+        doing = progress.doing or f"{progress.epochs} of {progress.planned} epochs"
+        self._runtime.labels_alone = f"{doing}{left}"
         if not self._told and progress.seconds_left is not None:
             self._told = True
             _LOG.info("labels alone: about %s of work for %d epochs", describe_seconds(progress.seconds_left),
@@ -136,9 +139,15 @@ class LabelsAloneWork:
         self._ledger.set_study_facts(study.name, baseline=result)
         self._remove_file(study.name)
         if "accuracy" in result.metrics:
-            short = cut_short(result)
-            _LOG.info("labels alone reach an accuracy of %s%s", describe_percentage(result.metrics["accuracy"]),
-                      f" ({short})" if short else "")
+            short, measure = cut_short(result), study.frozen.study_measure
+            told = measure if measure.metric in result.metrics else ACCURACY
+            _LOG.info("labels alone reach %s of %s%s", told.with_article,
+                      describe_metric(told.metric, result.metrics[told.metric]), f" ({short})" if short else "")
+            rest = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items() if name != told.metric)
+            if rest:
+                _LOG.info("labels alone: %s", rest)
+            if result.description:
+                _LOG.info("labels alone: %s", result.description)
 
     def _remove_file(self, name: str) -> None:
         """What is done needs no file to go on from."""

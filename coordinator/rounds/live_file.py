@@ -11,10 +11,13 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration
-from semisilo.coordinator.rounds.runtime import RuntimeState
+
+if TYPE_CHECKING:  # commands read the file, and need no event loop for that
+    from semisilo.coordinator.rounds.runtime import RuntimeState
 
 __all__ = ["STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "write"]
 

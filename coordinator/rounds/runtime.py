@@ -3,7 +3,7 @@
 Two kinds of waiting: the engine's, for anything that a silo or an operator did, and that of silos, for a task. They are
 apart because every silo looks into the ledger when it wakes: hundreds of them must not do so at each other's updates.
 
-Tests: tests/coordinator/rounds/test_study_lifecycle.py.
+Tests: tests/coordinator/rounds/test_runtime.py and test_study_lifecycle.py.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from semisilo.common.text.log_context import bind
 
 __all__ = ["RuntimeState", "SiloProgress", "StandbyReason"]
+
+
+_TURNS_AT_ONCE = 4
+"""So many silos take their tasks in one turn of the event loop, which is some milliseconds."""
 
 
 class StandbyReason(StrEnum):
@@ -78,6 +83,8 @@ class RuntimeState:
     """Silo -> digests of the tensor groups that it last said to hold."""
     _event: asyncio.Event = field(default_factory=asyncio.Event)
     _called: asyncio.Event = field(default_factory=asyncio.Event)
+    _turns: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _dealing: asyncio.Task[None] | None = None
 
     def notify(self) -> None:
         """Something that the engine waits for has changed."""
@@ -98,8 +105,28 @@ class RuntimeState:
         await _wait(self._event, timeout_seconds)
 
     async def wait_for_call(self, timeout_seconds: float) -> None:
-        """Returns at the next `call`, or after the time."""
-        await _wait(self._called, timeout_seconds)
+        """Returns at the next `call`, or after the time. Of many who wait a few return at a time, so that others are
+        answered in between: a thousand silos that take their tasks in one turn of the event loop would hold it up for
+        more than a second."""
+        called = self._called
+        await _wait(called, timeout_seconds)
+        if called.is_set():
+            turn = asyncio.get_running_loop().create_future()
+            self._turns.append(turn)
+            if self._dealing is None or self._dealing.done():
+                self._dealing = asyncio.ensure_future(self._deal_turns())
+            await turn
+
+    async def _deal_turns(self) -> None:
+        while self._turns:
+            began = time.monotonic()
+            for _ in range(min(_TURNS_AT_ONCE, len(self._turns))):
+                turn = self._turns.popleft()
+                if not turn.done():  # its silo has hung up
+                    turn.set_result(None)
+            await asyncio.sleep(0)
+            # What these turns have brought about, and whatever else came meanwhile, goes first.
+            await asyncio.sleep(time.monotonic() - began)
 
     def set(self, *, reason: StandbyReason | None = None, activity: str | None = None, text: str | None = None,
             study: str | None = None, round: int | None = None, rounds: int | None = None,

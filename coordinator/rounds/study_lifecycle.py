@@ -2,17 +2,21 @@
 
 An operator pauses, resumes and stops studies through the ledger; the engine asks between its steps and in every wait. A
 study in which round after round every silo refuses pauses by itself until an operator has looked: a refusal is an
-answer, so that one silo's trouble never holds up the others, but rounds with nothing else bring nothing to anyone. And
-a study that has ended leaves the model of its last committed round. All of this follows from the ledger alone: a
+answer, so that one silo's trouble never holds up the others, but rounds with nothing else bring nothing to anyone. One
+whose rounds no longer get better ends early where it has patience set. And a study that has ended leaves the model of
+its chosen round. All of this follows from the ledger alone: a
 coordinator that was restarted decides the same.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.measures.round_choice import rounds_without_gain
+from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.coordinator.compute.messages import Export
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.events import (
@@ -24,14 +28,16 @@ from semisilo.coordinator.ledger.events import (
     round_ended_event,
 )
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads, scored_rounds
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
 from semisilo.coordinator.ledger.tasks import answer_states, last_refusal
 from semisilo.coordinator.rounds.compute_client import ComputeSteps
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
-from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.studies.study_file import StudySettings, config_from_dict
 
-__all__ = ["PATIENCE_ROUNDS", "OperatorRequests", "StudyLifecycle", "pause_when_refused", "refused_rounds"]
+__all__ = ["PATIENCE_ROUNDS", "OperatorRequests", "StudyLifecycle", "model_to_write", "pause_when_refused",
+           "refused_rounds", "stopped_early"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
@@ -63,6 +69,33 @@ class OperatorRequests:
             await runtime.wait(1.0)
         runtime.set(reason=before[0], text=before[1], activity=before[2])
         _LOG.info("study %s is %s", name, self._ledger.study_state(name))
+
+
+# Ending by itself -----------------------------------------------------------------------------------------------------
+
+
+def model_to_write(ledger: Ledger, study: str) -> Export | None:
+    """What is handed over, without its place: the model of the chosen round, or that of labels alone where these score
+    higher; None before round 0."""
+    row, chosen = ledger.study(study), handed_over(round_heads(ledger, study))
+    if chosen is None:
+        return None
+    if row.baseline is not None and prefers_labels_alone(row, chosen):
+        return Export(state=row.baseline.model_digest, labels_alone=True, path=Path())
+    return Export(state=chosen.state_digest, path=Path())
+
+
+def stopped_early(ledger: Ledger, study: str, settings: StudySettings, measure: StudyMeasure) -> str:
+    """Why no further round is opened, where [study] patience says so; else ''. From the ledger alone."""
+    rounds = round_heads(ledger, study)
+    if not settings.patience or not rounds or rounds[-1].state not in ENDED_ROUND \
+            or rounds[-1].number >= settings.rounds:
+        return ""
+    last = rounds[-1].number
+    if rounds_without_gain(scored_rounds(rounds), last=last) < settings.patience:
+        return ""
+    return (f"stopped after round {last} of {settings.rounds}: {measure.title} on validation images has not risen for"
+            f" {settings.patience} rounds")
 
 
 # Pausing by itself ----------------------------------------------------------------------------------------------------
@@ -122,24 +155,26 @@ class StudyLifecycle:
         self._studies = studies
 
     async def write_model(self, name: str) -> None:
-        """Writes the model of the last committed round, for others to use; the study must be the one that is open."""
-        digest = self._ledger.committed_digest(name)
+        """Writes the model that is handed over, for others to use; the study must be the one that is open, and have
+        committed round 0."""
+        wanted = model_to_write(self._ledger, name)
+        assert wanted is not None
         model = self._studies / name / "model.safetensors"
-        await self._steps.call(Export(state=digest, path=model), activity="writing the model")
-        note_model_written(self._ledger, name, digest)
+        await self._steps.call(replace(wanted, path=model), activity="writing the model")
+        note_model_written(self._ledger, name, wanted.state)
 
     async def tidy_up(self) -> None:
         """Ends the open round of studies that the operator has stopped, perhaps while nobody served, and writes the
-        model of their last committed round.
+        model that they hand over.
 
         Raises: DiskFull, with nothing lost. A model that cannot be written for another reason is reported, once.
         """
         for row in self._ledger.studies():
             if row.state is StudyState.STOPPED:
                 self._cancel_open_round(row.name)
-                digest = self._ledger.committed_digest(row.name)
-                if digest and not is_model_noted(self._ledger, row.name, digest):
-                    await self._write_model_of_stopped(row, digest)
+                wanted = model_to_write(self._ledger, row.name)
+                if wanted is not None and not is_model_noted(self._ledger, row.name, wanted.state):
+                    await self._write_model_of_stopped(row, wanted.state)
                 if self._runtime.study == row.name and self._runtime.reason is not StandbyReason.NO_STUDY:
                     _LOG.info("study %s is stopped", row.name)
                     self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {row.name} was stopped", activity="",

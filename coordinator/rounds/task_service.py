@@ -24,6 +24,7 @@ from semisilo.common.errors import (
     UpdateConflict,
     WrongBase,
 )
+from semisilo.common.measures.site_evaluation import SiteEvaluation
 from semisilo.common.methods import check_metrics, find_method
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.process.compute import Compute
@@ -37,6 +38,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
+from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
@@ -64,6 +66,8 @@ class Hello:
     away_reason: str = ""
     """Why it takes no task, by its own policy; empty when it takes tasks."""
     away_until_unix: float = 0.0
+    evaluations: tuple[SiteEvaluation, ...] = ()
+    """What global models are worth on its own test images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +120,8 @@ class TaskService:
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
                                 memory_study=hello.memory_study, memory_round=hello.memory_round)
             self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
+        for each in hello.evaluations:
+            self._note_evaluation(silo, each)
         self._runtime.held[silo] = hello.held
         self._runtime.notify()
         first = self._runtime.reason
@@ -226,6 +232,8 @@ class TaskService:
                 self._spool.drop_partial(earlier)
         if self._in_spool(declaration.digest, declaration.size_bytes):
             return BeginAnswer("send", resume_offset=declaration.size_bytes)
+        if self._spool.resume_offset(update_id) == 0 and self._spool.has_room(declaration.size_bytes):
+            return BeginAnswer("send")
         with await asyncio.to_thread(self._spool.partial, update_id, size_bytes=declaration.size_bytes) as partial:
             return BeginAnswer("send", resume_offset=partial.committed_bytes)
 
@@ -284,6 +292,17 @@ class TaskService:
         task = self._ledger.task(update.task_id)
         return task is not None and not self._why_over(task)
 
+    def has_none(self, update: DeclaredUpdate) -> bool:
+        """Whether nothing of a declared update has come yet: should all of it come in one piece, `store` takes that."""
+        return self._spool.resume_offset(update.update_id) == 0
+
+    async def store(self, update: DeclaredUpdate, data: bytes | memoryview) -> None:
+        """Puts an update that has come in one piece into the spool; `accept` then finds it there.
+
+        Raises: BadPayload when the bytes do not have the declared digest; DiskFull.
+        """
+        await asyncio.to_thread(self._spool.add_bytes, data, update.digest)
+
     async def accept(self, silo: str, update: DeclaredUpdate, partial: PartialFile | None) -> None:
         """Checks a complete upload, makes it durable and answers the task.
 
@@ -311,9 +330,10 @@ class TaskService:
                 self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
                 self._runtime.notify()
             raise
-        if self._task_of(silo, update.task_id).update_id == update.update_id:
+        task = self._task_of(silo, update.task_id)
+        if task.update_id == update.update_id:
             return  # a repeat of the same upload was quicker
-        task = self._open_task_of(silo, update.task_id)
+        self._check_open(task)
         if self._ledger.declared_update(update.update_id) is None:
             raise TaskClosed("The silo has declared another update since.")
         with self._ledger.transaction():
@@ -325,6 +345,25 @@ class TaskService:
             add_encoded(self._ledger, checked.encoded, study=task.study, round=task.round, direction="up")
         self._note_held(task, made=checked.held)
         self._runtime.notify()
+
+    # Evaluations ------------------------------------------------------------------------------------------------------
+
+    def _note_evaluation(self, silo: str, found: SiteEvaluation) -> None:
+        """Takes what a silo says of a model that it may have; anything else is dropped, for the silo must go on."""
+        row = self._ledger.find_study(found.study)
+        if row is None or len(found.classes) != len(row.classes):
+            why = "there is no such study" if row is None else f"the study has {len(row.classes)} classes"
+        elif not is_committed(self._ledger, found.study, found.round):
+            why = f"round {found.round} is not committed"
+        elif found.labels_alone and (row.baseline is None or not row.baseline.model_digest):
+            why = "there is no model of labels alone"
+        elif not has_taken_part(self._ledger, found.study, silo):
+            why = "the silo has had no part in the study"
+        else:
+            with self._ledger.transaction(lasting=False):
+                add_site_evaluation(self._ledger, silo, found, now_unix=self._clock())
+            return
+        _LOG.warning("an evaluation of silo %s is dropped: %s", silo, why)
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
@@ -343,9 +382,12 @@ class TaskService:
 
     def _open_task_of(self, silo: str, task_id: str) -> TaskRow:
         task = self._task_of(silo, task_id)
+        self._check_open(task)
+        return task
+
+    def _check_open(self, task: TaskRow) -> None:
         if ended := self._why_over(task):
             raise TaskClosed(f"{ended[0].upper()}{ended[1:]}.")
-        return task
 
     def _in_spool(self, digest: str, size_bytes: int) -> bool:
         """Whether a complete file is there, as when the coordinator died before it was recorded."""

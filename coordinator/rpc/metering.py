@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 
-from semisilo.common.rpc.meter import ConnectionMeter, Direction, MessageMeter, WireMeter
+from semisilo.common.rpc.meter import ConnectionMeter, Direction, MessageMeter, MessageUse, WireMeter, WireUse
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["RoundMeter"]
+
+_ROWS_AT_ONCE = 500
+"""Cost rows of one transaction: some ten milliseconds."""
 
 
 class RoundMeter:
@@ -25,8 +30,10 @@ class RoundMeter:
         """
         self._ledger = ledger
         self._messages = MessageMeter()
-        reader = connections(port) if connections is not None else ConnectionMeter(local_port=port)
-        self._wire = WireMeter(reader, side="coordinator", messages=self._messages)
+        self._connections = connections(port) if connections is not None else ConnectionMeter(local_port=port)
+        self._unwritten: deque[tuple[str, int, str, MessageUse | WireUse]] = deque()
+        """(study, round, phase, what was counted), oldest first."""
+        self._wire = WireMeter(self._connections, side="coordinator", messages=self._messages)
 
     def bind(self, peer: str, silo: str) -> None:
         """The connection of `peer` (as gRPC names it) belongs to a silo."""
@@ -40,11 +47,28 @@ class RoundMeter:
         """Bytes per second that the kernel last saw acknowledged on the connection of `peer`; 0.0 when unknown."""
         return self._wire.delivery_rate(peer)
 
-    def settle(self, *, study: str, round: int, phase: str) -> None:
-        """Writes what was counted since the last call as costs of a phase; "standby" between phases."""
-        costs = [Cost(study=study, round=round, phase=phase, silo=use.silo, direction=use.direction, kind="message",
-                      item=use.rpc, bytes=use.message_bytes, count=use.messages) for use in self._messages.take()]
-        costs += [Cost(study=study, round=round, phase=phase, silo=wire.silo, direction=wire.direction, kind="wire",
-                       item="tcp", bytes=wire.wire_bytes, estimated=wire.estimated) for wire in self._wire.take(phase)]
-        if costs:
-            add_costs(self._ledger, costs)
+    async def settle(self, *, study: str, round: int, phase: str) -> None:
+        """Writes what was counted since the last call as costs of a phase; "standby" between phases.
+
+        What is counted while it writes belongs to the next call. It writes a part at a time, between which silos are
+        answered: a thousand of them have more than ten thousand rows. What a call that was cut off has not written, the
+        next one does.
+        """
+        for _ in self._connections.reading():
+            await asyncio.sleep(0)
+        self._unwritten.extend((study, round, phase, use) for use in self._messages.take())
+        self._unwritten.extend((study, round, phase, use) for use in self._wire.take(phase, fresh=False))
+        while self._unwritten:
+            rows = [self._unwritten[number] for number in range(min(_ROWS_AT_ONCE, len(self._unwritten)))]
+            add_costs(self._ledger, [_cost(*row) for row in rows])
+            for _ in rows:
+                self._unwritten.popleft()
+            await asyncio.sleep(0)
+
+
+def _cost(study: str, round: int, phase: str, use: MessageUse | WireUse) -> Cost:
+    if isinstance(use, MessageUse):
+        return Cost(study=study, round=round, phase=phase, silo=use.silo, direction=use.direction, kind="message",
+                    item=use.rpc, bytes=use.message_bytes, count=use.messages)
+    return Cost(study=study, round=round, phase=phase, silo=use.silo, direction=use.direction, kind="wire", item="tcp",
+                bytes=use.wire_bytes, estimated=use.estimated)

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -30,9 +31,11 @@ from semisilo.common.payload.reader import MAX_MANIFEST_BYTES
 from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
     DOWNLOAD_FIELD,
+    MAX_CHUNK_BYTES,
     SUBMIT_FIELD,
     ChunkSums,
     Piece,
+    check_piece,
     pack_piece,
     receive_into,
     stream_pieces,
@@ -40,17 +43,21 @@ from semisilo.common.rpc.chunks import (
 )
 from semisilo.common.rpc.convert import (
     check_metrics,
+    evaluation_from_proto,
     image_to_proto,
     model_to_proto,
     reference_from_proto,
     task_to_proto,
 )
 from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY, answering_errors
+from semisilo.common.storage.store import PartialFile
 from semisilo.common.text.log_context import bind, request_id_in
 from semisilo.common.text.logs import log_call, printable
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.coordinator.ledger.records import DeclaredUpdate
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, TaskService, UpdateDeclaration
 from semisilo.coordinator.rpc.call import Call, CallWatch
 from semisilo.coordinator.rpc.link_rates import LinkRates
@@ -78,6 +85,8 @@ that, and the way of the bytes is not held up by queries."""
 _UPLOAD_IDLE_SECONDS = 120.0
 """Twice the minute after which a silo itself cuts a transfer and goes on with it (`LinkSettings.stall_seconds`): the
 silo's own end comes first, and a silo that has vanished gives its slot to another one."""
+_MAX_EVALUATIONS = 8
+"""Of one call. A silo evaluates a model of each round, and calls several times in one."""
 _MAX_REQUEST_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
 """Of a unary request; the longest there can be is a declaration with its manifest."""
 _QUICK_DOWNLOADS = 2
@@ -114,15 +123,17 @@ class RoundServicer:
     """Serves silos over mutually authenticated TLS. `add_to` puts it on a server."""
 
     def __init__(self, *, task_service: TaskService, roster: LedgerRoster, runtime: RuntimeState, meter: RoundMeter,
-                 federation: str, max_uploads: int, clock: Callable[[], float] = time.time,
+                 models: SharedModels, federation: str, max_uploads: int, clock: Callable[[], float] = time.time,
                  upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS, rates: LinkRates | None = None) -> None:
         """
         Args:
+            models: which silo may fetch which.
             max_uploads: updates that are received at the same time, at most one of each silo.
             upload_idle_seconds: an upload in which nothing arrives for so long gives its slot to another silo.
             rates: where the speed of downloads is noted.
         """
         self._task_service = task_service
+        self._models = models
         self._watch = CallWatch(roster, clock=clock)
         self._runtime = runtime
         self._meter = meter
@@ -150,6 +161,9 @@ class RoundServicer:
                 "ReportProgress": unary(self.ReportProgress, pb.ReportProgressRequest),
                 "BeginUpdate": unary(self.BeginUpdate, pb.BeginUpdateRequest),
                 "DescribeStudy": unary(self.DescribeStudy, pb.DescribeStudyRequest),
+                "DescribeModel": unary(self.DescribeModel, pb.DescribeModelRequest),
+                "DownloadModel": grpc.unary_stream_rpc_method_handler(
+                    self.DownloadModel, request_deserializer=pb.DownloadModelRequest.FromString),
                 "DownloadPayload": grpc.unary_stream_rpc_method_handler(
                     self.DownloadPayload, request_deserializer=pb.DownloadPayloadRequest.FromString),
                 "SubmitUpdate": grpc.stream_unary_rpc_method_handler(
@@ -165,13 +179,16 @@ class RoundServicer:
                 raise BadPayload("Counts must be at least 0.")
             if len(request.methods) > 256 or len(request.held_digests) > 256:
                 raise BadPayload("At most 256 methods and digests.")
+            if len(request.evaluations) > _MAX_EVALUATIONS:
+                raise BadPayload(f"At most {_MAX_EVALUATIONS} evaluations.")
             hello = Hello(version=printable(request.version, limit=64),
                           methods=tuple(printable(name, limit=64) for name in request.methods),
                           labelled_count=request.labelled_count, unlabelled_count=request.unlabelled_count,
                           memory_study=printable(request.memory_study, limit=128), memory_round=request.memory_round,
                           held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32),
                           away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
-                          away_until_unix=_unix(request.away.until_time))
+                          away_until_unix=_unix(request.away.until_time),
+                          evaluations=tuple(map(evaluation_from_proto, request.evaluations)))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
@@ -209,6 +226,25 @@ class RoundServicer:
             return description_to_proto(found, now_unix=self._clock())
         return await self._unary("DescribeStudy", request, context, work)
 
+    async def DescribeModel(self, request: pb.DescribeModelRequest,
+                            context: _Context) -> pb.DescribeModelResponse:
+        """Tells what model a study shares with the caller; changes nothing."""
+        async def work(silo: str) -> pb.DescribeModelResponse:
+            found = await self._models.describe(silo, request.study)
+            return pb.DescribeModelResponse(
+                digest=bytes.fromhex(found.digest), size_bytes=found.size_bytes, round=found.round,
+                labels_alone=found.labels_alone, measure=found.measure, conclusion=found.conclusion)
+        return await self._unary("DescribeModel", request, context, work)
+
+    async def DownloadModel(self, request: pb.DownloadModelRequest, context: _Context) -> None:
+        """Streams a model from the offset that the silo has on disk."""
+        with self._call("DownloadModel", context) as call:
+            async with answering_errors(context):
+                silo = call.identify()
+                self._meter.message("DownloadModel", silo, "up", request.ByteSize())
+                found = await self._models.path_for(silo, request.study, request.digest.hex())
+                await self._send_file("DownloadModel", silo, found.path, request.offset, call, context)
+
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: _Context) -> None:
         """Streams a payload from the offset that the silo has on disk."""
@@ -218,31 +254,9 @@ class RoundServicer:
                 silo = call.identify()
                 self._meter.message("DownloadPayload", silo, "up", request.ByteSize())
                 path = self._task_service.payload_for(silo, request.task_id, digest)
-                sent, start = 0, 0.0
-                self._downloads += 1
-                pieces = stream_pieces(path, offset=request.offset, sums=self._sums, chunk_bytes=self._chunk_bytes())
-                try:
-                    with call.watched():
-                        async with self._download_slots.slot() as slot:
-                            start = time.monotonic()
-                            async for piece in pieces:
-                                response = pack_piece(DOWNLOAD_FIELD, piece)
-                                try:
-                                    await context.write(response)
-                                except grpc.aio.InternalError:
-                                    # The connection is gone; the silo comes back for the rest. Cancelled, the RPC ends
-                                    # here without gRPC's own stack trace in the operator's log.
-                                    raise asyncio.CancelledError from None
-                                sent += len(piece.data)
-                                slot.moved_bytes = sent
-                                self._meter.message("DownloadPayload", silo, "down", len(response))
-                finally:
-                    self._downloads -= 1
-                    await pieces.aclose()
-                    if sent:
-                        self._rates.measured(silo, sent_bytes=sent, seconds=time.monotonic() - start,
-                                             delivered_per_second=self._meter.delivery_rate(context.peer()))
-                        self._task_service.downloaded(silo, request.task_id, digest, sent, offset=request.offset)
+                await self._send_file("DownloadPayload", silo, path, request.offset, call, context,
+                                      account=lambda count: self._task_service.downloaded(
+                                          silo, request.task_id, digest, count, offset=request.offset))
 
     async def SubmitUpdate(self, request_iterator: AsyncIterator[bytes],
                            context: _Context) -> pb.SubmitUpdateResponse:
@@ -257,6 +271,39 @@ class RoundServicer:
         raise AssertionError("an error has ended the RPC")
 
     # Parts ------------------------------------------------------------------------------------------------------------
+
+    async def _send_file(self, rpc: str, silo: str, path: Path, offset: int, call: Call, context: _Context, *,
+                         account: Callable[[int], None] = lambda count: None) -> None:
+        """Streams a file from an offset on.
+
+        Args:
+            account: told how many bytes of it went out, complete or not, where any did.
+        """
+        sent, start = 0, 0.0
+        self._downloads += 1
+        pieces = stream_pieces(path, offset=offset, sums=self._sums, chunk_bytes=self._chunk_bytes())
+        try:
+            with call.watched():
+                async with self._download_slots.slot() as slot:
+                    start = time.monotonic()
+                    async for piece in pieces:
+                        response = pack_piece(DOWNLOAD_FIELD, piece)
+                        try:
+                            await context.write(response)
+                        except grpc.aio.InternalError:
+                            # The connection is gone; the silo comes back for the rest. Cancelled, the RPC ends here
+                            # without gRPC's own stack trace in the operator's log.
+                            raise asyncio.CancelledError from None
+                        sent += len(piece.data)
+                        slot.moved_bytes = sent
+                        self._meter.message(rpc, silo, "down", len(response))
+        finally:
+            self._downloads -= 1
+            await pieces.aclose()
+            if sent:
+                self._rates.measured(silo, sent_bytes=sent, seconds=time.monotonic() - start,
+                                     delivered_per_second=self._meter.delivery_rate(context.peer()))
+                account(sent)
 
     async def _begin(self, silo: str, request: pb.BeginUpdateRequest) -> BeginAnswer:
         outcome = request.WhichOneof("outcome")
@@ -297,7 +344,7 @@ class RoundServicer:
 
     async def _take(self, silo: str, update_id: str, piece: Piece | None, requests: AsyncIterator[bytes], call: Call,
                     context: _Context, slot: TransferSlot, slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
-        partial_file, update = await self._task_service.upload(silo, update_id)
+        update = self._task_service.awaited(silo, update_id)  # it has waited for its place
 
         async def pieces() -> AsyncIterator[Piece]:
             if piece is not None:
@@ -315,17 +362,49 @@ class RoundServicer:
                     raise BadPayload("Only the first message of the stream names the update; all others bring bytes.")
                 yield next_piece
 
+        if self._task_service.has_all(update):
+            return await self._accept(silo, update, None, context, slots)
+        arriving = pieces()
+        with call.watched(idle_seconds=self._upload_idle_seconds):
+            first = await anext(arriving, None)
+            whole = first if first is not None and self._is_whole(update, first) else None
+            if whole is not None:
+                check_piece(whole, expected_offset=0)
+                if await anext(arriving, None) is not None:
+                    raise BadPayload("The stream goes on after the declared size.")
+        if whole is not None:
+            slot.leave()  # the line is free; the memory is not until the bytes are in the spool
+            await self._task_service.store(update, whole.data)
+            first = whole = None
+            return await self._accept(silo, update, None, context, slots)
+
+        async def all_pieces() -> AsyncIterator[Piece]:
+            if first is not None:
+                yield first
+            async for each in arriving:
+                yield each
+
+        partial_file, update = await self._task_service.upload(silo, update_id)
         with partial_file:
-            if not self._task_service.has_all(update):
-                with call.watched(idle_seconds=self._upload_idle_seconds):
-                    await receive_into(partial_file, pieces(), update.size_bytes)
-            await slots.aclose()  # what is left is the disk's and the compute process's, and holds no memory
-            arrived = time.monotonic()
-            # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
-            acceptance = asyncio.ensure_future(self._task_service.accept(silo, update, partial_file))
-            self._acceptances.add(acceptance)
-            acceptance.add_done_callback(self._acceptances.discard)
-            await asyncio.shield(acceptance)
+            with call.watched(idle_seconds=self._upload_idle_seconds):
+                await receive_into(partial_file, all_pieces(), update.size_bytes)
+            return await self._accept(silo, update, partial_file, context, slots)
+
+    def _is_whole(self, update: DeclaredUpdate, piece: Piece) -> bool:
+        """Whether a first piece is all of an update: it needs no file that it could be resumed from, and one thread
+        writes it and waits for the disk. Most updates are so small where there are many silos."""
+        return (piece.offset == 0 and len(piece.data) == update.size_bytes <= MAX_CHUNK_BYTES
+                and self._task_service.has_none(update))
+
+    async def _accept(self, silo: str, update: DeclaredUpdate, partial_file: PartialFile | None, context: _Context,
+                      slots: AsyncExitStack) -> pb.SubmitUpdateResponse:
+        await slots.aclose()  # what is left is the disk's and the compute process's, and holds no memory
+        arrived = time.monotonic()
+        # A silo that hangs up now must not cut off the check: cancelling it would end the compute process.
+        acceptance = asyncio.ensure_future(self._task_service.accept(silo, update, partial_file))
+        self._acceptances.add(acceptance)
+        acceptance.add_done_callback(self._acceptances.discard)
+        await asyncio.shield(acceptance)
         # So that the silo can tell the time on the line from ours.
         context.set_trailing_metadata(((CHECK_SECONDS_KEY, f"{time.monotonic() - arrived:.6f}"),))
         return pb.SubmitUpdateResponse(update_id=update.update_id, size_bytes=update.size_bytes)
@@ -428,7 +507,7 @@ def description_to_proto(found: StudyDescription | None, *, now_unix: float) -> 
         settings_json=canonical_json(found.settings), model=model_to_proto(found.model),
         image=None if found.image is None else image_to_proto(found.image),
         uplink=pb.Uplink(**to_dict(found.uplink)), dense_bytes=found.dense_bytes,
-        frozen_bytes=found.frozen_bytes,
+        frozen_bytes=found.frozen_bytes, normalisation_image_count=found.normalisation_images,
         typical_update_bytes=found.typical_update_bytes))
     message.round_timeout.FromMicroseconds(round(found.round_timeout_seconds * 1e6))
     if found.typical_round_seconds is not None:

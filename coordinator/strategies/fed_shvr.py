@@ -1,7 +1,7 @@
 """Fed-SHVR at the coordinator: normalised averaging, and the sum of control variates that corrections are made of.
 
 Source: Wang et al., "Fed-SHVR", 2021, Algorithm 1; the form for partial participation is ours (fedshvr.md, section 4).
-Symbols and rules are in `semisilo.common.learning.normalised_averaging`.
+Symbols and rules are in `semisilo.common.learning.averaging.normalised`.
 
 | variant  | averaging                    | correction                                       |
 |----------|------------------------------|--------------------------------------------------|
@@ -35,7 +35,7 @@ from torch import Tensor
 
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.learning import tensors
-from semisilo.common.learning.normalised_averaging import (
+from semisilo.common.learning.averaging.normalised import (
     control_increment,
     correction,
     mean_gradient,
@@ -125,7 +125,7 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
             raise BadConfiguration(f"Fed-SHVR is not defined for the scenario '{settings.scenario}'.",
                                    remedy='Set [method] scenario = "labels-at-silo".')
         self._settings = settings
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedSHVRState:
         """The initial model as it is; its statistics where the coordinator measures them."""
@@ -229,7 +229,7 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         return self._settings.variant != "fed_sh"
 
     def _share(self, steps: int) -> int:
-        """s_k of `semisilo.common.learning.normalised_averaging`."""
+        """s_k of `semisilo.common.learning.averaging.normalised`."""
         return steps if self._settings.variant == "fed_svr" else 1
 
     def _reason_to_renew(self, state: FedSHVRState, headers: tuple[UpdateHeader, ...]) -> str:

@@ -88,7 +88,7 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
         at_coordinator = settings.scenario == "labels-at-coordinator"
         self._labelled = labelled_images(environment, "labels-at-coordinator") if at_coordinator else None
         self._settings = settings
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedAvgState:
         """Measures the initial model; with labels-at-coordinator also trains what round 1 sends."""
@@ -96,6 +96,9 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
 
     def sent_model(self, state: FedAvgState) -> TensorGroup:
         return state.served.group("model", lambda: state.sent[0])
+
+    def sent_statistics(self, state: FedAvgState) -> dict[str, Tensor]:
+        return state.sent[1]
 
     def train_task(self, state: FedAvgState, silo: str, kept: None, *, round: int) -> Task:
         """The model, its batch-norm statistics and lr_t."""
@@ -178,4 +181,4 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
             purpose="coordinator", round=round, augmentation=weak_views(environment, settings.weak_view),
             loss_weight=settings.lambda_s if settings.objective in ("uda", "fixmatch") else 1.0,
             loss_of=annealed if settings.objective == "uda" and settings.tsa != "none" else cross_entropy,
-            when="before")
+            when="before", imbalance=settings)

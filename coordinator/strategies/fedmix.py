@@ -89,7 +89,7 @@ class FedMixStrategy(TrainAndMeasure[FedMixState, AverageTally, None]):
             raise BadData('schedule = "plateau" needs validation images at the coordinator; there are none.',
                           remedy="Name them in [data] validation of the study, or set schedule = \"constant\".")
         self._settings = settings
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedMixState:
         """The initial model is w and sigma alike; nobody has taken part."""
@@ -162,7 +162,7 @@ class FedMixStrategy(TrainAndMeasure[FedMixState, AverageTally, None]):
         return train_on_labels(
             model, self._labelled, self._environment, epochs=settings.coordinator_epochs, momentum=state.opt_buf,
             sgd=sgd_settings(settings, state.lr), purpose="sigma", round=round, batch_size=settings.labelled_batch,
-            loss_weight=settings.lambda_s, report_until=_TRAINING)
+            loss_weight=settings.lambda_s, report_until=_TRAINING, imbalance=settings)
 
     def _plateau(self, model: nn.Module, statistics: Mapping[str, Tensor], state: FedMixState) -> Plateau:
         """The learning rate from now on, after the mixed model's loss on the validation images."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from semisilo.common.learning.normalised_averaging import normalised_factors
+from semisilo.common.learning.averaging.normalised import normalised_factors
 from semisilo.common.methods.contract import UpdateHeader
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally

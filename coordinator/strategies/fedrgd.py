@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from semisilo.common.learning import tensors
-from semisilo.common.learning.grouped_averaging import group_mean, mean_of_groups, split_into_groups
+from semisilo.common.learning.averaging.grouped import group_mean, mean_of_groups, split_into_groups
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.training import lr_of_round
@@ -116,7 +116,7 @@ class FedRGDStrategy(TrainAndMeasure[FedRGDState, FedRGDTally, FedRGDSilo]):
         """Raises: BadData when there is nothing at the coordinator to learn from."""
         self._labelled = labelled_images(environment, "FedRGD")
         self._settings = settings
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedRGDState:
         """Measures the statistics of the initial model."""
@@ -210,7 +210,7 @@ class FedRGDStrategy(TrainAndMeasure[FedRGDState, FedRGDTally, FedRGDSilo]):
             model, self._labelled, environment, epochs=settings.coordinator_epochs, momentum=opt_buf,
             sgd=sgd_settings(settings, self._lr(round), nesterov=settings.nesterov), purpose="coordinator", round=round,
             batch_size=settings.labelled_batch, augmentation=weak_views(environment, settings.weak_view),
-            loss_weight=settings.lambda_s, report_until=_TRAINING)
+            loss_weight=settings.lambda_s, report_until=_TRAINING, imbalance=settings)
 
     def _sent_to(self, state: FedRGDState, kept: FedRGDSilo | None) -> TensorGroup:
         """What a silo is sent: the mean of its group, or w_avg."""

@@ -20,6 +20,7 @@ from semisilo.common.data.augmentation import augment
 from semisilo.common.learning import tensors
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.consistency import tsa_loss, tsa_threshold
+from semisilo.common.learning.imbalance.labels import adjust_logits, class_shares, epoch_order
 from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import descend, make_optimiser, momentum_of, sgd_settings
@@ -65,7 +66,7 @@ class FedSGDStrategy(TrainAndMeasure[FedSGDState, AverageTally, None]):
         at_coordinator = settings.scenario == "labels-at-coordinator"
         self._labelled = labelled_images(environment, "labels-at-coordinator") if at_coordinator else None
         self._settings = settings
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedSGDState:
         """Measures the statistics of the initial model."""
@@ -138,7 +139,8 @@ class FedSGDStrategy(TrainAndMeasure[FedSGDState, AverageTally, None]):
             return None
         order, views = (torch_generator(environment.seed, f"coordinator_{what}", round=round)
                         for what in ("order", "views"))
-        index_B = torch.randperm(len(labelled), generator=order)[:settings.labelled_batch]
+        balance_N = labelled.labels_N if settings.labelled_sampling == "class_balanced" else None
+        index_B = epoch_order(len(labelled), order, balance_N=balance_N)[:settings.labelled_batch]
         images_BCHW = labelled.images_NCHW[index_B].to(environment.device)
         if settings.weak_view == "weak":
             images_BCHW = augment.weak(images_BCHW, environment.augmentation, views)
@@ -151,6 +153,9 @@ class FedSGDStrategy(TrainAndMeasure[FedSGDState, AverageTally, None]):
             _LOG.warning("the coordinator's batch of %d is skipped: one value per channel at a batch-norm layer",
                          len(index_B))
             return None
+        if settings.logit_adjustment:
+            shares_K = class_shares(labelled.labels_N, logits_BK.shape[1])
+            logits_BK = adjust_logits(logits_BK, shares_K, tau=settings.logit_adjustment)
         if settings.objective == "uda" and settings.tsa != "none":
             threshold = tsa_threshold(settings.tsa, t=round, total=environment.rounds, num_classes=logits_BK.shape[1])
             loss = tsa_loss(logits_BK, labels_B, threshold).loss

@@ -4,7 +4,7 @@
 
 m silos took part; K is the number of silos in the study, of which those that have not taken part yet count with
 c_k = 0. The change of c_k follows from the difference w_k - w alone (Delta_k = (w - w_k) / (lr tau_k)), so nothing but
-the model goes up. Symbols are those of `semisilo.common.learning.normalised_averaging`.
+the model goes up. Symbols are those of `semisilo.common.learning.averaging.normalised`.
 
 What the coordinator cannot do is to take out a c_k that its silo has lost. Then it raises `correction_epoch`, all
 control variates are 0 again, and one round goes without correction (ours; the paper's silos lose nothing).
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from semisilo.common.learning import tensors
-from semisilo.common.learning.normalised_averaging import control_increment, mean_gradient
+from semisilo.common.learning.averaging.normalised import control_increment, mean_gradient
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
 from semisilo.common.methods.scaffold import ScaffoldSettings
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy

@@ -30,6 +30,7 @@ from semisilo.common.learning.training import lr_of_round
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
 from semisilo.common.methods.semifl import SemiFLSettings
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, apply_global_momentum, own_model, weighed
+from semisilo.coordinator.strategies.parts.gate import Gate, through_gate
 from semisilo.coordinator.strategies.parts.labelled_training import (
     labelled_images,
     model_at_coordinator,
@@ -62,6 +63,8 @@ class SemiFLState(ServedState):
     """What the labelled images alone gave, with counts: the coordinator's part of the statistics phase."""
     fine_tune_loss: float
     """Mean cross-entropy of the last epoch at the coordinator; 0 where there was none."""
+    accepted_step: float = 1.0
+    """Share of what the silos returned that the gate let through; 1 without it."""
     participation: dict[str, int] = field(default_factory=dict)
     """Accepted updates of every silo so far, for FedFreq."""
 
@@ -79,7 +82,8 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
                                    remedy='Set [method] scenario = "labels-at-coordinator".')
         self._labelled = labelled_images(environment, "SemiFL")
         self._settings = settings
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
+        self._gate = Gate(environment)
 
     def start(self, initial: Mapping[str, Tensor]) -> SemiFLState:
         """Fine-tunes the initial model with lr_1 (not where it trains in parallel); measures its statistics."""
@@ -107,12 +111,14 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
         """Average, server momentum, fine-tuning, statistics of the labels."""
         if self._settings.aggregation == "parallel":
             return self._halfway(state, tally, round=round)
-        w, global_buf = apply_global_momentum(state.w, state.global_buf, tally.delta,
-                                              momentum=self._settings.global_momentum)
+        w, global_buf, step = through_gate(
+            self._gate if self._settings.gate else None, state.w, state.global_buf, tally.delta,
+            momentum=self._settings.global_momentum, round=round)
         model, opt_buf = model_at_coordinator(self._environment, w, round=round), state.opt_buf
         participation = tally.participation
         del state, tally, w  # several models, not needed while this one trains
-        return self._fine_tuned(model, global_buf=global_buf, opt_buf=opt_buf, participation=participation, round=round)
+        return self._fine_tuned(model, global_buf=global_buf, opt_buf=opt_buf, participation=participation, round=round,
+                                step=step)
 
     def model(self, state: SemiFLState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The fine-tuned model and its statistics."""
@@ -124,8 +130,9 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
         return own_model(self.sent_model(state), groups), state.batch_norm
 
     def diagnostics(self, state: SemiFLState) -> dict[str, float]:
-        """"fine_tune_loss", of the last epoch at the coordinator."""
-        return {"fine_tune_loss": state.fine_tune_loss}
+        """"fine_tune_loss", of the last epoch at the coordinator; with the gate "accepted_step"."""
+        gate = {"accepted_step": state.accepted_step} if self._settings.gate else {}
+        return {"fine_tune_loss": state.fine_tune_loss, **gate}
 
     # Work at the coordinator ------------------------------------------------------------------------------------------
 
@@ -144,7 +151,7 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
                             round=round)
 
     def _fine_tuned(self, model: nn.Module, *, global_buf: dict[str, Tensor] | None, opt_buf: dict[str, Tensor] | None,
-                    participation: dict[str, int], round: int) -> SemiFLState:
+                    participation: dict[str, int], round: int, step: float = 1.0) -> SemiFLState:
         """Steps 4 and 5 of a round. After the last round come `final_epochs` more, on a fresh cosine from `lr` with
         fresh momentum: lr_t is nearly 0 by then and would change nothing."""
         settings, loss = self._settings, 0.0
@@ -156,10 +163,10 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
                 sgd=sgd_settings(settings, settings.lr, nesterov=settings.nesterov), round=round,
                 batch_size=settings.labelled_batch, text="last training", report_until=_TRAINING,
                 lr_of_epoch=lambda epoch: lr_of_round(settings.lr, settings.schedule, round=epoch,
-                                                      rounds=settings.final_epochs))
+                                                      rounds=settings.final_epochs), imbalance=settings)
             opt_buf, loss = found.momentum, found.loss
         return self._closed(model, global_buf=global_buf, opt_buf=opt_buf, loss=loss, participation=participation,
-                            round=round)
+                            round=round, step=step)
 
     def _trained(self, model: nn.Module, opt_buf: dict[str, Tensor] | None, *,
                  round: int) -> tuple[dict[str, Tensor] | None, float]:
@@ -170,17 +177,17 @@ class SemiFLStrategy(TrainAndMeasure[SemiFLState, AverageTally, None]):
         found = train_on_labels(
             model, self._labelled, self._environment, epochs=settings.coordinator_epochs, momentum=opt_buf,
             sgd=sgd_settings(settings, self._lr(round), nesterov=settings.nesterov), purpose="fine_tune", round=round,
-            batch_size=settings.labelled_batch, report_until=_TRAINING)
+            batch_size=settings.labelled_batch, report_until=_TRAINING, imbalance=settings)
         return found.momentum, found.loss
 
     def _closed(self, model: nn.Module, *, global_buf: dict[str, Tensor] | None, opt_buf: dict[str, Tensor] | None,
-                loss: float, participation: dict[str, int], round: int) -> SemiFLState:
+                loss: float, participation: dict[str, int], round: int, step: float = 1.0) -> SemiFLState:
         """The state with this model and its statistics on the labelled images."""
         own = self._statistics.own(model, round=round, report_from=_TRAINING)
         self._environment.report(1.0, "")
         return SemiFLState(round=round, w=tensors.parameters_of(model), global_buf=global_buf, opt_buf=opt_buf,
                            batch_norm=self._statistics.used(own), own_statistics=own, fine_tune_loss=loss,
-                           participation=participation)
+                           accepted_step=step, participation=participation)
 
 
 def halfway(own: Mapping[str, Tensor], silos: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ Nothing here is about another silo by name: of others only the median size of an
 
 from __future__ import annotations
 
+import functools
 import statistics
 from dataclasses import dataclass, replace
 
@@ -13,12 +14,15 @@ from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.uplink import Uplink
 from semisilo.coordinator.ledger.costs import rounds_with_payload, silo_round_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState
 from semisilo.coordinator.ledger.tasks import sizes_of_last_updates, training_seconds
-from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.coordinator.studies.study_file import ImageSettings, config_from_dict
 
 __all__ = ["OwnRound", "StudyDescription", "describe_study"]
 
+_FEWEST_IMAGES = 20
+"""As `semisilo.common.data.preview.likeness.FEWEST_IMAGES`, which needs numpy; a test holds them equal."""
 _OWN_ROUNDS = 8
 _ROUNDS_LOOKED_AT = 64
 
@@ -57,6 +61,9 @@ class StudyDescription:
     """Of the parameters that nobody trains; 0 for none, and until the study has begun."""
     own_rounds: tuple[OwnRound, ...]
     """Oldest first."""
+    normalisation_images: int
+    """Images of the coordinator that the mean and deviation of `image` were measured on; 0 where they were stated, or
+    measured on too few to be told apart from them, and until the study has begun."""
     typical_update_bytes: int
     typical_round_seconds: float | None
     round_timeout_seconds: float
@@ -77,9 +84,18 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         image=None if frozen is None else frozen.image, uplink=config.wire.uplink_form(),
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
-        typical_update_bytes=_typical_update(ledger, row.name),
+        normalisation_images=_normalisation_images(config.data.image, frozen),
+        typical_update_bytes=_typical_update(ledger, row.name, ledger.committed_round(row.name)),
         typical_round_seconds=_typical_round(ledger, row.name, last=0 if last is None else last.number),
         round_timeout_seconds=config.participation.timeout_seconds)
+
+
+def _normalisation_images(image: ImageSettings, frozen: FrozenStudy | None) -> int:
+    if frozen is None or not (isinstance(image.mean, str) and isinstance(image.std, str)):
+        return 0
+    counts = {"labelled": frozen.num_labelled, "validation": frozen.num_validation}
+    fewest = min(counts[image.mean], counts[image.std])
+    return fewest if fewest >= _FEWEST_IMAGES else 0
 
 
 def _own_rounds(ledger: Ledger, study: str, silo: str) -> tuple[OwnRound, ...]:
@@ -93,8 +109,14 @@ def _own_rounds(ledger: Ledger, study: str, silo: str) -> tuple[OwnRound, ...]:
     return tuple(found)
 
 
-def _typical_update(ledger: Ledger, study: str) -> int:
-    """Median size of what silos sent in the last committed round in which any did; 0 when none has."""
+@functools.lru_cache(maxsize=4)
+def _typical_update(ledger: Ledger, study: str, committed: int) -> int:
+    """Median size of what silos sent in the last committed round in which any did; 0 when none has.
+
+    Args:
+        committed: the last committed round, after which nothing changes until the next: of a thousand silos it is a
+            thousand rows that every one of them would read.
+    """
     sizes = sizes_of_last_updates(ledger, study)
     return round(statistics.median(sizes)) if sizes else 0
 

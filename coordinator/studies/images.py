@@ -10,17 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from semisilo.common.data.augmentation.augment import check_settings
 from semisilo.common.data.form import ImageForm
+from semisilo.common.data.image_set import part_of
 from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_images, refuse_broken
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.tensors import digest
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, decided_measure, parse_measure
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
 from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
 from semisilo.common.models.starting_point import StartingPoint, starting_point
 from semisilo.coordinator.ledger.records import FrozenStudy
-from semisilo.coordinator.studies.study_file import StudyConfig
+from semisilo.coordinator.studies.held_out import check_apart, draw_validation, held_out_share, pixel_digests
+from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class
 
 __all__ = ["StudyData", "read_study_data"]
 
@@ -74,27 +80,105 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                              test=read(data.test, "test"))
     if data.on_error == "report":
         refuse_broken(str(folder), broken)
+    images, num_held_out, images_K = _parted(config, images, frozen, num_classes=len(classes), disk=disk)
     if len(classes) < 2:
         raise BadData(f"[data] the study has {'1 class: ' + classes[0] if classes else 'no class'}.",
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
+    measure, measure_reason = _measure(config, classes, images_K)
+    if config.study.patience and not _count(images.validation):
+        raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"
+                               f" none: {_count(images.labelled)} labelled images are too few for some to be held out"
+                               " unasked.", remedy=NEEDS_VALIDATION.format(setting="patience"))
     form = frozen.image if frozen is not None else _form(config, images)
     start, num_parameters = _network(config, replace(config.model, classes=classes), form, folder, progress)
     group = TensorGroup(start.frozen, digest=digest(start.frozen)) if start.frozen else None
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
         num_test=_count(images.test), num_parameters=num_parameters, dense_bytes=4 * num_parameters,
+        num_held_out=num_held_out, measure=str(measure), measure_reason=measure_reason,
+        test_images=_by_class(images.test, num_classes=len(classes)),
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
         weights=Path(config.model.weights).name, weights_digest=start.weights_digest, left_random=start.left_random)
     if frozen is None:
         for note in start.notes:
             _LOG.info("%s", note)
-    elif replace(now, num_broken=frozen.num_broken) != frozen:
+    elif _comparable(now, frozen) != frozen:
         _check_same_network(config, now, frozen)
         _LOG.warning("the coordinator's images have changed since the study started (labelled %d -> %d, validation"
                      " %d -> %d, test %d -> %d): its bits will differ from an undisturbed run", frozen.num_labelled,
                      now.num_labelled, frozen.num_validation, now.num_validation, frozen.num_test, now.num_test)
     return StudyData(images=images, build_model=start.builder, frozen=frozen or now, frozen_group=group)
+
+
+def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | None, *, num_classes: int,
+            disk: Path | None) -> tuple[CoordinatorData, int, tuple[int, ...]]:
+    """The sets with validation images held out of the labelled ones, where that is so; how many were; and how many
+    images of each class the labelled images had before, else the validation images have, (K,).
+
+    Only the first opening looks for images that stand in two sets; a later one holds out what the first has.
+    Raises: BadData when an image stands in two sets, or there is none to be held out.
+    """
+    labelled, validation = images.labelled, images.validation
+    counted = labelled if labelled is not None else validation
+    images_K = (0,) * num_classes if counted is None or counted.labels_N is None else \
+        tuple(torch.bincount(counted.labels_N, minlength=num_classes).tolist())
+    share = 0.0
+    if labelled is not None and validation is None and (frozen is None or frozen.num_held_out):
+        share = held_out_share(config.data.stated_share, len(labelled))
+    sets = {name: each for name, each in (("labelled", labelled), ("validation", validation), ("test", images.test))
+            if each is not None}
+    digests = {name: pixel_digests(each) for name, each in sets.items()
+               if frozen is None or (share and name == "labelled")}
+    if frozen is None:
+        check_apart(sets, digests)
+    if labelled is None or not share:
+        return images, 0, images_K
+    assert labelled.labels_N is not None
+    drawn = draw_validation(labelled.labels_N.numpy(), share, seed=config.study.seed, num_classes=num_classes,
+                            digests=digests["labelled"])
+    if len(drawn) == 0:
+        if config.data.stated_share is None:
+            return images, 0, images_K
+        raise BadData(f'[data] validation_share = "{config.data.validation_share}": of {len(labelled)} labelled images'
+                      " none can be held out: no class has two different ones.",
+                      remedy='Give more labelled images, or set validation_share = "0%".')
+    kept = np.setdiff1d(np.arange(len(labelled)), drawn)
+    return (replace(images, labelled=part_of(labelled, kept, disk=disk),
+                    validation=part_of(labelled, drawn, disk=disk)), len(drawn), images_K)
+
+
+def _measure(config: StudyConfig, classes: tuple[str, ...], images_K: tuple[int, ...]) -> tuple[StudyMeasure, str]:
+    """The study's measure, and why it is that one.
+
+    Raises: BadConfiguration for a class that is not the study's.
+    """
+    if config.study.measure:
+        measure = parse_measure(config.study.measure)
+        check_class(measure, classes, where="study")
+        return measure, "as the study file says"
+    measure = decided_measure(images_K)
+    if not any(images_K):
+        return measure, "the coordinator has no images to see an imbalance by"
+    whose = "labelled" if config.data.labelled else "validation"
+    spread = f"{max(images_K)} images of the largest class to {min(images_K)} of the smallest"
+    return measure, f"the {whose} images are {'balanced' if measure == ACCURACY else 'imbalanced'}, {spread}"
+
+
+def _by_class(images: ImageSet | None, *, num_classes: int) -> tuple[int, ...]:
+    """How many images there are of each class; () without any."""
+    if images is None or images.labels_N is None or len(images) == 0:
+        return ()
+    return tuple(torch.bincount(images.labels_N.cpu(), minlength=num_classes).tolist())
+
+
+def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
+    """What was found now, with what an earlier version did not freeze as it is there."""
+    if not frozen.measure:
+        now = replace(now, measure="", measure_reason="")
+    if not frozen.test_images:
+        now = replace(now, test_images=())
+    return replace(now, num_broken=frozen.num_broken)
 
 
 def _network(config: StudyConfig, model: ModelSettings, form: ImageForm, folder: Path,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,18 +13,26 @@ from typing import Any, Literal, TypeVar
 from semisilo.common.config import Tables, from_dict, load_toml, parse_duration
 from semisilo.common.data.form import LABELLED, UNLABELLED, AugmentationSettings, OnError, Reading
 from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 from semisilo.common.methods import MethodSpec, find_method
 from semisilo.common.methods.contract import ModelSettings, Numerics
 from semisilo.common.methods.uplink import Uplink, parse_uplink
+from semisilo.coordinator.ledger.records import BaselineRecipe
 
-__all__ = ["DataSettings", "ImageSettings", "MethodSettings", "ParticipationSettings",
-           "StudyConfig", "StudySettings", "WireSettings", "check_scenario", "config_from_dict", "load_study"]
+__all__ = ["NEEDS_VALIDATION", "DataSettings", "ImageSettings", "MethodSettings", "ParticipationSettings",
+           "StudyConfig", "StudySettings", "WireSettings", "check_class", "check_scenario", "config_from_dict",
+           "load_study"]
 
 T = TypeVar("T")
 
+AUTO = "auto"
+"""Of `DataSettings.validation_share`: as many as the number of labels can spare."""
 _MAX_THREADS = 1024  # more than that a silo takes for a mistake
 MEASURED_ON = ("labelled", "validation")
 """Sets of the coordinator that mean and standard deviation may be measured on."""
+NEEDS_VALIDATION = ('Name them in [data] validation, hold some out of the labels with [data] validation_share = "20%",'
+                    " or leave {setting} out.")
+"""What is to be done where a setting looks at validation images and there are none."""
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
 
@@ -39,25 +49,48 @@ class StudySettings:
     labelled_only_baseline: bool = True
     """Trains the same network on the coordinator's labels alone, as the line to beat: while silos work, and to the end
     after the last round."""
-    baseline_epochs: int = 400
-    """Passes over the labelled images of that baseline; the paper's partially supervised bound has 400."""
+    baseline_recipe: BaselineRecipe = "strong"
+    """How that baseline is trained. "strong": as well as the tool can, with strong views, MixUp, an average of the
+    weights, and a learning rate searched on validation images or, without them, on held-out labels. "paper": SemiFL's
+    partially supervised bound, to compare with published numbers."""
+    baseline_epochs: int = 0
+    """Passes over the labelled images of that baseline. 0: as many as its recipe makes, of the paper's 400, of the
+    strong one so many that it looks at as many images as the study, within bounds."""
     baseline_budget: str = ""
     """Time that this baseline may work, such as "30m"; empty for as long as it takes. Its learning rate comes down
     within the epochs that fit, so its bits depend on the machine."""
     baseline_patience: int = 0
-    """Ends this baseline once the accuracy on [data] validation has not risen for so many epochs; 0 for never."""
+    """Ends this baseline of the paper's recipe once the accuracy on [data] validation has not risen for so many epochs;
+    0 for never."""
     local_accuracy: bool = False
     """Measures the model of every silo whose update was accepted on the coordinator's test set, before averaging; takes
     one evaluation for each silo and round."""
+    measure: str = ""
+    """What rounds are chosen, stopped and compared by: "accuracy", "balanced_accuracy", "auroc" (macro) or
+    "recall:CLASS". Empty: balanced accuracy where the coordinator's labelled images are imbalanced by more than 1.5 to
+    1, else accuracy; decided when the study is opened, and frozen."""
+    patience: int = 0
+    """Ends the study once so many rounds have not raised the measure on validation images; 0 for never."""
+    share_model: bool = False
+    """Whether silos that have answered a task of the study may fetch the model that it hands over, once it is over."""
     keep_every: int = 50
-    """Besides the last three and the best, the state of every such round is kept on disk."""
+    """Besides the last three and the chosen one, the state of every such round is kept on disk."""
 
     def __post_init__(self) -> None:
         _at_least("rounds", self.rounds, 1)
         _at_least("start_with", self.start_with, 1)
-        _at_least("baseline_epochs", self.baseline_epochs, 1)
+        _at_least("baseline_epochs", self.baseline_epochs, 0)
         _at_least("baseline_patience", self.baseline_patience, 0)
+        _at_least("patience", self.patience, 0)
+        if self.baseline_patience and self.baseline_recipe == "strong":
+            raise ValueError(f"baseline_patience = {self.baseline_patience} has no effect on the strong recipe, which"
+                             ' averages its weights to its end: remove it, or set baseline_recipe = "paper".')
         _at_least("keep_every", self.keep_every, 1)
+        if self.measure:
+            try:
+                parse_measure(self.measure)
+            except ValueError as error:
+                raise ValueError(f"measure = {error}") from None
         if self.baseline_budget:
             _check_duration("baseline_budget", self.baseline_budget)
         if not -(2**63) <= self.seed < 2**63:
@@ -112,7 +145,10 @@ class DataSettings:
     """Folder of class folders, `file.npz`, `file.npz#train`, or a named set such as "digits". Needed in the scenario
     labels-at-coordinator, refused in labels-at-silo."""
     validation: str = ""
-    """Needed by some methods; same forms as `labelled`."""
+    """Chooses the round that is handed over, and is needed by some methods; same forms as `labelled`."""
+    validation_share: str = "auto"
+    """Share of the labelled images that is held out for validation and not trained on, such as "20%", where none are
+    named; "0%" for none. "auto": 20 % of 200 labelled images or more, at most 2000; none of fewer."""
     test: str = ""
     """Measured after every round; without it the curve is empty."""
     classes: tuple[str, ...] = ()
@@ -127,6 +163,22 @@ class DataSettings:
             raise ValueError(f"classes names '{twice[0]}' twice.")
         if len(self.classes) == 1 or "" in self.classes:
             raise ValueError("classes needs at least two names, or leave it out.")
+        if self.validation_share != AUTO:
+            match = _SHARE.match(self.validation_share)
+            if match is None or float(match[1]) >= 100:
+                raise ValueError(f'validation_share = "{self.validation_share}": give a share below 100% such as "20%",'
+                                 ' or "auto".')
+
+    @property
+    def stated_share(self) -> float | None:
+        """The share of the labelled images to hold out, 0 to below 1; None for "auto"."""
+        match = _SHARE.match(self.validation_share)
+        return None if match is None else float(match[1]) / 100
+
+    @property
+    def may_validate(self) -> bool:
+        """Whether there may be validation images, as far as is known before any are counted."""
+        return bool(self.validation) or (bool(self.labelled) and self.stated_share != 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,16 +325,45 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     settings = method["settings"] if from_ledger else {key: value for key, value in method.items() if key != "name"}
     _check_defined(spec, settings, where)
     chosen = MethodSettings(name=spec.name, settings=from_dict(spec.settings, settings, where=f"{where}: [method]"))
-    if study.baseline_patience and not images.validation:
+    _check_measure(study, images, where)
+    if study.baseline_patience and not images.validation and not images.stated_share:
         raise BadConfiguration(f"{where}: [study]: baseline_patience = {study.baseline_patience} looks at validation"
                                " images, and there are none.",
-                               remedy="Name them in [data] validation, or leave baseline_patience out.")
+                               remedy=NEEDS_VALIDATION.format(setting="baseline_patience"))
     if getattr(chosen.settings, "needs_exact_updates", False) and wire.uplink_form().lossy:
         raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" is lossy; {spec.name} with these'
                                " settings needs exact updates, or its corrections drift.",
                                remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
                        augmentation=augmentation, wire=wire, numerics=numerics)
+
+
+def _check_measure(study: StudySettings, images: DataSettings, where: str) -> None:
+    """Refuses a measure of a class that is not there, and what has no effect without validation images.
+
+    Raises: BadConfiguration, naming table and key.
+    """
+    if study.measure and images.classes:
+        check_class(parse_measure(study.measure), images.classes, where=where)
+    if study.patience and not images.may_validate:
+        raise BadConfiguration(f"{where}: [study]: patience = {study.patience} looks at validation images, and there"
+                               " are none.", remedy=NEEDS_VALIDATION.format(setting="patience"))
+    if images.validation and images.validation_share != AUTO:
+        raise BadConfiguration(f'{where}: [data]: validation_share = "{images.validation_share}" has no effect beside'
+                               " named validation images.", remedy="Leave one of the two out.")
+    if not images.labelled and images.stated_share:
+        raise BadConfiguration(f'{where}: [data]: validation_share = "{images.validation_share}" is a share of the'
+                               " coordinator's labelled images, and there are none.",
+                               remedy="Name images in [data] validation, or leave validation_share out.")
+
+
+def check_class(measure: StudyMeasure, classes: Sequence[str], *, where: str) -> None:
+    """Whether the class that a measure is about is one of the study's. Raises: BadConfiguration, with those there are.
+    """
+    if measure.kind == "recall" and measure.class_name not in classes:
+        near = difflib.get_close_matches(measure.class_name, classes, n=1)
+        raise BadConfiguration(f'{where}: [study]: measure = "{measure}": there is no class \'{measure.class_name}\'.',
+                               remedy=f"Did you mean '{near[0]}'?" if near else f"Classes: {', '.join(classes)}.")
 
 
 def _method_of(name: str, where: str) -> MethodSpec:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from semisilo.common.errors import UsageError
-from semisilo.common.text.describe import describe_percentage
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
+from semisilo.common.text.describe import describe_metric
 from semisilo.coordinator.report.figure_style import (
     LIGHT,
     legend,
@@ -52,32 +53,34 @@ class PlottedRun(Protocol):
     def rounds(self) -> Sequence[PlottedRound]:
         """In order."""
 
-    @property
-    def curve(self) -> Sequence[tuple[int, float]]:
-        """(round, accuracy from 0 to 1) of the rounds that were measured."""
+    def curve_of(self, metric: str) -> Sequence[tuple[int, float]]:
+        """(round, a number from 0 to 1) of the rounds that have one of this name."""
 
     def bytes_so_far(self) -> Sequence[int]:
         """Bytes up to and with each of `rounds`: on the wire, or of payloads in a simulation."""
 
 
 def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal["round", "bytes"],
-              labelled_only: float | None) -> Figure:
-    """A line per group: its mean accuracy over runs, and a band from the lowest to the highest.
+              labelled_only: float | None, measure: StudyMeasure = ACCURACY) -> Figure:
+    """A line per group: the mean of a measure over runs, and a band from the lowest to the highest.
 
     Rounds that only some runs have measured are left out. By bytes, a round stands at the mean of the bytes so far.
 
     Args:
-        labelled_only: accuracy of the labels alone, 0 to 1, a dashed line; None where that was not trained.
-    Raises: UsageError for another axis, or when no run has an accuracy.
+        labelled_only: the measure of the labels alone, 0 to 1, a dashed line; None where that was not trained.
+        measure: what is drawn, on the test images; an AUROC from 0 to 1, all others in percent.
+    Raises: UsageError for another axis, or when no run has such a number.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     if by not in ("round", "bytes"):
         raise UsageError(f"by = {by!r}: is no axis.", remedy='Choose "round" or "bytes".')
-    drawn = [(label, _points(runs, by)) for label, runs in groups]
+    drawn = [(label, _points(runs, by, measure.metric)) for label, runs in groups]
+    full = 1 if measure.kind == "auroc" else 100
     if not any(points for _, points in drawn):
-        raise UsageError("No run has an accuracy: there are no test images.",
+        why = "there are no test images" if measure == ACCURACY else "no test images give it"
+        raise UsageError(f"No run has {measure.with_article}: {why}.",
                          remedy='Give some: test="folder", or num_test="20%".')
     theme = LIGHT
     with rc_context(style_of(theme)):
@@ -91,17 +94,18 @@ def plot_runs(groups: Sequence[tuple[str, Sequence[PlottedRun]]], *, by: Literal
                 continue
             colour = theme.lines[index % len(theme.lines)]
             xs = [x / unit for x, *_ in points]
-            axes.plot(xs, [100 * mean for _, mean, _, _ in points], color=colour, marker=marker_of(len(xs)),
+            axes.plot(xs, [full * mean for _, mean, _, _ in points], color=colour, marker=marker_of(len(xs)),
                       markersize=4, linestyle=_STYLES[index // len(theme.lines) % len(_STYLES)],
                       label=label if len(runs) == 1 else f"{label}, {len(runs)} seeds")
             if len(runs) > 1:
-                axes.fill_between(xs, [100 * low for _, _, low, _ in points], [100 * high for *_, high in points],
+                axes.fill_between(xs, [full * low for _, _, low, _ in points], [full * high for *_, high in points],
                                   color=colour, alpha=0.15, linewidth=0)
         if labelled_only is not None:
-            axes.axhline(100 * labelled_only, color=theme.faint, linestyle=(0, (5, 3)), linewidth=1.8,
-                         label=f"labels alone, {describe_percentage(labelled_only)}")
-        axes.set_ylabel("test accuracy (%)")
-        wide_enough(axes)
+            axes.axhline(full * labelled_only, color=theme.faint, linestyle=(0, (5, 3)), linewidth=1.8,
+                         label=f"labels alone, {describe_metric(measure.metric, labelled_only)}")
+        axes.set_ylabel(f"test {measure.title}{'' if full == 1 else ' (%)'}")
+        if full == 100:
+            wide_enough(axes)
         if by == "round":
             axes.set_xlabel("round")
             whole_numbers(axes)
@@ -133,11 +137,12 @@ def _figure_class() -> type[Figure]:
     return Shown
 
 
-def _points(runs: Sequence[PlottedRun], by: str) -> list[tuple[float, float, float, float]]:
-    """(x, mean, lowest, highest accuracy) of every round that all runs have measured."""
+def _points(runs: Sequence[PlottedRun], by: str, metric: str) -> list[tuple[float, float, float, float]]:
+    """(x, mean, lowest, highest value) of every round that all runs have measured."""
     found = []
-    for number in sorted(set.intersection(*({round for round, _ in run.curve} for run in runs))):
-        values = [accuracy for run in runs for round, accuracy in run.curve if round == number]
+    curves = [run.curve_of(metric) for run in runs]
+    for number in sorted(set.intersection(*({round for round, _ in curve} for curve in curves))):
+        values = [value for curve in curves for round, value in curve if round == number]
         spent = [so_far for run in runs for each, so_far in zip(run.rounds, run.bytes_so_far(), strict=True)
                  if each.round == number]
         x = float(number) if by == "round" else sum(spent) / len(spent)

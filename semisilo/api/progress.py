@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from semisilo.common.text.describe import describe_percentage, describe_seconds
+from semisilo.common.text.describe import describe_metric, describe_seconds
 from semisilo.common.text.html import render_html
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND
-from semisilo.coordinator.monitoring.summary import accuracy_in, federated_accuracy, planned_rounds
+from semisilo.coordinator.monitoring.summary import federated_test_score, planned_rounds, score_on_test
 from semisilo.simulation.federation import SimulationWatcher
 
 __all__ = ["Shown", "Watching", "shown_for"]
@@ -157,8 +157,9 @@ class Watching(SimulationWatcher):
 
     def finished(self, ledger: Ledger, study: str) -> None:
         """See `SimulationWatcher`."""
-        accuracy = federated_accuracy(ledger.rounds(study))
-        said = "" if accuracy is None else f"accuracy {describe_percentage(accuracy, decimals=2)}, "
+        measure = ledger.study(study).study_measure
+        score = federated_test_score(ledger.rounds(study), measure)
+        said = "" if score is None else f"{measure.title} {describe_metric(measure.metric, score, decimals=2)}, "
         took = describe_seconds(time.monotonic() - self._started)
         self._shown.line(f"{self._label}: {said}{took} ({self._index + 1} of {self._total})")
         self._shown.move((self._index + 1) / self._total, self._label)
@@ -167,8 +168,10 @@ class Watching(SimulationWatcher):
         row, planned = ledger.last_round(study), max(1, planned_rounds(ledger.study(study)))
         number = 0 if row is None else row.number
         done = number if row is not None and row.state in ENDED_ROUND else max(0, number - 1)
-        accuracy = None if row is None else accuracy_in(row.metrics)
-        facts = [f"{self._label}: round {number}/{planned}", "" if accuracy is None else describe_percentage(accuracy),
+        measure = ledger.study(study).study_measure
+        score = None if row is None else score_on_test(row.metrics, measure)
+        facts = [f"{self._label}: round {number}/{planned}",
+                 "" if score is None else describe_metric(measure.metric, score),
                  text]
         self._shown.move((self._index + min(1.0, done / planned)) / self._total,
                          ", ".join(fact for fact in facts if fact))

@@ -13,11 +13,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from semisilo.common.config import to_dict
 from semisilo.common.errors import UsageError
-from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_points
+from semisilo.common.measures.gain import (
+    Gain,
+    ImageCounts,
+    gain_interval_text,
+    gain_of,
+    gain_text,
+    gain_verdict,
+    mean_gain,
+)
+from semisilo.common.measures.intervals import Interval
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
+from semisilo.common.text.describe import describe_bytes, describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.monitoring.summary import RoundSummary, method_name, summarise
+from semisilo.coordinator.studies.model_choice import ChoiceFacts
 from semisilo.prediction.predictor import Cell, Predictions, data_frame, predict
 from semisilo.simulation.result import SiloResult, silo_results
 
@@ -75,12 +87,19 @@ class Run:
     rounds: tuple[Round, ...]
     labelled_only_accuracy: float | None
     """Of the same network trained on the coordinator's labels alone; None where that was not done."""
+    labelled_only: Mapping[str, float]
+    """All its numbers, named as those of a round; on validation images "validation_...", by cross-validation on the
+    labels "crossfit_..." with the standard error under "..._error". {} where that was not done."""
     digest: str
     """SHA-256, hex, of the last committed state."""
     dense_bytes: int
     """Bytes of one dense model."""
     silos: tuple[SiloResult, ...]
     """What each silo answered, task by task."""
+    choice: ChoiceFacts
+    """Which round is handed over, by which measure and why; `choice.text` says it in one line."""
+    test_images: ImageCounts
+    """How many test images there are, in all and of each class."""
     simulated: bool = True
 
     @property
@@ -94,9 +113,26 @@ class Run:
         return self.completed[-1].accuracy if self.completed else None
 
     @property
+    def chosen(self) -> Round | None:
+        """The round that is handed over: chosen on validation images, without any the last; None before the first, and
+        where labels alone are handed over (`choice.labels_alone`)."""
+        if self.choice.labels_alone:
+            return None
+        return next((each for each in self.rounds if each.round == self.choice.round), None)
+
+    @property
     def curve(self) -> tuple[tuple[int, float], ...]:
         """(round, accuracy) of every committed round that was measured."""
         return tuple((each.round, each.accuracy) for each in self.completed if each.accuracy is not None)
+
+    @property
+    def test_score(self) -> float | None:
+        """The study's measure (`choice.measure`) after the last committed round, on the test images, 0 to 1."""
+        return self.completed[-1].metrics.get(self.choice.metric) if self.completed else None
+
+    def curve_of(self, metric: str) -> tuple[tuple[int, float], ...]:
+        """(round, a number of it) of every committed round that has one of this name, such as "balanced_accuracy"."""
+        return tuple((each.round, each.metrics[metric]) for each in self.completed if metric in each.metrics)
 
     @property
     def payload_bytes(self) -> int:
@@ -143,20 +179,26 @@ class Run:
         return data_frame(self.rows())
 
     def plot(self, *, by: Along = "round") -> Figure:
-        """Test accuracy by round, or by bytes so far, with the line of the labels alone."""
+        """The study's measure on the test images by round, or by bytes so far, with the line of the labels alone."""
         from semisilo.api.plot import plot_runs
 
-        return plot_runs([(self.label, (self,))], by=by, labelled_only=self.labelled_only_accuracy)
+        measure = _measure_of((self,))
+        return plot_runs([(self.label, (self,))], by=by, labelled_only=self.labelled_only.get(measure.metric),
+                         measure=measure)
 
-    def export(self, out: Path | str | None = None, *, round: int | Literal["last", "best"] = "last", test: str = "",
+    def export(self, out: Path | str | None = None, *,
+               round: int | Literal["chosen", "last", "best-on-test"] = "chosen", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False,
-               progress: Callable[[float, str], None] | None = None) -> Exported:
+               operating_point: str = "", progress: Callable[[float, str], None] | None = None) -> Exported:
         """Writes the model with its card: see `semisilo export`.
 
         Args:
             out: the folder; None: `export-round-N` beside the run's files.
+            round: "chosen" on validation images, without any the last; "last"; a number; or "best-on-test", after which
+                the test images no longer measure the model.
             formats: "safetensors" is always written; "onnx" needs an extra.
             calibrate: whether to fit a temperature on the validation images.
+            operating_point: such as "sensitivity 95% for CLASS", chosen on the validation images.
         Returns: `.folder`, and `.card` with what stands in model_card.json.
         Raises: UsageError for the run of a federation, where it is `coordinator export`; what that raises.
         """
@@ -167,10 +209,10 @@ class Run:
 
         with torch_left_as_it_was():
             return export_run(self.folder, out=None if out is None else Path(out), round=str(round), test=test,
-                              formats=formats, calibrate=calibrate, progress=progress)
+                              formats=formats, calibrate=calibrate, operating_point=operating_point, progress=progress)
 
     def predict(self, source: Any) -> Predictions:
-        """What the final model says of images: see `semisilo.predict`.
+        """What the chosen model says of images: see `semisilo.predict`.
 
         Raises: UsageError before the study is complete.
         """
@@ -182,7 +224,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """For notebooks: the main numbers and the curve."""
-        return _html([_summary(self.label, (self,))], self.plot() if self.curve else None)
+        return _html([_summary(self.label, (self,))], self.plot() if self.curve_of(self.choice.metric) else None)
 
     def __str__(self) -> str:
         return _text_table([_summary(self.label, (self,))])
@@ -200,8 +242,24 @@ class Summary:
     """Standard deviation over seeds (n - 1); None for one seed."""
     labelled_only: float | None
     """Mean accuracy of the labels alone, over the seeds of the comparison."""
+    measure: str
+    """What the studies are compared by, as a study file names it; accuracy where they do not agree."""
+    test_score: float | None
+    """Mean of that measure after the last rounds, on the test images."""
+    test_score_std: float | None
+    """Standard deviation over seeds (n - 1); None for one seed."""
+    labelled_only_score: float | None
+    """Mean of that measure of the labels alone, over the seeds of the comparison."""
+    labelled_only_metrics: Mapping[str, float]
+    """Mean of every number of the labels alone, likewise."""
+    metrics: Mapping[str, float]
+    """Mean of every number that the last rounds of all runs have."""
     gain: float | None
-    """accuracy - labelled_only."""
+    """test_score - labelled_only_score."""
+    gain_interval: Interval | None
+    """Of 95 %, of the images alone: how far seeds differ is `test_score_std`. None where it is not known."""
+    gain_verdict: str
+    """What that comes to: "no difference shown", or who has helped; empty where it is not known."""
     payload_bytes: float
     """Mean, of all rounds both ways."""
     share_of_dense: float | None
@@ -236,8 +294,7 @@ class Comparison:
 
     def summary(self) -> tuple[Summary, ...]:
         """One line per method."""
-        line = _labelled_only(self.runs)
-        return tuple(_summary(label, self.of(label), line=line) for label in self.labels)
+        return tuple(_summary(label, self.of(label), among=self.runs) for label in self.labels)
 
     def rows(self) -> list[dict[str, Cell]]:
         """A dictionary of plain numbers for each round of each run."""
@@ -252,16 +309,18 @@ class Comparison:
         return data_frame(self.rows())
 
     def plot(self, *, by: Along = "round") -> Figure:
-        """Test accuracy by round, or by payload bytes so far: a line per method, the mean over seeds, with a band from
-        the lowest to the highest seed; dashed, the labels alone."""
+        """The studies' measure on the test images by round, or by payload bytes so far: a line per method, the mean
+        over seeds, with a band from the lowest to the highest seed; dashed, the labels alone."""
         from semisilo.api.plot import plot_runs
 
-        return plot_runs([(label, self.of(label)) for label in self.labels], by=by,
-                         labelled_only=_labelled_only(self.runs))
+        measure = _measure_of(self.runs)
+        return plot_runs([(label, self.of(label)) for label in self.labels], by=by, measure=measure,
+                         labelled_only=_labelled_only(self.runs, measure))
 
     def _repr_html_(self) -> str:
         """For notebooks: the summary and the curves."""
-        return _html(self.summary(), self.plot() if any(run.curve for run in self.runs) else None)
+        return _html(self.summary(), self.plot() if any(
+            run.curve_of(_measure_of(self.runs).metric) for run in self.runs) else None)
 
     def __str__(self) -> str:
         return _text_table(self.summary())
@@ -278,7 +337,10 @@ def read_run(ledger: Ledger, study: str, folder: Path, *, label: str = "", simul
     return Run(label=label or method, study=study, method=method, seed=row.config["study"]["seed"], folder=folder,
                state=str(row.state), classes=row.classes,
                rounds=tuple(_round(each, simulated=simulated) for each in summary.rounds),
-               labelled_only_accuracy=summary.labelled_only, digest=ledger.committed_digest(study),
+               choice=summary.choice, test_images=ImageCounts(0) if row.frozen is None else row.frozen.test_counts,
+               labelled_only_accuracy=summary.labelled_only,
+               labelled_only={} if row.baseline is None else row.baseline.metrics,
+               digest=ledger.committed_digest(study),
                dense_bytes=row.dense_bytes, silos=silo_results(ledger, study), simulated=simulated)
 
 
@@ -292,22 +354,64 @@ def _round(entry: RoundSummary, *, simulated: bool) -> Round:
                  dense_bytes=traffic.dense_total, seconds=entry.seconds, metrics=entry.metrics)
 
 
-def _labelled_only(runs: Sequence[Run]) -> float | None:
+def _measure_of(runs: Sequence[Run]) -> StudyMeasure:
+    """What the runs are compared by: their studies' measure; accuracy where these do not agree."""
+    found = {run.choice.measure for run in runs}
+    return parse_measure(found.pop()) if len(found) == 1 else ACCURACY
+
+
+def _labelled_only(runs: Sequence[Run], measure: StudyMeasure) -> float | None:
     """Mean over seeds; the same network on the same labels, whichever run has measured it."""
-    found = {run.seed: run.labelled_only_accuracy for run in runs if run.labelled_only_accuracy is not None}
-    return _mean(found.values())
+    return _mean([line[measure.metric] for line in _lines(runs).values() if measure.metric in line])
 
 
-def _summary(label: str, runs: Sequence[Run], *, line: float | None = None) -> Summary:
-    line = _labelled_only(runs) if line is None else line
+def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of the numbers that all have."""
+    names = [name for name in found[0] if all(name in each for each in found)] if found else []
+    return {name: math.fsum(each[name] for each in found) / len(found) for name in names}
+
+
+def _lines(runs: Sequence[Run]) -> dict[int, Mapping[str, float]]:
+    """Seed -> all numbers of the labels alone."""
+    return {run.seed: run.labelled_only for run in runs if run.labelled_only}
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    """Standard deviation (n - 1); None of fewer than two."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(sum((each - mean) ** 2 for each in values) / (len(values) - 1))
+
+
+def _gain(run: Run, alone: Mapping[str, float], measure: StudyMeasure) -> Gain | None:
+    """Of one run against the labels alone of its seed."""
+    return None if not run.completed else gain_of(measure, classes=run.classes, images=run.test_images,
+                                                  federated=run.completed[-1].metrics, labels_alone=alone)
+
+
+def _summary(label: str, runs: Sequence[Run], *, among: Sequence[Run] = ()) -> Summary:
+    """
+    Args:
+        among: all that are compared: labels alone may be of others of the same seeds.
+    """
+    among = among or runs
+    measure, alone = _measure_of(among), _lines(among)
     accuracies = [run.accuracy for run in runs if run.accuracy is not None]
-    mean = _mean(accuracies)
-    spread = None if mean is None or len(accuracies) < 2 else \
-        math.sqrt(sum((each - mean) ** 2 for each in accuracies) / (len(accuracies) - 1))
+    last = [run.completed[-1].metrics for run in runs if run.completed]
+    scores = [each[measure.metric] for each in last if measure.metric in each]
+    mean, line = _mean(scores), _labelled_only(among, measure)
+    gains = [found for run in runs if (found := _gain(run, alone.get(run.seed, {}), measure)) is not None]
+    gain = mean_gain(gains) if len(gains) == len(scores) else None
     dense = sum(each.dense_bytes for run in runs for each in run.rounds)
     return Summary(
-        label=label, runs=len(runs), accuracy=mean, accuracy_std=spread, labelled_only=line,
+        label=label, runs=len(runs), accuracy=_mean(accuracies), accuracy_std=_spread(accuracies),
+        labelled_only=_labelled_only(among, ACCURACY), measure=str(measure), test_score=mean,
+        test_score_std=_spread(scores), labelled_only_score=line,
+        labelled_only_metrics=_means(list(alone.values())), metrics=_means(last),
         gain=None if mean is None or line is None else mean - line,
+        gain_interval=None if gain is None else gain.interval,
+        gain_verdict="" if gain is None else gain_verdict(gain),
         payload_bytes=sum(run.payload_bytes for run in runs) / len(runs),
         share_of_dense=sum(run.payload_bytes for run in runs) / dense if dense else None,
         label_ratio=_mean([run.label_ratio for run in runs if run.label_ratio is not None]))
@@ -317,27 +421,51 @@ def _mean(values: Collection[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-_COLUMNS = ("method", "seeds", "accuracy", "gain", "payload", "of dense", "label ratio")
+def _columns(measure: StudyMeasure) -> tuple[str, ...]:
+    """With accuracy beside another measure."""
+    beside = () if measure == ACCURACY else (ACCURACY.title,)
+    return ("method", "seeds", measure.title, *beside, "gain", "95 % interval", "payload", "of dense", "label ratio")
 
 
 def _cells(each: Summary) -> tuple[str, ...]:
-    accuracy = describe_percentage(each.accuracy, decimals=2)
-    if each.accuracy is not None and each.accuracy_std is not None:
-        accuracy = f"{accuracy.removesuffix(' %')} ± {describe_percentage(each.accuracy_std, decimals=2)}"
-    gain = "–" if each.gain is None else describe_points(each.gain, 0.0, decimals=2)  # a mean over runs
-    return (each.label, str(each.runs), accuracy, gain, describe_bytes(each.payload_bytes),
-            describe_percentage(each.share_of_dense),
+    measure = parse_measure(each.measure)
+    beside = () if measure == ACCURACY else (_mean_text(ACCURACY, each.accuracy, each.accuracy_std),)
+    gain = interval = "–"
+    if each.gain is not None:  # a mean over runs
+        of_all = Gain(measure=measure, federated=each.gain, labels_alone=0.0, interval=each.gain_interval)
+        gain = gain_text(of_all, decimals=2)
+        interval = ", ".join(filter(None, (gain_interval_text(of_all).removeprefix("95 % interval "),
+                                           each.gain_verdict)))
+    return (each.label, str(each.runs), _mean_text(measure, each.test_score, each.test_score_std), *beside, gain,
+            interval, describe_bytes(each.payload_bytes), describe_percentage(each.share_of_dense),
             describe_percentage(each.label_ratio))
 
 
+def _mean_text(measure: StudyMeasure, mean: float | None, spread: float | None) -> str:
+    text = describe_metric(measure.metric, mean, decimals=2)
+    return text if mean is None or spread is None else \
+        f"{text.removesuffix(' %')} ± {describe_metric(measure.metric, spread, decimals=2)}"
+
+
 def _note(lines: Sequence[Summary]) -> str:
-    line = next((each.labelled_only for each in lines if each.labelled_only is not None), None)
-    return "" if line is None else f"labels alone: {describe_percentage(line, decimals=2)}; gain in points"
+    found = next((each for each in lines if each.labelled_only_score is not None), None)
+    if found is None:
+        return ""
+    measure = parse_measure(found.measure)
+    named = "" if measure == ACCURACY else f"{measure.title} "
+    more = [f"{words} {each.labelled_only_metrics[name]:.3f} (federated: "
+            + ", ".join(f"{each.metrics[name]:.3f}" if name in each.metrics else "–" for each in lines) + ")"
+            for name, words in (("balanced_accuracy", "balanced accuracy"), ("auroc", "AUROC"),
+                                ("calibration_error", "calibration error"))
+            for each in (found,) if name in each.labelled_only_metrics and name != measure.metric]
+    alone = describe_metric(measure.metric, found.labelled_only_score, decimals=2)
+    return "; ".join([f"labels alone: {named}{alone}", *more])
 
 
 def _text_table(lines: Sequence[Summary]) -> str:
-    rows = [_COLUMNS, *map(_cells, lines)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    columns = _columns(parse_measure(lines[0].measure))
+    rows = [columns, *map(_cells, lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     text = ["  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
                       for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
     return "\n".join([*text, *([_note(lines)] if _note(lines) else [])])
@@ -349,6 +477,8 @@ class _Shown:
 
     table: Table
     note: str
+    measure: str
+    """What the picture draws."""
     picture_uri: str
     """Empty where nothing was measured."""
 
@@ -356,5 +486,6 @@ class _Shown:
 def _html(lines: Sequence[Summary], figure: Figure | None) -> str:
     from semisilo.api.plot import picture_uri
 
-    table = Table("methods", _COLUMNS, [_cells(each) for each in lines])
-    return render_html(__name__, _Shown(table, _note(lines), "" if figure is None else picture_uri(figure)))
+    table = Table("methods", _columns(parse_measure(lines[0].measure)), [_cells(each) for each in lines])
+    return render_html(__name__, _Shown(table, _note(lines), parse_measure(lines[0].measure).title,
+                                        "" if figure is None else picture_uri(figure)))

@@ -27,7 +27,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataSource | None = None,
-             test: DataSource | None = None, method: Method = "semifl", silos: int = 10,
+             test: DataSource | None = None, method: Method = "self_training", silos: int = 10,
              split: str | Mapping[str, Any] = "iid", num_labelled: int | None = None,
              labelled_per_class: int | None = None, num_test: int | str | None = None,
              num_validation: int | str | None = None,
@@ -49,7 +49,8 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         num_labelled: images with labels at the coordinator, in all; the silos have none.
         labelled_per_class: images with labels of each class at each silo; the coordinator has none.
         num_test: images to hold out of `data` for testing, a number or a share such as "20%".
-        num_validation: images to hold out for the coordinator's validation set, which some methods need.
+        num_validation: images to hold out for the coordinator's validation set, which chooses the round that is handed
+            over and which some methods need.
         rounds: how many.
         model: a network's name, or the table [model].
         image_size: side in pixels that images are brought to; left out: theirs, at most 64.
@@ -66,7 +67,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
     """
     if study is not None:
         given = [name for name, value, default in (
-            ("data", data, None), ("test", test, None), ("method", method, "semifl"), ("silos", silos, 10),
+            ("data", data, None), ("test", test, None), ("method", method, "self_training"), ("silos", silos, 10),
             ("split", split, "iid"), ("num_labelled", num_labelled, None),
             ("labelled_per_class", labelled_per_class, None), ("num_test", num_test, None),
             ("num_validation", num_validation, None), ("rounds", rounds, 20),

@@ -71,7 +71,7 @@ def _semisilo(version: Annotated[bool, typer.Option("--version", callback=show_v
 
 @app.command()
 def demo(
-    method: Annotated[str, typer.Option("--method", help="The method to train with.")] = "semifl",
+    method: Annotated[str, typer.Option("--method", help="The method to train with.")] = "self_training",
     seed: Annotated[int, typer.Option("--seed", help="Of the split of the images and of the study.")] = 1,
     silos: Annotated[int, typer.Option("--silos", min=1, max=64, help="How many silos.")] = 3,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, show_default=False,

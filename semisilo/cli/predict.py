@@ -31,15 +31,20 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", show_default=False,
                                              help="Folder to write; RUN/export-round-N by default. An earlier export"
                                                   " there is replaced.")] = None,
-    round: Annotated[str, typer.Option("--round", metavar="N|best|last",
-                                       help="Which model: of the last committed round, of the one with the highest test"
-                                            " accuracy, or of round N.")] = "last",
+    round: Annotated[str, typer.Option("--round", metavar="chosen|last|N|best-on-test",
+                                       help="Which model: of the round chosen on validation images (without any, the"
+                                            " last), of the last one, of round N, or of the round that is best on the"
+                                            " test images, which then no longer measure it.")] = "chosen",
     test: Annotated[str, typer.Option("--test", metavar="SOURCE", show_default=False,
                                       help="Measure on these labelled images instead of the study's own.")] = "",
     formats: Annotated[str, typer.Option("--format", metavar="LIST",
                                          help="What to write, with commas: safetensors, onnx.")] = "safetensors,onnx",
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Fit a temperature on the validation images, never on"
                                                                 " test images.")] = False,
+    operating_point: Annotated[str, typer.Option(
+        "--operating-point", metavar="TEXT", show_default=False,
+        help='Such as "sensitivity 95% for CLASS": a threshold for one class, chosen on the validation images, never on'
+             " test images.")] = "",
     device: DeviceOption = "auto",
     json_: JsonOption = False,
 ) -> None:
@@ -50,7 +55,7 @@ def export(
     \b
     Examples:
       semisilo export runs/study
-      semisilo export runs/study --round best --out hand-over --calibrate
+      semisilo export runs/study --round last --out hand-over --calibrate
     """
     import json
 
@@ -63,6 +68,7 @@ def export(
     set_up_logging(quiet=True)
     with interrupt_on_termination(), progress_bar() as progress:
         found = export_run(run, out=out, round=round, test=test, calibrate=calibrate, device=device,
+                           operating_point=operating_point,
                            formats=tuple(part.strip() for part in formats.split(",") if part.strip()),
                            progress=progress)
     if json_:
@@ -85,6 +91,13 @@ def predict(
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 250,
     on_error: Annotated[Literal["skip", "stop"], typer.Option(
         "--on-error", help="What to do with a file that cannot be read.")] = "skip",
+    prevalence: Annotated[str, typer.Option(
+        "--prevalence", metavar="CLASS=SHARE,...|estimate", show_default=False,
+        help="How frequent the classes are at this place, or that this is to be estimated from the images:"
+             " probabilities are brought to it.")] = "",
+    no_operating_point: Annotated[bool, typer.Option(
+        "--no-operating-point", help="Predict the likeliest class, also where the model has an operating point.")]
+    = False,
     allow_factory: Annotated[list[str] | None, typer.Option(
         "--allow-factory", metavar="package.module:factory", show_default=False,
         help="A network from a package that you trust; may be repeated.")] = None,
@@ -101,6 +114,7 @@ def predict(
       semisilo predict studies/first/export-round-100 /scans/new --out predictions.csv
       semisilo predict model.onnx scans.npz --top 3
       semisilo predict hand-over digits#test --json
+      semisilo predict hand-over /scans/new --prevalence melanoma=0.02
     """
     import json
 
@@ -115,7 +129,8 @@ def predict(
     console = Console(stderr=True, highlight=False)
     with interrupt_on_termination(), progress_bar(console) as progress:
         found = run(model, source, device=device, batch_size=batch_size, on_error=on_error,
-                    allow_factories=tuple(allow_factory or ()), progress=progress)
+                    allow_factories=tuple(allow_factory or ()), progress=progress,
+                    operating_point=not no_operating_point, prevalence=prevalence)
     if out is not None:
         found.to_csv(out, top=top)
     if json_:
@@ -124,6 +139,8 @@ def predict(
         typer.echo(found.to_csv(top=top), nl=False)
     for each in found.skipped:
         console.print(Text(printable(f"left out: {each.name}: {each.reason}", limit=500)), soft_wrap=True)
+    for note in found.notes():
+        console.print(Text(printable(note, limit=2000)), soft_wrap=True)
     share = "" if found.accuracy is None else \
         f", {found.right} of {found.labelled} with a known class are right:" \
         f" accuracy {describe_percentage(found.accuracy, decimals=2)}"

@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from semisilo.common.config import to_dict
 from semisilo.common.errors import UsageError
+from semisilo.common.measures.gain import Gain
 from semisilo.common.methods import find_method
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.monitoring.summary import StudySummary, summarise
+from semisilo.coordinator.monitoring.summary import MeasureBeside, StudySummary, summarise
 from semisilo.coordinator.rounds.live_file import read
 from semisilo.demo.processes import Processes, StepFailed, console_script
 
@@ -45,7 +47,7 @@ _END_SECONDS = 60.0
 class DemoSettings:
     """What the demo trains; chosen so that it ends within minutes on two processor cores."""
 
-    method: str = "semifl"
+    method: str = "self_training"
     """A method that works with labels at the coordinator only."""
     seed: int = 1
     """Of the split and of the study."""
@@ -53,14 +55,14 @@ class DemoSettings:
     rounds: int = 10
     labels_per_class: int = 2
     """Labelled images of each of the ten digits at the coordinator."""
-    baseline_epochs: int = 400
-    """Passes over the labelled images when training on labels alone."""
+    baseline_epochs: int = 0
+    """Passes over the labelled images when training on labels alone; 0 for as many as the strong recipe makes."""
 
     def __post_init__(self) -> None:
         find_method(self.method)
-        for name in ("silos", "rounds", "labels_per_class", "baseline_epochs"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} = {getattr(self, name)}: must be at least 1.")
+        for name, least in (("silos", 1), ("rounds", 1), ("labels_per_class", 1), ("baseline_epochs", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} = {getattr(self, name)}: must be at least {least}.")
 
 
 def study_text(settings: DemoSettings) -> str:
@@ -107,7 +109,14 @@ class DemoResult:
     """What came out."""
 
     labelled_only_accuracy: float
+    labelled_only_recipe: str
+    """How labels alone were trained, in words."""
+    beside: tuple[MeasureBeside, ...]
+    """All numbers of the last round beside those of labels alone."""
+    test_images: int
     accuracy: float
+    gain: Gain | None
+    """In the study's measure; None where no update of any silo was accepted."""
     rounds: int
     silos: int
     payload_bytes: int
@@ -119,16 +128,17 @@ class DemoResult:
     seed: int
     report: Path
 
-    @property
-    def gain(self) -> float:
-        """Federated minus labelled-only accuracy."""
-        return self.accuracy - self.labelled_only_accuracy
-
     def to_json(self) -> str:
         """The facts as one JSON object; the report's path is not among them."""
         facts = {name: getattr(self, name) for name in (
             "labelled_only_accuracy", "accuracy", "rounds", "silos", "payload_bytes", "wire_bytes", "dense_bytes",
-            "seconds", "method", "seed", "gain")}
+            "seconds", "method", "seed")}
+        interval = None if self.gain is None else self.gain.interval
+        facts["gain"] = None if self.gain is None else self.gain.value
+        facts |= {"labelled_only_recipe": self.labelled_only_recipe, "test_images": self.test_images}
+        facts["gain_interval"] = None if interval is None else [interval.low, interval.high]
+        facts["gain_measure"] = None if self.gain is None else str(self.gain.measure)
+        facts["beside"] = [to_dict(each) for each in self.beside]
         return json.dumps(facts, indent=2) + "\n"
 
 
@@ -270,8 +280,11 @@ class _Demo:
         if study.accuracy is None or study.labelled_only is None:
             raise StepFailed("The study has ended without an accuracy.")
         return DemoResult(
-            labelled_only_accuracy=study.labelled_only, accuracy=study.accuracy, rounds=study.completed_rounds,
-            silos=len(study.silos), payload_bytes=study.traffic.payload, wire_bytes=study.traffic.wire,
+            labelled_only_accuracy=study.labelled_only, beside=study.beside,
+            labelled_only_recipe="" if study.row.baseline is None else study.row.baseline.description,
+            test_images=0 if study.row.frozen is None else study.row.frozen.num_test,
+            accuracy=study.accuracy, gain=study.gain, rounds=study.completed_rounds, silos=len(study.silos),
+            payload_bytes=study.traffic.payload, wire_bytes=study.traffic.wire,
             dense_bytes=study.traffic.dense_total, seconds=round(seconds, 2), method=self._settings.method,
             seed=self._settings.seed, report=report)
 

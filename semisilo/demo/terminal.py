@@ -10,19 +10,22 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from semisilo.common.measures.gain import describe_gain
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
     describe_bytes,
+    describe_metric,
     describe_percentage,
-    describe_points,
     describe_seconds,
     describe_share,
 )
 from semisilo.coordinator.ledger.states import RoundState, StudyState
-from semisilo.coordinator.monitoring.summary import StudySummary
+from semisilo.coordinator.monitoring.summary import StudySummary, measure_text, score_on_test
 from semisilo.demo.demo import DemoResult, DemoWatcher
 
 __all__ = ["ConsoleWatcher", "show_result"]
 
+_SHOWN = ("balanced_accuracy", "auroc", "calibration_error")
 _WAITING = {StudyState.QUEUED: "starting", StudyState.PREPARING: "training on labels",
             StudyState.WAITING: "waiting for silos"}
 
@@ -41,9 +44,10 @@ class ConsoleWatcher(DemoWatcher):
         self._console.print(Text(text, style), soft_wrap=True)
 
     def progress(self, study: StudySummary) -> None:
-        if study.labelled_only is not None and not self._told_baseline:
+        measure, alone = study.measure, study.labels_alone_test_score
+        if alone is not None and not self._told_baseline:
             self._told_baseline = True
-            self.step(f"labels alone reach an accuracy of {study.labelled_only:.3f}")
+            self.step(f"labels alone reach {measure.with_article} of {alone:.3f}")
         if self._console.is_terminal:
             self._move_bar(study)
             return
@@ -51,7 +55,9 @@ class ConsoleWatcher(DemoWatcher):
             if entry.number > self._told and entry.state in (RoundState.COMPLETED, RoundState.FAILED):
                 self._told = entry.number
                 spent = sum(each.traffic.wire for each in study.rounds if each.number <= entry.number)
-                outcome = str(entry.state) if entry.accuracy is None else f"accuracy {entry.accuracy:.3f}"
+                found = {each.title: score for each in (measure, ACCURACY)
+                         if (score := score_on_test(entry.metrics, each)) is not None}
+                outcome = ", ".join(f"{title} {score:.3f}" for title, score in found.items()) or str(entry.state)
                 self.step(f"round {entry.number}/{study.planned_rounds}: {outcome}, "
                           f"{describe_bytes(spent)} on the wire so far")
 
@@ -71,9 +77,10 @@ class ConsoleWatcher(DemoWatcher):
             self._bar.start()
         number = study.rounds[-1].number if study.rounds else 0
         words = _WAITING.get(study.row.state, f"round {number}/{study.planned_rounds}")
-        if study.completed_rounds == study.planned_rounds and study.labelled_only is None:
+        if study.completed_rounds == study.planned_rounds and study.labels_alone_test_score is None:
             words = "labels alone, to compare with"
-        facts = f"accuracy {describe_percentage(study.accuracy)}  " if study.accuracy is not None else ""
+        score = study.test_score
+        facts = "" if score is None else f"{study.measure.title} {describe_metric(study.measure.metric, score)}  "
         self._bar.update(self._bar.task_ids[0], description=words, completed=study.completed_rounds,
                          facts=f"{facts}{describe_bytes(study.traffic.wire)}", refresh=True)
 
@@ -87,7 +94,11 @@ def show_result(console: Console, result: DemoResult) -> None:
     for name, value in (
             ("labels alone", describe_percentage(result.labelled_only_accuracy)),
             (f"federated ({result.method})", describe_percentage(result.accuracy)),
-            ("gain", f"{describe_points(result.accuracy, result.labelled_only_accuracy)} points"),
+            *((each.words, f"{measure_text(each, each.federated)}, labels alone"
+                           f" {measure_text(each, each.labels_alone)}")
+              for each in result.beside if each.name in _SHOWN),
+            *([] if result.gain is None else [
+                (f"gain in {result.gain.measure.title}", describe_gain(result.gain))]),
             ("rounds", str(result.rounds)), ("silos", str(result.silos)),
             ("on the wire", describe_bytes(result.wire_bytes)), ("of dense", describe_share(share)),
             ("time", describe_seconds(result.seconds))):
@@ -95,4 +106,7 @@ def show_result(console: Console, result: DemoResult) -> None:
     console.print()
     console.print(table)
     console.print()
+    if result.labelled_only_recipe:
+        console.print(Text(f"Labels alone: {result.labelled_only_recipe}.", "dim"), soft_wrap=True)
+    console.print(Text("The gain's interval is as if each model had test images of its own.", "dim"), soft_wrap=True)
     console.print(Text(f"Report: {result.report}"), soft_wrap=True)

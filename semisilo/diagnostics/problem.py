@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -133,14 +134,14 @@ def gradient_of(problem: Problem, w: Mapping[str, Tensor], v: Mapping[str, Tenso
 
 def _parts(problem: Problem, model: nn.Module, v: Mapping[str, Tensor]) -> Iterator[tuple[float, ObjectiveTerms]]:
     """F as a sum over batches: the weight of each, and the terms of its images."""
-    alphas = {"alpha0": problem.alpha0, "alpha1": problem.alpha1, "alpha2": problem.alpha2}
+    terms = partial(objective, alpha0=problem.alpha0, alpha1=problem.alpha1, alpha2=problem.alpha2)
     for silo, share in problem.shares().items():
         labelled, unlabelled = problem.silos[silo].labelled, problem.silos[silo].unlabelled
         if labelled is not None and labelled.labels_N is not None:
             for cut in inference_batches(len(labelled), problem.batch_size):
                 labels_B = labelled.labels_N[cut].to(problem.device)
                 log_probs_BK = _log_probs(problem, model, labelled, cut)
-                yield share * len(labels_B) / len(labelled), objective(log_probs_BK, labels_B, None, None, **alphas)
+                yield share * len(labels_B) / len(labelled), terms(log_probs_BK, labels_B, None, None)
         if unlabelled is not None and len(unlabelled):
             v_MK = v.get(silo)
             if v_MK is None or v_MK.dim() != 2 or len(v_MK) != len(unlabelled):
@@ -148,7 +149,7 @@ def _parts(problem: Problem, model: nn.Module, v: Mapping[str, Tensor]) -> Itera
             for cut in inference_batches(len(unlabelled), problem.batch_size):
                 v_BK = v_MK[cut].to(problem.device)
                 log_probs_BK = _log_probs(problem, model, unlabelled, cut)
-                yield share * len(v_BK) / len(unlabelled), objective(None, None, log_probs_BK, v_BK, **alphas)
+                yield share * len(v_BK) / len(unlabelled), terms(None, None, log_probs_BK, v_BK)
 
 
 def _value(parts: Iterator[tuple[float, ObjectiveTerms]]) -> ObjectiveValue:

@@ -21,14 +21,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from semisilo.common.config import to_dict
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData, UsageError
-from semisilo.common.models.exported import METADATA_KEY, ModelFacts, facts_from_json
+from semisilo.common.measures.calibration import probabilities
+from semisilo.common.models.exported import METADATA_KEY, ModelFacts, OperatingPoint, facts_from_json
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_percentage
 from semisilo.common.text.html import Table, render_html
-from semisilo.coordinator.export.calibration import probabilities
 from semisilo.prediction.images import open_source
+from semisilo.prediction.prevalence import Prevalence, at_prevalence
 
 __all__ = ["Cell", "Predictions", "Predictor", "open_predictor", "predict"]
 
@@ -67,6 +69,20 @@ class Predictions:
     """(N,), -1 where the source has no class for an image."""
     skipped: tuple[Skipped, ...] = field(default=())
     """Files that could not be read, and why."""
+    operating_point: OperatingPoint | None = None
+    """The threshold by which one class was predicted; None: the largest probability."""
+    prevalence: Prevalence | None = None
+    """What the probabilities were brought to; None: they are for the classes' shares of training."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What whoever reads the predictions must know, a line each."""
+        found = []
+        if (point := self.operating_point) is not None:
+            found.append(f"operating point: {point.describe()}, threshold {point.threshold:.4g}"
+                         + (" on the probability before --prevalence" if self.prevalence is not None else ""))
+        if self.prevalence is not None:
+            found.append(self.prevalence.describe(self.classes))
+        return tuple(found)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -107,6 +123,7 @@ class Predictions:
         """Everything as plain JSON types."""
         return {"classes": list(self.classes), "images": len(self), "labelled": self.labelled,
                 "right": self.right if self.labelled else None, "accuracy": self.accuracy,
+                "operating_point": to_dict(self.operating_point), "prevalence": to_dict(self.prevalence),
                 "predictions": self.rows(top=top),
                 "skipped": [{"file": each.name, "reason": each.reason} for each in self.skipped]}
 
@@ -162,8 +179,8 @@ def data_frame(rows: Sequence[Mapping[str, Cell]]) -> Any:
 
 def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | Arrays, *, device: Device = "auto",
             batch_size: int = 250, on_error: Literal["skip", "stop"] = "skip",
-            allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None
-            ) -> Predictions:
+            allow_factories: Collection[str] = (), progress: Callable[[float, str], None] | None = None,
+            operating_point: bool = True, prevalence: str = "") -> Predictions:
     """What a model says of images.
 
     Args:
@@ -175,6 +192,11 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         on_error: at a file that cannot be read, "skip" (and list) it or "stop".
         allow_factories: "package.module:factory" names of networks that may be imported.
         progress: told the share that is done, 0 to 1, and a line of text.
+        operating_point: whether the model's operating point is used, where it has one: its class is predicted where it
+            reaches the threshold, else the likeliest other class.
+        prevalence: the classes' shares at this place, as "melanoma=0.02", or "estimate" from these images: the
+            probabilities are brought to them (Saerens et al., 2002). The operating point looks at the probabilities as
+            they were before, since its sensitivity and specificity do not depend on prevalence.
     Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
     Raises: BadData, naming the file; UsageError for what does not fit.
     """
@@ -202,9 +224,21 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
                       f" {images.skipped[0].reason}." if images.skipped else "There are no images.",
                       remedy="Check that the files were copied completely.")
     logits_NK = np.concatenate(parts)
-    return Predictions(classes=facts.model.classes, files=tuple(files), predicted=logits_NK.argmax(axis=1),
-                       probabilities=probabilities(logits_NK, temperature=facts.temperature),
-                       true=np.array(true, dtype=np.int64), skipped=tuple(images.skipped))
+    classes = facts.model.classes
+    plain_NK = p_NK = probabilities(logits_NK, temperature=facts.temperature)
+    predicted_N, brought_to = logits_NK.argmax(axis=1), None
+    if prevalence:
+        p_NK, brought_to = at_prevalence(plain_NK, prevalence, classes, facts.training_prior)
+        predicted_N = p_NK.argmax(axis=1)
+    point = facts.operating_point if operating_point else None
+    if point is not None:
+        label = classes.index(point.label)
+        others_NK = p_NK.copy()
+        others_NK[:, label] = -1.0
+        predicted_N = np.where(plain_NK[:, label] >= point.threshold, label, others_NK.argmax(axis=1))
+    return Predictions(classes=classes, files=tuple(files), predicted=predicted_N, probabilities=p_NK,
+                       true=np.array(true, dtype=np.int64), skipped=tuple(images.skipped), operating_point=point,
+                       prevalence=brought_to)
 
 
 def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = ()) -> Predictor:

@@ -13,11 +13,18 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from semisilo.common.text.describe import describe_bytes, describe_percentage, describe_seconds, describe_share
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
+from semisilo.common.text.describe import describe_bytes, describe_metric, describe_seconds, describe_share
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND, TaskState
 from semisilo.coordinator.ledger.traffic import payload_bytes
-from semisilo.coordinator.monitoring.summary import accuracy_in, federated_accuracy, planned_rounds, seconds_left
+from semisilo.coordinator.monitoring.summary import (
+    federated_test_score,
+    measure_text,
+    planned_rounds,
+    score_on_test,
+    seconds_left,
+)
 from semisilo.simulation.federation import SimulationWatcher
 from semisilo.simulation.result import SimulationResult
 
@@ -71,21 +78,23 @@ class ConsoleWatcher(SimulationWatcher):
             if self._told > 0:
                 self.step(f"going on after round {self._told}")
         left = seconds_left(rounds, planned=planned, now_unix=time.time())
-        spent, accuracy = payload_bytes(ledger, study), federated_accuracy(rounds)
+        spent, measure = payload_bytes(ledger, study), ledger.study(study).study_measure
+        score = federated_test_score(rounds, measure)
         time_left = "" if left is None else f"{describe_seconds(left)} left"
         if not self._console.is_terminal:
             for row in rounds:
                 if row.number > self._told and row.state in ENDED_ROUND:
                     self._told = row.number
-                    found = accuracy_in(row.metrics)
-                    facts = [str(row.state) if found is None else f"accuracy {describe_percentage(found, decimals=2)}",
+                    found = [_named(each, value) for each in dict.fromkeys((measure, ACCURACY))
+                             if (value := score_on_test(row.metrics, each)) is not None]
+                    facts = [", ".join(found) or str(row.state),
                              f"payload {describe_bytes(spent)} so far", time_left]
                     self.step(f"round {row.number}/{planned}: {', '.join(fact for fact in facts if fact)}")
             return
         self._move_bar(ledger, study, rounds[-1].number if rounds else 0, planned=planned, text=text,
                        fraction=fraction,
                        facts="  ".join(fact for fact in (
-                           "" if accuracy is None else f"accuracy {describe_percentage(accuracy, decimals=2)}",
+                           "" if score is None else _named(measure, score),
                            describe_bytes(spent), time_left) if fact))
 
     def _move_bar(self, ledger: Ledger, study: str, number: int, *, planned: int, text: str, fraction: float,
@@ -109,6 +118,10 @@ class ConsoleWatcher(SimulationWatcher):
                          facts=facts, now=text[:60], refresh=True)
 
 
+def _named(measure: StudyMeasure, score: float) -> str:
+    return f"{measure.title} {describe_metric(measure.metric, score, decimals=2)}"
+
+
 def show_result(console: Console, result: SimulationResult, page: Path) -> None:
     """The outcome as a small table, and where its files are."""
     down = sum(each.payload_down for each in result.rounds)
@@ -121,13 +134,28 @@ def show_result(console: Console, result: SimulationResult, page: Path) -> None:
             ("payload down, up", f"{describe_bytes(down)}, {describe_bytes(up)}"),
             ("of dense", describe_share((down + up) / dense if dense else None)),
             ("time", describe_seconds(result.seconds)), ("state (SHA-256)", result.digest[:16])]
-    if result.accuracy is not None:
-        rows.insert(0, (f"federated ({result.method})", describe_percentage(result.accuracy, decimals=2)))
-    if result.labelled_only_accuracy is not None:
-        rows.insert(0, ("labels alone", describe_percentage(result.labelled_only_accuracy, decimals=2)))
+    by_accuracy = result.choice.measure == str(ACCURACY)
+    named = "" if by_accuracy else f"{result.choice.title} "
+    for words, score in ((f"federated ({result.method})", result.test_score),
+                         ("labels alone", result.labels_alone_test_score)):
+        if score is not None:
+            rows.insert(0, (words, f"{named}{describe_metric(result.choice.metric, score, decimals=2)}"))
     for name, value in rows:
         table.add_row(name, Text(value, "bold" if name.startswith("federated") else ""))
     console.print()
     console.print(table)
+    if result.beside:
+        beside = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for column in ("beside labels alone", "federated", "labels alone"):
+            beside.add_column(column, justify="left" if column.startswith("beside") else "right")
+        for each in result.beside:
+            if "/" in each.name:
+                continue  # by class: in the report
+            beside.add_row(each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
+        console.print()
+        console.print(beside)
     console.print()
+    choice = result.choice
+    if said := choice.conclusion or (f"Model: {choice.text}" if choice.text else ""):
+        console.print(Text(said), soft_wrap=True)
     console.print(Text(f"Report: {page}"), soft_wrap=True)

@@ -60,7 +60,7 @@ class SimulationWatcher:
 class _Accountant:
     """There is no wire here, so nothing to be measured on it."""
 
-    def settle(self, *, study: str, round: int, phase: str) -> None:
+    async def settle(self, *, study: str, round: int, phase: str) -> None:
         """See `semisilo.coordinator.rounds.engine.Accountant`."""
 
 

@@ -113,8 +113,8 @@ class MeasuringOperations(Operations):
         settings, environment = study.config.method.settings, study.environment
         problem = Problem(
             build_model=environment.build_model, silos=self._silos(round), image=environment.image,
-            alpha0=diagnostics_of(study.strategy, now)["alpha0"], alpha1=settings.alpha1, alpha2=settings.alpha2,
-            seed=environment.seed, device=environment.device)
+            alpha0=diagnostics_of(study.strategy, now)["alpha0"], alpha1=settings.alpha1,
+            alpha2=settings.penalty_of_mean, seed=environment.seed, device=environment.device)
         return problem, study.strategy.model(now)[0]
 
 

@@ -89,8 +89,9 @@ def report(run: Path, *, tensorboard: bool = False) -> tuple[SimulationResult, P
     return result, write_output(result, tensorboard=tensorboard)
 
 
-def export_run(run: Path, *, out: Path | None = None, round: str = "last", test: str = "",
+def export_run(run: Path, *, out: Path | None = None, round: str = "chosen", test: str = "",
                formats: Collection[str] = ("safetensors", "onnx"), calibrate: bool = False, device: str = "auto",
+               operating_point: str = "",
                progress: Callable[[float, str], None] | None = None) -> Exported:
     """Exports a model of a simulation: see `semisilo.coordinator.export.export`, whose errors it raises.
 
@@ -112,7 +113,8 @@ def export_run(run: Path, *, out: Path | None = None, round: str = "last", test:
         if out is None:
             number = choose_model(ledger, name, rule=round, study_folder=study).round.number
             out = folder.folder / f"export-round-{number}"
-        choice = ExportChoice(round=round, test=test, formats=formats, calibrate=calibrate, device=device)
+        choice = ExportChoice(round=round, test=test, formats=formats, calibrate=calibrate, device=device,
+                              operating_point=operating_point)
         return export_study(ledger, name, study_folder=study, out=out, choice=choice, progress=progress)
     finally:
         ledger.close()

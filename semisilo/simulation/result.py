@@ -17,7 +17,8 @@ from semisilo.common.config import to_dict
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.ledger.tasks import answers_of_study
-from semisilo.coordinator.monitoring.summary import RoundSummary, summarise
+from semisilo.coordinator.monitoring.summary import MeasureBeside, RoundSummary, summarise
+from semisilo.coordinator.studies.model_choice import ChoiceFacts
 
 __all__ = ["RoundResult", "SiloResult", "SimulationResult", "read_result", "silo_results"]
 
@@ -69,6 +70,10 @@ class SimulationResult:
     """All answers, by round, phase and silo."""
     labelled_only_accuracy: float | None
     """Of the same network trained on the coordinator's labels alone; None where that was not trained."""
+    choice: ChoiceFacts
+    """Which round is handed over, by which measure and why."""
+    beside: tuple[MeasureBeside, ...]
+    """All numbers of the last completed round beside those of labels alone; () where these were not trained."""
     digest: str
     """SHA-256 of the final state's file: equal to that of a run with real silos."""
     dense_bytes: int
@@ -83,6 +88,18 @@ class SimulationResult:
         return done[-1] if done else None
 
     @property
+    def test_score(self) -> float | None:
+        """The study's measure (`choice.measure`) of the same model on the test images; None where it was not
+        measured."""
+        done = [each.metrics.get(self.choice.metric) for each in self.rounds if each.state == RoundState.COMPLETED]
+        return done[-1] if done else None
+
+    @property
+    def labels_alone_test_score(self) -> float | None:
+        """The same of labels alone."""
+        return next((each.labels_alone for each in self.beside if each.name == self.choice.metric), None)
+
+    @property
     def curve(self) -> tuple[tuple[int, float], ...]:
         """(round, accuracy) of every completed round, round 0 included."""
         return tuple((each.round, each.accuracy) for each in self.rounds
@@ -90,7 +107,7 @@ class SimulationResult:
 
     @property
     def model(self) -> Path:
-        """The final model, a safetensors file."""
+        """The model of the chosen round, a safetensors file."""
         return self.folder / "studies" / self.study / "model.safetensors"
 
     def to_json(self) -> str:
@@ -120,8 +137,8 @@ def read_result(ledger: Ledger, study: str, folder: Path) -> SimulationResult:
     return SimulationResult(
         study=study, method=row.config["method"]["name"], seed=row.config["study"]["seed"], folder=folder,
         rounds=tuple(_round(each) for each in summary.rounds), silos=silo_results(ledger, study),
-        labelled_only_accuracy=summary.labelled_only, digest=ledger.committed_digest(study),
-        dense_bytes=row.dense_bytes, seconds=summary.seconds or 0.0)
+        labelled_only_accuracy=summary.labelled_only, choice=summary.choice, beside=summary.beside,
+        digest=ledger.committed_digest(study), dense_bytes=row.dense_bytes, seconds=summary.seconds or 0.0)
 
 
 def _round(entry: RoundSummary) -> RoundResult:

@@ -121,6 +121,11 @@ def _check_diagnostics(simulation: SimulationSettings, draft: StudyConfig, where
     if simulation.stationarity_gap and method.name != "fed_shvr":
         raise BadConfiguration(f"{where}: [simulation]: stationarity_gap = true: the gap is one of Fed-SHVR's"
                                f" objective, which {method.name} does not have.", remedy="Remove that line.")
+    if simulation.stationarity_gap:
+        for name in ("logit_adjustment", "labelled_sampling", "distribution_alignment"):
+            if getattr(method.settings, name) not in (0.0, "shuffled", "none"):
+                raise BadConfiguration(f"{where}: [simulation]: stationarity_gap = true: with [method] {name} silos"
+                                       " descend on another objective than the gap's.", remedy="Remove one of them.")
     if not simulation.forgetting:
         return
     if method.settings.scenario != "labels-at-silo":
@@ -150,7 +155,9 @@ def _draft(tables: Tables, where: str) -> StudyConfig:
         if name in data:
             raise BadConfiguration(f"{where}: [data]: '{name}' has no effect: table [simulation] deals the images.",
                                    remedy="Remove it.")
-    config = config_from_dict({**tables, "data": {**data, **{name: set_file(name) for name in SETS}}}, where=where)
+    # A stated share of the labels is only refused beside validation images that are really dealt.
+    sets = [name for name in SETS if not (name == "validation" and "validation_share" in data)]
+    config = config_from_dict({**tables, "data": {**data, **{name: set_file(name) for name in sets}}}, where=where)
     for key in find_method(config.method.name).set_by_strategy:
         if key in tables["method"]:
             raise BadConfiguration(f"{where}: [method]: '{key}' is set by the method itself in every task.",

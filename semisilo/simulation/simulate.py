@@ -188,20 +188,18 @@ def _moved(dealt: Dealt, *, engine: EngineName, device: str,
            workers: int | None) -> Iterator[tuple[Dealt, SharedImages | None]]:
     """The images where other processes can read them; where none shall, or memory is short, they stay where they are.
 
-    Raises: UsageError for several processes on one accelerator.
+    On an accelerator silos train in this process, unless somebody asks for a number of others: each takes the
+    accelerator's memory for a model, its activations and the libraries' own.
     """
     import torch
 
     accelerator = device == "cuda" or (not device and torch.cuda.is_available())
-    if engine == "processes" and accelerator and workers is not None:
-        raise UsageError("workers has no effect: on an accelerator one silo trains at a time, in this process.",
-                         remedy="Leave it out, choose the device cpu, or the engine ray.")
     from semisilo.simulation.engines.processes import most_processes
     from semisilo.simulation.engines.shared_images import share
 
-    wanted = engine == "processes" and not accelerator and (
-        workers is not None or most_processes(dealt.config.numerics.threads) > 1)
-    shared = share(dealt) if wanted else None
+    wanted = engine == "processes" and (
+        workers is not None or (not accelerator and most_processes(dealt.config.numerics.threads) > 1))
+    shared = share(dealt, device="cuda" if accelerator else "cpu") if wanted else None
     if shared is None:
         if wanted:
             _LOG.warning("there is too little memory to give the images to other processes; silos train in this one")

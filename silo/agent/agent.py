@@ -17,12 +17,15 @@ from semisilo.common import __version__
 from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, Unreachable
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
+from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound
 from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
+from semisilo.silo.agent.shared_model import check_size, note_question
+from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
 from semisilo.silo.agent.task_times import note_task, read_tasks
 from semisilo.silo.agent.terminal import Display
@@ -52,6 +55,12 @@ _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
 """An answer "nothing to do" that comes sooner, twice for the same reason, is not a long poll: pause before the next."""
+_HAD_MODEL = ("updated", "abstained", "unwanted")
+"""Tasks that were done, so that their tensor groups are here."""
+_LAST_WORD_SECONDS = 15.0
+"""How long a silo that has ended evaluates on, and tries to tell; a coordinator that ends waits as long."""
+_LEAVING_POLL_SECONDS = 0.2
+"""Between two calls in that time: they keep the coordinator there."""
 _REASONS = {
     pb.Standby.REASON_WAITING_FOR_SILOS: "waiting for other silos to join",
     pb.Standby.REASON_COORDINATOR_WORKING: "waiting for the coordinator",
@@ -115,6 +124,8 @@ class Agent:
                                   threads_file=home.threads, images_folder=home.images,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes})
+        self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
+                                    cache=self._cache, display=display, disclosures=self._disclosures, clock=clock)
         self._labelled = 0
         self._unlabelled = 0
         self._contact_unix = self._status.now.last_contact_unix
@@ -122,6 +133,8 @@ class Agent:
         self._in_trouble = False
         self._quick_answers = 0
         self._said_away = False
+        self._over = ""
+        self._leaving = False
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
@@ -133,6 +146,7 @@ class Agent:
         try:
             # Nobody writes updates now: what a crash has left half-written can go.
             await asyncio.to_thread(self._memory.outgoing.clean)
+            await asyncio.to_thread(self._sites.clean)
             await self._survey()
             self._display.state(f"connecting to {self._address}")
             self._save(state=f"connecting to {self._address}")
@@ -141,6 +155,7 @@ class Agent:
                 await self._renew()
                 asked = time.monotonic()
                 answer = await self._link.await_task(self._hello)
+                self._sites.heard()
                 first, self._heard = not self._heard, True
                 if answer.WhichOneof("answer") == "task":
                     self._first_line = ""
@@ -154,16 +169,53 @@ class Agent:
                     else:  # it may be given again at once, and end in the same way
                         await asyncio.sleep(next(pauses))
                     continue
-                if self._standby(answer.standby, first=first):
+                ended = self._standby(answer.standby, first=first)
+                if self._over:
+                    await self._fetch_final(self._over)
+                if ended:
+                    await self._say_last()
                     return printable(answer.standby.text)
                 await self._no_spin(time.monotonic() - asked)
         except SemisiloError as error:
             self._save(state="stopped", pid=0, last_error=error.line())
             raise
         finally:
+            await self._sites.close()
             self._display.done()
             if self._status.now.pid:
                 self._save(state="stopped", pid=0)
+
+    async def _fetch_final(self, study: str) -> None:
+        """Fetches the model that a study hands over, to evaluate it here, where the study shares it and this site has
+        test images. What is in the way is no trouble: the rounds before were evaluated."""
+        self._over = ""
+        if not self._choice.test:
+            return
+        try:
+            note_question(self._disclosures, study)
+            model = await self._link.describe_model(study)
+            if self._sites.knows(model):
+                return
+            check_size(model, self._policy.limits)
+            self._budget.check(model.size_bytes, "the model that the study hands over", self._clock())
+            path = await self._link.download_model(model, PayloadStore(self._home.evaluated_models))
+        except (SemisiloError, OSError) as error:
+            if isinstance(error, SemisiloError) and is_fatal(error):
+                raise
+            _LOG.debug("the model of study %s is not evaluated: %s", study, error)
+            return
+        await self._sites.make_way()
+        self._sites.begin_file(model, path)
+
+    async def _say_last(self) -> None:
+        """What is still being evaluated when the study is over, and may be told, goes out before this silo leaves."""
+        self._leaving = True
+        with contextlib.suppress(TimeoutError, SemisiloError):
+            async with asyncio.timeout(_LAST_WORD_SECONDS):
+                while self._sites.is_busy or self._sites.has_news:
+                    await self._link.await_task(self._hello)
+                    self._sites.heard()
+                    await asyncio.sleep(_LEAVING_POLL_SECONDS)
 
     async def _survey(self) -> None:
         self._save(state="reading the images", pid=os.getpid(), last_error="", refusals=0, refusal_code="",
@@ -196,6 +248,8 @@ class Agent:
         # The next call comes when the hours begin or end, so that what it says is true for as long as it waits.
         change = away.until_unix if away is not None else closes_at(self._policy.hours, now) or now
         longest = self._poll_seconds if self._heard else min(self._poll_seconds, _FIRST_POLL_SECONDS)
+        if self._leaving:
+            longest = min(longest, _LEAVING_POLL_SECONDS)
         request.poll_timeout.FromMicroseconds(round(min(longest, max(0.2, change - now)) * 1e6))
         request.silo_time.FromMicroseconds(round(now * 1e6))
         self._announce(request)
@@ -213,6 +267,7 @@ class Agent:
                         "away_until": request.away.until_time.ToJsonString()}
         try:
             self._disclosures.record(announcement(content, size_bytes=request.ByteSize()))
+            request.evaluations.extend(self._sites.to_send())
         except OSError as error:
             raise SemisiloError(f"{self._home.disclosures}: what leaves cannot be recorded: {error.strerror or error}.",
                                 remedy="Nothing is sent before it can; free some space, or the right to write.") \
@@ -234,11 +289,14 @@ class Agent:
                    last_outcome="under way")
         before = self._traffic.total()
         self.count(durably=True)
+        await self._sites.make_way()
         with bound(silo=self._silo, study=task.study, round=task.round, phase=task.phase, task_id=task.task_id):
             outcome = await (self._runner.answer(task) if away is None else self._runner.refuse(task, away.error))
         carried = self._traffic.total().since(before)
         self.count(durably=True)
         self._on_task(outcome)
+        if outcome.kind in _HAD_MODEL:
+            self._sites.begin(task)
         if outcome.took is not None:
             with contextlib.suppress(OSError):
                 note_task(self._home.rounds, replace(outcome.took, sent_bytes=carried.sent_bytes,
@@ -278,6 +336,7 @@ class Agent:
             return False
         was_part = bool(self._status.now.study)
         if was_part:
+            self._over = self._status.now.study
             self._display.event(f"study {self._status.now.study} is over" + (f": {text}" if text else ""))
         if not (was_part and self._exit_when_finished):
             self._display.state(self._greeting(line, first=first))

@@ -51,6 +51,8 @@ class StudyNeeds:
     typical_update_bytes: int
     typical_round_seconds: float | None
     round_timeout_seconds: float
+    normalisation_images: int = 0
+    """Images that mean and deviation of the form of images were measured on; 0: they are nothing to compare with."""
 
 
 def needs_of(description: pb.DescribeStudyResponse | None, *,
@@ -111,7 +113,8 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         typical_update_bytes=_bytes(message.typical_update_bytes),
         typical_round_seconds=_seconds(message.typical_round_duration)
         if message.HasField("typical_round_duration") else None,
-        round_timeout_seconds=_seconds(message.round_timeout))
+        round_timeout_seconds=_seconds(message.round_timeout),
+        normalisation_images=_bytes(message.normalisation_image_count) if begun else 0)
 
 
 def _bytes(count: int) -> int:

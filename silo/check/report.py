@@ -48,6 +48,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         measure: times a few training steps of the study's network as well, in a process of its own.
     """
     from semisilo.silo.check.agent import look_at_tasks
+    from semisilo.silo.check.likeness import look_at_likeness
     from semisilo.silo.check.link import look_at_link
     from semisilo.silo.check.needs import needs_of
     from semisilo.silo.check.site import (
@@ -88,6 +89,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
     if policy is not None:
         if needs is not None:
             findings += look_at_study(policy, needs)
+            findings += look_at_likeness(home, policy, needs)
             measured = None
             if measure:
                 from semisilo.silo.check.measure import measure_steps

@@ -35,9 +35,10 @@ def check(
 
     Also what a round will take. Looks at the identity and certificate, silo.toml, the way to the coordinator (name,
     proxy, TLS, a call), both clocks and versions, the images by their names and the headers of some hundred (`silo
-    data` looks at every file), what `silo join` last refused, disk, memory, GPU, and at what the current study needs
-    against what this site permits. Joins nothing, and changes nothing but the record of disclosures, which gets a line
-    before the coordinator is asked. Works beside a running `silo join`, too.
+    data` looks at every file), what `silo join` last refused, disk, memory, GPU, at what the current study needs
+    against what this site permits, and whether a sample of the images has brightness and contrast like the study's.
+    Joins nothing, and changes nothing but the record of disclosures, which gets a line before the coordinator is
+    asked, and a note of what the study's images are like. Works beside a running `silo join`, too.
 
     \b
     Examples:

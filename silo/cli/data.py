@@ -27,8 +27,9 @@ def data(
     classes: Annotated[str, typer.Option(
         "--classes", metavar="A,B,C", show_default=False,
         help="The study's classes in label order, to compare with; the coordinator's operator knows them.")] = "",
-    size: Annotated[int, typer.Option("--size", min=1, max=4096, help="Side of the pictures as the study has "
-                                                                      "it.")] = 96,
+    size: Annotated[int, typer.Option("--size", min=0, max=4096, show_default=False,
+                                      help="Side of the pictures. Default: as the study has it, if `silo check` has "
+                                           "heard of one, else 96.")] = 0,
     sheet: Annotated[Path | None, typer.Option(
         "--sheet", metavar="FILE", show_default=False,
         help="Where to write the contact sheet, a PNG. Default: contact-sheet.png in the silo's folder. It shows "
@@ -37,8 +38,9 @@ def data(
 ) -> None:
     """Shows what this site's images are and which cannot be used.
 
-    Kind, counts, classes, sizes, depths, and every file that cannot be used. Reads every image once. Nothing
-    is sent anywhere; the contact sheet stays here.
+    Kind, counts, classes, sizes, depths, and every file that cannot be used. Once `silo check` has heard of a study, it
+    says where brightness or contrast are unlike the study's. Reads every image once. Nothing is sent anywhere; the
+    contact sheet stays here.
 
     \b
     Examples:
@@ -50,12 +52,16 @@ def data(
     import json
 
     from semisilo.common.data.preview.preview_text import lines, progress_bar
+    from semisilo.silo.site.home import SiloHome
     from semisilo.silo.site.image_preview import look, sources, write_sheets
+    from semisilo.silo.site.study_images import read_study_images
 
     folder = home_of(home)
     names = tuple(name.strip() for name in classes.split(",") if name.strip())
     with progress_bar() as progress:
-        found = [look(each, classes=names, size=size, progress=progress) for each in sources(folder, source)]
+        study = read_study_images(SiloHome(folder).study_images)
+        found = [look(each, classes=names, size=size, study=study, progress=progress)
+                 for each in sources(folder, source)]
     paths = write_sheets(found, sheet, folder=folder)
     if json_:
         facts = [{**each.facts(), "sheet": str(path)} for each, path in zip(found, paths, strict=True)]

@@ -31,7 +31,7 @@ def disclosures(
     kind: Annotated[list[str] | None, typer.Option(
         "--kind", metavar="KIND", show_default=False,
         help="Only lines of this kind; may be given several times: update, abstention, refusal, announcement, check, "
-             "enrolment, renewal, leaving.")] = None,
+             "enrolment, renewal, leaving, evaluation, model.")] = None,
     csv_: Annotated[Path | None, typer.Option(
         "--csv", metavar="FILE", show_default=False, help="Write them to FILE as CSV; - for standard output.")] = None,
     json_: JsonOption = False,

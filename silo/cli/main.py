@@ -12,7 +12,7 @@ import typer
 
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
-from semisilo.silo.cli import check, data, disclosures, leave
+from semisilo.silo.cli import check, data, disclosures, leave, model
 from semisilo.silo.cli.options import HomeOption, MetricsOption, home_of
 
 __all__ = ["app", "main"]
@@ -188,6 +188,7 @@ check.add_to(app)
 data.add_to(app)
 disclosures.add_to(app)
 leave.add_to(app)
+model.add_to(app)
 
 
 def main() -> None:

@@ -6,21 +6,24 @@ Tests: tests/test_keyboard.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.identity.certificates import utc_text
+from semisilo.common.measures.site_evaluation import ClassResult, Estimate
 from semisilo.common.text.describe import counted, describe_bytes, describe_seconds
 from semisilo.common.text.logs import printable
 from semisilo.silo.agent.daily_budget import read_day
 from semisilo.silo.site.disclosures import last_line
+from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations, scores_text
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy, load_policy
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 
-__all__ = ["BudgetFacts", "HoursFacts", "LastDisclosure", "SiloFacts", "facts", "lines"]
+__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "SiloFacts", "facts", "lines"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +72,29 @@ class LastDisclosure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationFacts:
+    """What one global model is worth on this site's test images."""
+
+    study: str
+    round: int
+    labels_alone: bool
+    """Whether it is the model of labels alone, in the place of the round's."""
+    unix: float
+    count: int
+    """Test images."""
+    accuracy: Estimate
+    balanced_accuracy: Estimate
+    measure: str
+    """What the study compares rounds by."""
+    measured: Estimate | None
+    """That measure; None where it cannot be measured on these images."""
+    classes: Mapping[str, ClassResult]
+    """By class name."""
+    text: str
+    """A line for a person."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SiloFacts:
     """Who this silo is, its certificate, and what the agent last wrote."""
 
@@ -91,6 +117,8 @@ class SiloFacts:
     """None when silo.toml cannot be read; so is the budget then."""
     budget: BudgetFacts | None
     last_disclosure: LastDisclosure | None
+    evaluations: tuple[EvaluationFacts, ...]
+    """Global models on this site's test images, of the study that was evaluated last, oldest first."""
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON types, in one table with the agent's notes."""
@@ -124,7 +152,22 @@ def facts(folder: Path, *, now: float) -> SiloFacts:
         certificate_until=utc_text(identity.not_after_unix), renews_from=utc_text(identity.about.renew_unix),
         days_left=round((identity.not_after_unix - now) / 86400, 2), running=running, agent=agent, policy_error=error,
         hours=None if policy is None else _hours(policy.hours, now),
-        budget=None if policy is None else _budget(home, policy, now), last_disclosure=_last_disclosure(home))
+        budget=None if policy is None else _budget(home, policy, now), last_disclosure=_last_disclosure(home),
+        evaluations=_evaluations(home))
+
+
+def _evaluations(home: SiloHome) -> tuple[EvaluationFacts, ...]:
+    found = read_evaluations(home.evaluations)
+    return tuple(_evaluation(each) for each in found if each.evaluation.study == found[-1].evaluation.study)
+
+
+def _evaluation(entry: RecordedEvaluation) -> EvaluationFacts:
+    found, scores = entry.evaluation, entry.scores()
+    return EvaluationFacts(
+        study=found.study, round=found.round, labels_alone=found.labels_alone, unix=entry.unix, count=scores.count,
+        accuracy=scores.accuracy, balanced_accuracy=scores.balanced_accuracy, measure=str(entry.study_measure),
+        measured=scores.measure, classes=dict(zip(entry.class_names, found.classes, strict=True)),
+        text=scores_text(entry))
 
 
 def _hours(hours: Hours, now: float) -> HoursFacts:
@@ -190,6 +233,8 @@ def lines(found: SiloFacts, *, now: float) -> list[str]:
         when = printable(last.time, limit=40) if last.unix is None else _ago(last.unix, now)
         what = f"{printable(last.kind, limit=40)}{of}, {describe_bytes(last.bytes)}"
         rows.append(("last to leave", f"{what}, {when} (silo disclosures)"))
+    if found.evaluations:
+        rows.append(("at this site", found.evaluations[-1].text))
     if found.policy_error:
         rows.append(("silo.toml", found.policy_error))
     if agent.refusals:

@@ -12,11 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods.contract import NumericsRecord, PayloadRef, TaskSpec
 from semisilo.common.process.messages import Request
 from semisilo.silo.site.home import JoinChoice
 
-__all__ = ["MeasureSteps", "MeasuredSteps", "Survey", "Surveyed", "Train", "Trained"]
+__all__ = ["EvaluateFile", "EvaluateReceived", "Evaluated", "EvaluatedFile", "MeasureSteps", "MeasuredSteps", "Survey",
+           "Surveyed", "Train", "Trained"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,60 @@ class Train(Request[Trained]):
     threads_file: Path | None = None
     """Where it is kept which number of threads was measured to be fastest here, for tasks that leave it to the silo;
     without it such a task has one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """What a global model is worth on this site's test images."""
+
+    classes: tuple[ClassResult, ...]
+    """By label; empty where it was not evaluated."""
+    why_not: str = ""
+    """Why it was not, for a person here; empty where it was."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluatedFile(Evaluated):
+    """The same of a model file, which says itself what its classes are."""
+
+    class_names: tuple[str, ...]
+    """In label order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateReceived(Request[Evaluated]):
+    """Evaluates the global model that a task has brought on this site's test images; trains nothing.
+
+    Asked after the task was done: its tensor groups and the images are here. Changes no bit of what is trained later.
+    Raises: what `Train` raises before it trains.
+    """
+
+    task: TaskSpec
+    payloads: dict[str, Path]
+    """As of `Train`, as far as they are still there."""
+    cache_folder: Path
+    choice: JoinChoice
+    images_folder: Path | None = None
+    factories: tuple[str, ...] = ()
+    threads_file: Path | None = None
+    stop_file: Path
+    """Once it is there, no further batch is evaluated: a task waits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateFile(Request[EvaluatedFile]):
+    """Evaluates the model that a study has handed over, a file from the coordinator, on this site's test images.
+
+    Raises: BadData for a file that is no such model, and for images that cannot be used.
+    """
+
+    path: Path
+    choice: JoinChoice
+    images_folder: Path | None = None
+    factories: tuple[str, ...] = ()
+    """Model factories that this silo permits."""
+    stop_file: Path
+    """As of `EvaluateReceived`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

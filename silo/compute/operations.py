@@ -15,17 +15,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from semisilo.common.config import from_dict
 from semisilo.common.data.form import ImageForm, Reading
-from semisilo.common.data.image_set import Skipped
+from semisilo.common.data.image_set import ImageSet, Skipped
+from semisilo.common.data.readers import read_images
 from semisilo.common.errors import BadData, BadPayload, ComputeFailed, SemisiloError, StorageDamaged
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.evaluation import Evaluation, evaluation_steps
 from semisilo.common.learning.tensors import group_digest
+from semisilo.common.learning.training import loaded_model
+from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods import MethodSpec, Scenario, find_method, is_declared
 from semisilo.common.methods.contract import (
     Meaning,
     ModelBuilder,
     ModelSettings,
+    NumericsRecord,
     PayloadRef,
     SiloTask,
     TaskSpec,
@@ -33,6 +40,7 @@ from semisilo.common.methods.contract import (
     Update,
 )
 from semisilo.common.methods.spec import FROZEN, counts_of
+from semisilo.common.models.exported import read_model
 from semisilo.common.models.factory import check_model, model_builder
 from semisilo.common.numerics import numerics
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
@@ -43,19 +51,29 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.logs import printable
 from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
-from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
+from semisilo.silo.compute.messages import (
+    Evaluated,
+    EvaluatedFile,
+    EvaluateFile,
+    EvaluateReceived,
+    Survey,
+    Surveyed,
+    Train,
+    Trained,
+)
 from semisilo.silo.compute.received import hold, receive
 from semisilo.silo.compute.threads import measured_threads
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "evaluated_on"]
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger("semisilo.work")
 _NAMED_FILES = 5
+_STOPPED = Evaluated(classes=(), why_not="the next task came before it was done")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +88,19 @@ class _ImagesKey:
     scenario: Scenario
     classes: tuple[str, ...]
     """They matter where the silo's own labels do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    """See `Operations._made_ready`."""
+
+    spec: MethodSpec
+    settings: Any
+    groups: dict[str, TensorGroup]
+    """Without those of frozen layers."""
+    build: ModelBuilder
+    device: str
+    record: NumericsRecord
 
 
 class Operations:
@@ -91,7 +122,8 @@ class Operations:
 
     def handlers(self) -> tuple[Handler, ...]:
         """See `semisilo.common.process.messages.Operations`."""
-        return Survey.handled_by(self.survey), Train.handled_by(self.train)
+        return (Survey.handled_by(self.survey), Train.handled_by(self.train),
+                EvaluateReceived.handled_by(self.evaluate_received), EvaluateFile.handled_by(self.evaluate_file))
 
     def survey(self, request: Survey) -> Surveyed:
         """See `Survey`."""
@@ -101,24 +133,10 @@ class Operations:
         """See `Train`."""
         started = time.monotonic()
         order = request.task
-        spec = find_method(order.method)
-        settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
-        device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        record = numerics.apply(order.numerics, device=device, processors=self._processors)
         cache = open_cache(request.cache_folder)
-        groups = self._received(order, spec, request.payloads, cache)
-        frozen = groups.pop(FROZEN, None)
-        build = model_builder(order.model, order.image, request.factories,
-                              frozen=None if frozen is None else frozen.tensors)
-        self._check_model(order, build, (*request.factories, "" if frozen is None else group_digest(frozen)))
-        if not order.numerics.threads and request.threads_file is not None and device == "cpu":
-            threads = measured_threads(
-                order, build, batch=getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 10),
-                passes=getattr(settings, "passes_side_by_side", 1), processors=self._processors,
-                file=request.threads_file)
-            record = numerics.apply(replace(order.numerics, threads=threads), device=device,
-                                    processors=self._processors)
-        self._disk = request.images_folder
+        ready = self._made_ready(request, cache)
+        spec, settings, groups, build, device, record = (ready.spec, ready.settings, ready.groups, ready.build,
+                                                         ready.device, ready.record)
         images, skipped = self._silo_images(order, settings.scenario, request.choice)
         data = images.data(round=order.round, scenario=settings.scenario)
         trainer = load_trainer(order.method)()
@@ -143,6 +161,54 @@ class Operations:
         return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
                        memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
                        skipped=skipped)
+
+    def evaluate_received(self, request: EvaluateReceived) -> Evaluated:
+        """See `EvaluateReceived`."""
+        order = request.task
+        ready = self._made_ready(request, open_cache(request.cache_folder))
+        test = self._silo_images(order, ready.settings.scenario, request.choice)[0].test
+        if test is None or not len(test):
+            return Evaluated(classes=(), why_not="there are no test images")
+        model = loaded_model(ready.build, ready.groups["model"].tensors, seed=order.seed, round=order.round,
+                             silo=order.silo, device=ready.device)
+        statistics = ready.groups.get("batch_norm")
+        if statistics is None and batch_norm.layers_of(model):
+            return Evaluated(classes=(), why_not="the network needs batch-norm statistics that do not come with a task")
+        batch_norm.load(model, {} if statistics is None else statistics.tensors)
+        return evaluated_on(model, test, form=order.image, stop_file=request.stop_file, progress=self._progress)
+
+    def evaluate_file(self, request: EvaluateFile) -> EvaluatedFile:
+        """See `EvaluateFile`."""
+        model, facts = read_model(request.path, allow_factories=request.factories)
+        classes, form = facts.model.classes, facts.image
+        device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
+        test = read_images(request.choice.test, size=form.size, channels=form.channels, resize=form.resize,
+                           classes=classes, labelled=True, reading=form.reading, disk=request.images_folder,
+                           on_error="stop" if request.choice.on_error == "stop" else "skip").images
+        found = evaluated_on(model.to(device), test, form=form, stop_file=request.stop_file, progress=self._progress)
+        return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes)
+
+    def _made_ready(self, request: Train | EvaluateReceived, cache: PayloadStore) -> _Ready:
+        """What training and evaluation begin with: numerics in force, decoded groups, the network."""
+        order = request.task
+        spec = find_method(order.method)
+        settings: Any = from_dict(spec.settings, order.settings, where=f"task {order.task_id}: settings")
+        device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
+        record = numerics.apply(order.numerics, device=device, processors=self._processors)
+        groups = self._received(order, spec, request.payloads, cache)
+        frozen = groups.pop(FROZEN, None)
+        build = model_builder(order.model, order.image, request.factories,
+                              frozen=None if frozen is None else frozen.tensors)
+        self._check_model(order, build, (*request.factories, "" if frozen is None else group_digest(frozen)))
+        if not order.numerics.threads and request.threads_file is not None and device == "cpu":
+            threads = measured_threads(
+                order, build, batch=getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 10),
+                passes=getattr(settings, "passes_side_by_side", 1), processors=self._processors,
+                file=request.threads_file)
+            record = numerics.apply(replace(order.numerics, threads=threads), device=device,
+                                    processors=self._processors)
+        self._disk = request.images_folder
+        return _Ready(spec=spec, settings=settings, groups=groups, build=build, device=device, record=record)
 
     def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
                   cache: PayloadStore) -> dict[str, TensorGroup]:
@@ -169,6 +235,26 @@ class Operations:
             _log_skipped(found.skipped)
             return found.images, len(found.skipped)
         return self._read[1], 0
+
+
+def evaluated_on(model: nn.Module, test: ImageSet, *, form: ImageForm, stop_file: Path,
+                 progress: Callable[[float, str], None]) -> Evaluated:
+    """Counts by class of a model on test images, batch by batch until the stop file is there."""
+    if stop_file.exists():
+        return _STOPPED
+    steps = evaluation_steps(model, test, form=form)
+    try:
+        while True:
+            progress(next(steps), "evaluating the global model")
+            if stop_file.exists():
+                return _STOPPED
+    except StopIteration as end:
+        found: Evaluation = end.value
+    finally:
+        steps.close()
+    return Evaluated(classes=tuple(
+        ClassResult(images=sum(row), correct=row[label], auroc=area)
+        for label, (row, area) in enumerate(zip(found.confusion, found.per_class_auroc, strict=True))))
 
 
 def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,

@@ -21,16 +21,17 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from semisilo.common.errors import BadPayload, SemisiloError
+from semisilo.common.errors import BadPayload, ModelNotShared, SemisiloError
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.rpc.grpc_errors import from_rpc_error
 from semisilo.common.rpc.meter import MessageMeter
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.link.retrying_calls import Backoff, LinkSettings, RetryingCalls, TryAgain, is_answer, is_fatal
-from semisilo.silo.link.transfers import Transfers
+from semisilo.silo.link.transfers import Request, Transfers
 
-__all__ = ["Link", "LinkSettings", "Verdict", "is_fatal"]
+__all__ = ["Link", "LinkSettings", "ModelDescription", "Verdict", "is_fatal"]
 
 _GARBLED_LIMIT = 2
 """How often a payload that arrives damaged is fetched again, and a transfer that is objected to is sent again. A disk
@@ -44,6 +45,23 @@ class Verdict:
     accepted: bool
     reason: str = ""
     """Why it was not wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDescription:
+    """The model that a study shares, as the coordinator describes it."""
+
+    study: str
+    digest: str
+    """SHA-256 of the file, hex."""
+    size_bytes: int
+    round: int
+    """That gave the model; 0 for labels alone."""
+    labels_alone: bool
+    measure: str
+    """What the study compares rounds by; empty: accuracy."""
+    conclusion: str
+    """What the study has come to, for a person."""
 
 
 class Link:
@@ -136,7 +154,43 @@ class Link:
         Raises: TaskClosed or PayloadNotServed when the coordinator no longer serves it; BadPayload when it arrived
             damaged three times.
         """
-        digest = reference.digest
+        def request(offset: int) -> pb.DownloadPayloadRequest:
+            return pb.DownloadPayloadRequest(task_id=task_id, digest=bytes.fromhex(reference.digest), offset=offset)
+
+        return await self._fetch(request, reference.digest, reference.size_bytes, store, on_bytes)
+
+    async def describe_model(self, study: str) -> ModelDescription:
+        """The model that a study shares with this silo. Raises: ModelNotShared, ModelNotReady; BadPayload."""
+        async def attempt() -> ModelDescription:
+            try:
+                answer: pb.DescribeModelResponse = await self._calls.ask("DescribeModel",
+                                                                         pb.DescribeModelRequest(study=study))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    raise ModelNotShared("The coordinator's version shares no models.",
+                                         remedy="Ask its operator to upgrade semisilo.") from None
+                raise
+            if len(answer.digest) != 32 or answer.size_bytes < 1 or answer.round < 0:
+                raise BadPayload("The coordinator describes a model that cannot be.")
+            return ModelDescription(study=study, digest=answer.digest.hex(), size_bytes=answer.size_bytes,
+                                    round=answer.round, labels_alone=answer.labels_alone,
+                                    measure=printable(answer.measure, limit=300),
+                                    conclusion=printable(answer.conclusion, limit=2000))
+        return await self._calls.persist(attempt)
+
+    async def download_model(self, model: ModelDescription, store: PayloadStore, *,
+                             on_bytes: Callable[[int], None] = lambda count: None) -> Path:
+        """Brings a model into the store, as `download` does.
+
+        Raises: what `describe_model` raises; PayloadNotServed when it is another one by now.
+        """
+        def request(offset: int) -> pb.DownloadModelRequest:
+            return pb.DownloadModelRequest(study=model.study, digest=bytes.fromhex(model.digest), offset=offset)
+
+        return await self._fetch(request, model.digest, model.size_bytes, store, on_bytes)
+
+    async def _fetch(self, request: Callable[[int], Request], digest: str, size_bytes: int, store: PayloadStore,
+                     on_bytes: Callable[[int], None]) -> Path:
         here = 0
         garbled = 0
 
@@ -144,15 +198,15 @@ class Link:
             nonlocal here, garbled
             if await asyncio.to_thread(store.has, digest):
                 return store.path(digest)
-            with await asyncio.to_thread(store.partial, digest, size_bytes=reference.size_bytes) as partial:
+            with await asyncio.to_thread(store.partial, digest, size_bytes=size_bytes) as partial:
                 def arrived() -> None:
                     nonlocal here
                     here = partial.committed_bytes
                     on_bytes(here)
 
                 try:
-                    if partial.committed_bytes < reference.size_bytes:
-                        await self._transfers.receive(task_id, digest, partial, reference.size_bytes, arrived=arrived)
+                    if partial.committed_bytes < size_bytes:
+                        await self._transfers.receive(request, partial, size_bytes, arrived=arrived)
                     arrived()
                     return await asyncio.to_thread(partial.finish, digest)
                 except BadPayload as error:

@@ -22,6 +22,8 @@ from semisilo.common.errors import (
     CertificateExpired,
     CertificateRevoked,
     LayoutMismatch,
+    ModelNotReady,
+    ModelNotShared,
     NotPermitted,
     PayloadNotServed,
     SemisiloError,
@@ -46,8 +48,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger("semisilo.silo")
 
 _FATAL = (CertificateExpired, CertificateRevoked, UnknownSilo, WrongAuthority)
-_ANSWERS = (BadPayload, LayoutMismatch, NotPermitted, PayloadNotServed, TaskClosed, UpdateConflict, UsageError,
-            WrongBase)
+_ANSWERS = (BadPayload, LayoutMismatch, ModelNotReady, ModelNotShared, NotPermitted, PayloadNotServed, TaskClosed,
+            UpdateConflict, UsageError, WrongBase)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

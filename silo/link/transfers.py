@@ -35,13 +35,15 @@ from semisilo.silo.link.retrying_calls import RetryingCalls
 
 __all__ = ["SMALLEST_MEASURED_BYTES", "Ending", "Transfers"]
 
+Request = pb.DownloadPayloadRequest | pb.DownloadModelRequest
+"""What asks for the pieces of a file; the answers are laid out alike."""
 _SERVICE = pb.DESCRIPTOR.services_by_name["RoundService"].full_name
 SMALLEST_MEASURED_BYTES = 256 * 1024
 """An upload of less than this says more about round trips than about the line."""
 
 
 class Transfers:
-    """DownloadPayload and SubmitUpdate, each once. Messages with chunks pass gRPC as bytes."""
+    """DownloadPayload, DownloadModel and SubmitUpdate, each once. Messages with chunks pass gRPC as bytes."""
 
     def __init__(self, calls: RetryingCalls) -> None:
         self._calls = calls
@@ -52,17 +54,18 @@ class Transfers:
         """See `semisilo.silo.link.link.Link.upload_rate`."""
         return self._upload_rate
 
-    async def receive(self, task_id: str, digest: str, partial: PartialFile, size_bytes: int, *,
+    async def receive(self, request: Callable[[int], Request], partial: PartialFile, size_bytes: int, *,
                       arrived: Callable[[], None]) -> None:
-        """Adds to a partial file what it lacks of a payload.
+        """Adds to a partial file what it lacks of a payload or model.
 
         Args:
+            request: what asks for it from a byte on.
             arrived: called when bytes have been added.
         Raises: grpc.aio.AioRpcError as gRPC made it; BadPayload for bytes that are damaged; TimeoutError when nothing
             has moved for `stall_seconds`.
         """
         async with asyncio.timeout(self._calls.settings.stall_seconds) as patience, contextlib.aclosing(
-                self._pieces(task_id, digest, partial.committed_bytes, arrived, patience)) as pieces:
+                self._pieces(request(partial.committed_bytes), arrived, patience)) as pieces:
             await receive_into(partial, pieces, size_bytes)
 
     async def send(self, update_id: str, path: Path, *, offset: int, on_bytes: Callable[[int], None]) -> None:
@@ -75,18 +78,17 @@ class Transfers:
         with self._calls.request("SubmitUpdate") as metadata:
             await self._send_as(metadata, update_id, path, offset, on_bytes)
 
-    async def _pieces(self, task_id: str, digest: str, offset: int, arrived: Callable[[], None],
+    async def _pieces(self, request: Request, arrived: Callable[[], None],
                       patience: asyncio.Timeout) -> AsyncGenerator[Piece, None]:
-        request = pb.DownloadPayloadRequest(task_id=task_id, digest=bytes.fromhex(digest), offset=offset)
-        with self._calls.request("DownloadPayload") as metadata:
+        rpc = "DownloadModel" if isinstance(request, pb.DownloadModelRequest) else "DownloadPayload"
+        with self._calls.request(rpc) as metadata:
             call: Any = self._calls.channel.unary_stream(
-                f"/{_SERVICE}/DownloadPayload",
-                request_serializer=pb.DownloadPayloadRequest.SerializeToString)(request, metadata=metadata)
-            self._calls.said("DownloadPayload", request.ByteSize())
+                f"/{_SERVICE}/{rpc}", request_serializer=type(request).SerializeToString)(request, metadata=metadata)
+            self._calls.said(rpc, request.ByteSize())
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     self._put_off(patience)
-                    self._calls.heard("DownloadPayload", len(message))
+                    self._calls.heard(rpc, len(message))
                     yield unpack_piece(DOWNLOAD_FIELD, message) or _parsed(message)
                     arrived()
             finally:
@@ -146,7 +148,7 @@ def _first_message(update_id: str) -> bytes:
 
 
 def _parsed(message: bytes) -> Piece:
-    """The chunk of a DownloadPayloadResponse that is laid out in another way than ours."""
+    """The chunk of a DownloadPayloadResponse, or DownloadModelResponse, that is laid out in another way than ours."""
     try:
         chunk = pb.DownloadPayloadResponse.FromString(message).chunk
     except DecodeError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -14,11 +15,14 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning import tensors
 from semisilo.common.learning.consistency import tsa_threshold
+from semisilo.common.learning.imbalance.labels import adjust_logits, class_shares
+from semisilo.common.learning.imbalance.pseudo_labels import Alignment
 from semisilo.common.learning.soft_labels import ramp
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.methods.contract import SiloTask
 from semisilo.common.methods.objectives import ObjectiveSettings
 from semisilo.silo.objectives.fixmatch import FixMatch
+from semisilo.silo.objectives.labelling import alignment_of, threshold_of
 from semisilo.silo.objectives.mean_teacher import MeanTeacher
 from semisilo.silo.objectives.pseudo_label import PseudoLabel, label_all
 from semisilo.silo.objectives.step import Objective, Step, StepTerms, Unlabelled
@@ -33,15 +37,31 @@ __all__ = ["UDA", "FixMatch", "LocalTraining", "MeanTeacher", "Objective", "Pseu
 _LOG = logging.getLogger("semisilo.silo")
 
 
-def make_objective(task: SiloTask, model: nn.Module, unlabelled: ImageSet | None, *,
+def make_objective(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabelled: ImageSet | None, *,
                    teacher: Mapping[str, Tensor] | None = None) -> Objective:
     """The objective that the task's settings (`ObjectiveSettings`) name, ready for one round.
 
     Args:
         model: with the weights that training starts from and the statistics to label with; on the task's device.
+        labelled: the silo's own, which adjustment, alignment and thresholds may follow from.
         unlabelled: what is labelled once where the settings ask for it.
         teacher: where the silo's own teacher ended last; used with teacher = "local" if it fits the model.
     """
+    settings: ObjectiveSettings = task.settings
+    alignment = None if unlabelled is None else alignment_of(task, labelled)
+    objective = _by_name(task, model, labelled, unlabelled, alignment, teacher)
+    objective.alignment = alignment
+    if settings.logit_adjustment and labelled is not None and labelled.labels_N is not None:
+        objective.adjust = partial(_adjusted, labelled.labels_N, settings.logit_adjustment)
+    return objective
+
+
+def _adjusted(labels_N: Tensor, tau: float, logits_BK: Tensor) -> Tensor:
+    return adjust_logits(logits_BK, class_shares(labels_N, logits_BK.shape[-1]), tau=tau)
+
+
+def _by_name(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabelled: ImageSet | None,
+             alignment: Alignment | None, teacher: Mapping[str, Tensor] | None) -> Objective:
     settings: ObjectiveSettings = task.settings
     weak: View = "original" if settings.weak_view == "none" else "weak"
 
@@ -53,16 +73,20 @@ def make_objective(task: SiloTask, model: nn.Module, unlabelled: ImageSet | None
             return 1.0
         return tsa_threshold(settings.tsa, t=task.round, total=task.rounds, num_classes=num_classes)
 
+    def threshold() -> float | Tensor:
+        return settings.threshold if unlabelled is None else threshold_of(
+            task, settings.threshold, labelled, model)
+
     if settings.objective == "fixmatch":
-        return FixMatch(task.image, confidence_threshold=settings.threshold, lambda_s=settings.lambda_s,
+        return FixMatch(task.image, confidence_threshold=threshold(), lambda_s=settings.lambda_s,
                         lambda_u=settings.lambda_u, mask_mean=settings.mask_mean, weak_view=weak)
     if settings.objective == "uda":
-        return UDA(task.image, temperature=settings.temperature, confidence_threshold=settings.threshold, tsa=tsa,
+        return UDA(task.image, temperature=settings.temperature, confidence_threshold=threshold(), tsa=tsa,
                    lambda_s=settings.lambda_s, lambda_u=settings.lambda_u, mask_mean=settings.mask_mean)
     if settings.objective == "pseudo_label":
         labels = None
         if settings.label_refresh == "round" and unlabelled is not None:
-            labels = label_all(model, unlabelled.images_NCHW, task.image,
+            labels = label_all(model, unlabelled.images_NCHW, task.image, alignment=alignment,
                                progress=lambda share: task.report(0.0, f"labelling, {share:.0%}"))
         return PseudoLabel(task.image, alpha0=alpha0, labels=labels, weak_view=weak)
     if settings.objective == "mean_teacher":

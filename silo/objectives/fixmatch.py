@@ -5,7 +5,7 @@ Tests: tests/silo/objectives/test_objectives.py.
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import MaskMean, fixmatch_unsup
@@ -26,8 +26,8 @@ class FixMatch(Supervised):
     Source: FixMatch, Sohn et al. (NeurIPS 2020) Eq. 3 and 4; weights as FedMatch (Jeong et al.).
     """
 
-    def __init__(self, form: ImageForm, *, confidence_threshold: float, lambda_s: float = 1.0, lambda_u: float = 1.0,
-                 mask_mean: MaskMean = "batch", weak_view: View = "weak") -> None:
+    def __init__(self, form: ImageForm, *, confidence_threshold: float | Tensor, lambda_s: float = 1.0,
+                 lambda_u: float = 1.0, mask_mean: MaskMean = "batch", weak_view: View = "weak") -> None:
         super().__init__(form, lambda_s=lambda_s)
         self.views = (weak_view, "strong")
         self._threshold, self._lambda_u, self._mask_mean = confidence_threshold, lambda_u, mask_mean

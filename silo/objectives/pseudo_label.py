@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import pseudo_label_loss
 from semisilo.common.learning.evaluation import logits_of
-from semisilo.common.learning.losses import PseudoLabels, pseudo_labels
+from semisilo.common.learning.imbalance.pseudo_labels import Alignment
+from semisilo.common.learning.losses import PseudoLabels, first_argmax, pseudo_labels
 from semisilo.silo.objectives.step import Objective, Step, Unlabelled
 from semisilo.silo.objectives.views import View
 
 __all__ = ["PseudoLabel", "label_all"]
-
 
 
 class PseudoLabel(Objective):
@@ -46,19 +46,23 @@ class PseudoLabel(Objective):
 
     def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
         images_BCHW, = step.views
-        hard_label_B = None
+        hard_label_B, logits_BK = None, self.logits(model, images_BCHW)
         if self._labels is not None:
             hard_label_B = self._labels.hard_label_B[step.index_B].to(images_BCHW.device)
-        found = pseudo_label_loss(self.logits(model, images_BCHW), hard_label_B)
+        elif self.alignment is not None:
+            hard_label_B = first_argmax(self.alignment.batch(logits_BK.detach()))
+        found = pseudo_label_loss(logits_BK, hard_label_B)
         return Unlabelled(found.loss, found.labels)
 
 
 def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *,
-              progress: Callable[[float], None] | None = None) -> PseudoLabels:
+              alignment: Alignment | None = None, progress: Callable[[float], None] | None = None) -> PseudoLabels:
     """Hard labels of all images as they are, in evaluation mode, with the statistics that the model has; on the CPU.
 
-    All are kept. The model is left in evaluation mode.
+    All are kept. With `alignment` the predictions are aligned by their mean over all images. The model is left in
+    evaluation mode.
     Source: Fed-SHVR (Wang et al.) algorithm 1, with alpha1 = 0.
     """
     model.eval()
-    return PseudoLabels.joined([pseudo_labels(logits_of(model, images_NCHW, form, progress=progress), 0.0)])
+    logits_NK = logits_of(model, images_NCHW, form, progress=progress)
+    return PseudoLabels.joined([pseudo_labels(logits_NK if alignment is None else alignment.whole(logits_NK), 0.0)])

@@ -11,7 +11,7 @@ Tests: tests/silo/objectives/test_objectives.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
+from semisilo.common.learning.imbalance.pseudo_labels import Alignment
 from semisilo.common.learning.losses import PseudoLabels, cross_entropy
 from semisilo.common.numerics.passes import Gradients, Term
 from semisilo.silo.objectives.views import View
@@ -71,6 +72,10 @@ class Objective:
 
     def __init__(self, form: ImageForm) -> None:
         self._form = form
+        self.adjust: Callable[[Tensor], Tensor] | None = None
+        """Logit adjustment of labelled images; set by `make_objective` where the settings ask for it."""
+        self.alignment: Alignment | None = None
+        """Distribution alignment of the logits that pseudo-labels are made of, likewise."""
 
     def labelled_weight(self, step: Step) -> float:
         """Of the labelled term in this step."""
@@ -82,9 +87,8 @@ class Objective:
 
     def labelled(self, model: nn.Module, step: Step) -> Tensor:
         """The labelled term, a scalar (), for a step that has labelled images."""
-        assert step.labelled_BCHW is not None
         assert step.labels_B is not None
-        return cross_entropy(self.logits(model, step.labelled_BCHW), step.labels_B)
+        return cross_entropy(self.labelled_logits(model, step), step.labels_B)
 
     def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
         """The unlabelled term, for a step that has unlabelled images. The model is in training mode."""
@@ -102,6 +106,12 @@ class Objective:
         """The pseudo-labels of the round, for all unlabelled images; None where they are made in every step."""
         return None
 
+    def labelled_logits(self, model: nn.Module, step: Step) -> Tensor:
+        """What the labelled term is taken of: the logits of the labelled images, adjusted where that is wanted."""
+        assert step.labelled_BCHW is not None
+        logits_BK = self.logits(model, step.labelled_BCHW)
+        return logits_BK if self.adjust is None else self.adjust(logits_BK)
+
     def logits(self, model: nn.Module, images_BCHW: Tensor) -> Tensor:
         """A forward pass over uint8 images; float (B, K)."""
         logits_BK: Tensor = model(augment.to_input(images_BCHW, self._form))
@@ -109,9 +119,10 @@ class Objective:
 
     def logits_of_batch(self, model: nn.Module, images_BCHW: Tensor) -> Tensor:
         """As `logits` without gradient: what labels a batch, with that batch's own statistics in batch-norm, as the
-        official code of SemiFL has it (its Table 2, per-batch labels)."""
+        official code of SemiFL has it (its Table 2, per-batch labels). Aligned where that is wanted."""
         with torch.no_grad():
-            return self.logits(model, images_BCHW)
+            logits_BK = self.logits(model, images_BCHW)
+        return logits_BK if self.alignment is None else self.alignment.batch(logits_BK)
 
 
 class StepTerms:

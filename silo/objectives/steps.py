@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from semisilo.common.learning.normalised_averaging import local_steps
+from semisilo.common.learning.averaging.normalised import local_steps
+from semisilo.common.learning.imbalance.labels import epoch_order
 
 __all__ = ["StepPlan", "StepsRule", "image_batches", "plan_steps"]
 
@@ -62,7 +63,8 @@ def plan_steps(rule: StepsRule, *, num_labelled: int, num_unlabelled: int, epoch
     return StepPlan(epochs * per_epoch, per_epoch, 0, unlabelled_batch)
 
 
-def image_batches(plan: StepPlan, count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+def image_batches(plan: StepPlan, count: int, batch: int, generator: torch.Generator, *,
+                  balance_N: Tensor | None = None) -> Iterator[Tensor]:
     """Which of `count` images enter each of `plan.steps` steps: int64 (B,), on the CPU.
 
     By epochs every image enters at most once in an epoch, in an order drawn anew, and the last steps of an epoch may
@@ -71,6 +73,7 @@ def image_batches(plan: StepPlan, count: int, batch: int, generator: torch.Gener
     Args:
         batch: `plan.labelled_batch` or `plan.unlabelled_batch`; with 0 all steps are empty.
         generator: advanced; on the CPU.
+        balance_N: labels by which every order has the classes equally often (`epoch_order`).
     """
     rest = torch.empty(0, dtype=torch.int64)
     for number in range(plan.steps):
@@ -79,10 +82,10 @@ def image_batches(plan: StepPlan, count: int, batch: int, generator: torch.Gener
         elif plan.steps_per_epoch:
             step = number % plan.steps_per_epoch
             if step == 0:
-                rest = torch.randperm(count, generator=generator)
+                rest = epoch_order(count, generator, balance_N=balance_N)
             yield rest[step * batch:(step + 1) * batch]
         else:
             while len(rest) < batch:
-                rest = torch.cat([rest, torch.randperm(count, generator=generator)])
+                rest = torch.cat([rest, epoch_order(count, generator, balance_N=balance_N)])
             yield rest[:batch]
             rest = rest[batch:]

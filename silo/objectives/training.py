@@ -23,6 +23,7 @@ from semisilo.common.learning.sgd import SGD, descend
 from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask
 from semisilo.common.methods.objectives import ObjectiveSettings
+from semisilo.silo.objectives.labelling import balance_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.objectives.step import Objective, Step, StepTerms
 from semisilo.silo.objectives.steps import StepPlan, image_batches, plan_steps
@@ -122,16 +123,17 @@ def _steps(task: SiloTask, plan: StepPlan, views: tuple[View, ...], labelled: Im
     without the one draws the other as it would with it."""
     settings: ObjectiveSettings = task.settings
 
-    def stream(kind: str, images: ImageSet, batch: int,
-               views: tuple[View, ...]) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    def stream(kind: str, images: ImageSet, batch: int, views: tuple[View, ...],
+               balance_N: Tensor | None = None) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         order, draws = (torch_generator(task.seed, f"{kind}_{what}", round=task.round, silo=task.silo)
                         for what in ("order", "views"))
-        return viewed(images.images_NCHW, image_batches(plan, len(images), batch, order), views, batch=batch,
-                      augmentation=task.augmentation, generator=draws, device=task.device)
+        return viewed(images.images_NCHW, image_batches(plan, len(images), batch, order, balance_N=balance_N), views,
+                      batch=batch, augmentation=task.augmentation, generator=draws, device=task.device)
 
     nothing = torch.empty(0, dtype=torch.int64)
     weak: tuple[View, ...] = ("original",) if settings.weak_view == "none" else ("weak",)
-    with_labels = None if labelled is None else stream("labelled", labelled, plan.labelled_batch, weak)
+    with_labels = None if labelled is None else stream("labelled", labelled, plan.labelled_batch, weak,
+                                                       balance_of(settings, labelled))
     without = None if unlabelled is None else stream("unlabelled", unlabelled, plan.unlabelled_batch, views)
     for number in range(plan.steps):
         labelled_BCHW = labels_B = None

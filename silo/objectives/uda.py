@@ -30,8 +30,9 @@ class UDA(Supervised):
 
     views = ("original", "strong")
 
-    def __init__(self, form: ImageForm, *, temperature: float, confidence_threshold: float, tsa: Callable[[int], float],
-                 lambda_s: float = 1.0, lambda_u: float = 1.0, mask_mean: MaskMean = "batch") -> None:
+    def __init__(self, form: ImageForm, *, temperature: float, confidence_threshold: float | Tensor,
+                 tsa: Callable[[int], float], lambda_s: float = 1.0, lambda_u: float = 1.0,
+                 mask_mean: MaskMean = "batch") -> None:
         super().__init__(form, lambda_s=lambda_s)
         self._temperature, self._threshold, self._tsa = temperature, confidence_threshold, tsa
         self._lambda_u, self._mask_mean = lambda_u, mask_mean
@@ -40,9 +41,8 @@ class UDA(Supervised):
         return self._lambda_u
 
     def labelled(self, model: nn.Module, step: Step) -> Tensor:
-        assert step.labelled_BCHW is not None
         assert step.labels_B is not None
-        logits_BK = self.logits(model, step.labelled_BCHW)
+        logits_BK = self.labelled_logits(model, step)
         return tsa_loss(logits_BK, step.labels_B, self._tsa(logits_BK.shape[1])).loss
 
     def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:

@@ -28,7 +28,8 @@ __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "an
 
 T = TypeVar("T")
 
-Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving"]
+Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving",
+               "evaluation", "model"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 

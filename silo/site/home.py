@@ -6,6 +6,9 @@ join.json            source of the last join    memory/              what traine
 status.json          for `silo status`          cache/               payloads by digest
 disclosures.jsonl    what left this site        outgoing/            updates on their way
 day.json             bytes carried today        rounds.json          what the last tasks took
+evaluations.json     what global models are worth on this site's test images
+models/              models of studies that are over, while they arrive
+study_images.json    what the images of the current study are like
 ```
 
 Tests: tests/silo/cli/test_main.py.
@@ -85,6 +88,31 @@ class SiloHome:
     def rounds(self) -> Path:
         """What the last tasks took, for forecasts."""
         return self.folder / "rounds.json"
+
+    @property
+    def evaluations(self) -> Path:
+        """What global models are worth on this site's test images."""
+        return self.folder / "evaluations.json"
+
+    @property
+    def models(self) -> Path:
+        """Models of studies that are over, while `silo model` fetches them."""
+        return self.folder / "models"
+
+    @property
+    def evaluated_models(self) -> Path:
+        """The same while the agent fetches and evaluates them: apart, for both may do so at once."""
+        return self.models / "evaluated"
+
+    @property
+    def study_images(self) -> Path:
+        """What the images of the current study are like."""
+        return self.folder / "study_images.json"
+
+    @property
+    def stop_evaluation(self) -> Path:
+        """Is there while a task waits for an evaluation to end."""
+        return self.folder / "evaluation.stop"
 
     @property
     def threads(self) -> Path:

@@ -60,6 +60,9 @@ class Permit:
     """Model factories `package.module:name` that may be imported and run; none when the line is missing."""
     encodings: tuple[str, ...] = LOSSY_FORMS
     """Lossy forms in which an update may be sent; exact ones change nothing and are always permitted."""
+    site_evaluation: bool = False
+    """Whether the coordinator may be told what global models are worth on the test images of this site: of each class
+    how many there are, how many are classified right, and the area under the curve. They are shown here either way."""
 
     def __post_init__(self) -> None:
         for factory in self.factories:
@@ -77,7 +80,8 @@ class DataPolicy:
     """Labelled images that lie elsewhere: class folders, or an .npz with labels. `source` is then unlabelled, all of
     it. For studies with labels at silos; others drop all labels."""
     test: str = ""
-    """Labelled images that this silo's own model is measured on, where a study does so; never trained on."""
+    """Labelled images of the study's classes that the global model of each round is evaluated on, and in local-only
+    training this silo's own; never trained on."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong on
     this machine, then stop."""
@@ -239,6 +243,9 @@ metrics = {_list(_all_metrics())}
 factories = []
 # Lossy forms in which a study may want updates, to send fewer bytes. Updates in exact forms are always permitted.
 encodings = {_list(LOSSY_FORMS)}
+# Whether the coordinator may be told how well its models do on the test images of this site, as counts by class. `silo
+# status` shows that here either way.
+site_evaluation = {str(Permit().site_evaluation).lower()}
 
 [data]
 # Where the images are, unless `silo join --data` says otherwise: a folder, "file.npz", or a named set.
@@ -247,7 +254,7 @@ encodings = {_list(LOSSY_FORMS)}
 # With a label and without: put them into the folders labelled/CLASS and unlabelled, or name the labelled ones apart;
 # `source` is then unlabelled, all of it. A study with its labels at the coordinator drops all labels here.
 # labelled = "/scans-with-a-diagnosis"
-# Labelled images that this site's own model is measured on, where a study does so.
+# Labelled images of the study's classes that the global model is evaluated on, never trained on.
 # test = "/scans-for-testing"
 # A file that cannot be read: "stop", "skip" (and say so), or "report": read everything, list all that is wrong, stop.
 on_error = "stop"

@@ -1,7 +1,7 @@
 """Fed-SHVR at a silo: soft pseudo-labels once per round, then plain SGD on corrected gradients.
 
 Source: Wang et al., "Fed-SHVR", 2021, Algorithm 1; symbols and rules of the correction are in
-`semisilo.common.learning.normalised_averaging`, the objective is in `semisilo.common.learning.soft_labels`.
+`semisilo.common.learning.averaging.normalised`, the objective is in `semisilo.common.learning.soft_labels`.
 
 **The control variate.** With `correction_at = "silo"` the silo keeps c_k, the mean raw gradient of its last accepted
 round, and receives C. It is kept together with the difference that was sent, so that it counts only when the
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -31,16 +31,18 @@ from torch import Tensor, nn
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.averaging.normalised import correction, local_steps, mean_gradient, next_control
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.evaluation import logits_of
+from semisilo.common.learning.imbalance.labels import adjust_logits, class_shares, epoch_order
 from semisilo.common.learning.losses import first_argmax
-from semisilo.common.learning.normalised_averaging import correction, local_steps, mean_gradient, next_control
 from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.soft_labels import ObjectiveTerms, objective, ramp, soft_labels
 from semisilo.common.learning.training import check_finite, named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.common.numerics.passes import Descent, Term
+from semisilo.silo.objectives.labelling import alignment_of, balance_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.model import difference, load_received_statistics, task_model, trained_parameters
@@ -112,7 +114,7 @@ class FedSHVRTrainer:
         steps = local_steps(num_labelled, num_unlabelled, epochs=settings.local_epochs,
                             labelled_batch=settings.labelled_batch, unlabelled_batch=settings.unlabelled_batch)
         corrected = received_correction(task, memory, num_examples=num_examples, steps=steps)
-        v_MK, said = (None, {}) if unlabelled is None else _label(task, model, unlabelled)
+        v_MK, said = (None, {}) if unlabelled is None else _label(task, model, labelled, unlabelled)
         done = _descend(task, model, labelled, unlabelled, v_MK, corrected.d, steps=steps)
         metrics = {**said, "correction_lost": float(corrected.lost)}
         if done.steps == 0:
@@ -171,13 +173,14 @@ def control_to_keep(task: SiloTask, memory: FedSHVRMemory | None, corrected: Cor
 
 
 def _share(settings: FedSHVRSettings, steps: int) -> int:
-    """s_k of `semisilo.common.learning.normalised_averaging`."""
+    """s_k of `semisilo.common.learning.averaging.normalised`."""
     return steps if settings.variant == "fed_svr" else 1
 
 
 # Labels ---------------------------------------------------------------------------------------------------------------
 
-def _label(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Tensor, Mapping[str, float]]:
+def _label(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabelled: ImageSet
+           ) -> tuple[Tensor, Mapping[str, float]]:
     """Step 2.1: soft labels of all images, as they are, from the received model with the received statistics.
 
     All labels of a round are made with the alpha_0 of its first local epoch. Returns: v float32 (M, K) on the CPU, and
@@ -187,9 +190,11 @@ def _label(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Tens
     model.eval()
     alpha0, alpha1 = _alpha0(task, epoch_of_round=1), task.settings.alpha1
     report = PseudoLabelReport()
-    log_probs_MK = torch.log_softmax(logits_of(
-        model, unlabelled.images_NCHW, task.image,
-        progress=lambda share: task.report(_LABELLING_SHARE * share, "labelling")), dim=-1)
+    logits_MK = logits_of(model, unlabelled.images_NCHW, task.image,
+                          progress=lambda share: task.report(_LABELLING_SHARE * share, "labelling"))
+    if (alignment := alignment_of(task, labelled)) is not None:
+        logits_MK = alignment.whole(logits_MK)
+    log_probs_MK = torch.log_softmax(logits_MK, dim=-1)
     v_MK = soft_labels(log_probs_MK, alpha0=alpha0, alpha1=alpha1).cpu()
     report.add(first_argmax(log_probs_MK), torch.ones(len(v_MK), dtype=torch.bool), unlabelled.labels_N, soft_BK=v_MK)
     check_finite({"v": v_MK}, where=f"at this silo in round {task.round}, before it began")
@@ -236,7 +241,9 @@ def _descend(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabe
     descent = Descent(parameters)
     added = None if d is None else tensors.all_like(parameters, d)
     labels_N = None if labelled is None else labelled.labels_N
-    batches = zip(_batches(task, "labelled", labelled, labels_N, settings.labelled_batch, steps),
+    adjust = _adjustment(settings, labelled)
+    batches = zip(_batches(task, "labelled", labelled, labels_N, settings.labelled_batch, steps,
+                           balance_of(settings, labelled)),
                   _batches(task, "unlabelled", unlabelled, v_MK, settings.unlabelled_batch, steps), strict=True)
     means = {name: RunningMean() for name in ("loss", "labelled_loss", "unlabelled_loss", "r1", "r2")}
     taken = left_out = 0
@@ -244,7 +251,7 @@ def _descend(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabe
     with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
         for number, (xi, zeta) in enumerate(batches):
             alpha0 = _alpha0(task, epoch_of_round=number * settings.local_epochs // steps + 1)
-            passes = [_Pass(model, task, alpha0, labelled=xi)] if xi is not None else []
+            passes = [_Pass(model, task, alpha0, labelled=xi, adjust=adjust)] if xi is not None else []
             if zeta is not None and (alpha0 or settings.alpha2):  # terms of weight 0 cost nothing
                 passes.append(_Pass(model, task, alpha0, unlabelled=zeta))
             found = descent.gradients([Term(1.0, each.loss) for each in passes])
@@ -277,6 +284,8 @@ class _Pass:
     alpha0: float
     labelled: _Batch | None = None
     unlabelled: _Batch | None = None
+    adjust: Callable[[Tensor], Tensor] | None = None
+    """Logit adjustment of the labelled batch."""
     terms: ObjectiveTerms | None = None
     """Detached; None before the pass, and where batch-norm cannot use the batch."""
 
@@ -284,16 +293,29 @@ class _Pass:
         """Their weighted sum, a scalar (); None where batch-norm cannot use the batch."""
         settings: FedSHVRSettings = self.task.settings
         try:
-            xi, zeta = (None if batch is None else torch.log_softmax(
-                self.model(augment.to_input(batch.views_BCHW, self.task.image)), dim=-1)
-                for batch in (self.labelled, self.unlabelled))
+            xi, zeta = (None if batch is None else self._log_probs(batch, adjust)
+                        for batch, adjust in ((self.labelled, self.adjust), (self.unlabelled, None)))
         except OneValuePerChannel:
             return None
         found = objective(xi, None if self.labelled is None else self.labelled.target, zeta,
                           None if self.unlabelled is None else self.unlabelled.target,
-                          alpha0=self.alpha0, alpha1=settings.alpha1, alpha2=settings.alpha2)
+                          alpha0=self.alpha0, alpha1=settings.alpha1, alpha2=settings.alpha2,
+                          r2_reduction=settings.r2_reduction)
         self.terms = ObjectiveTerms(*(getattr(found, each.name).detach() for each in fields(found)))
         return found.total
+
+    def _log_probs(self, batch: _Batch, adjust: Callable[[Tensor], Tensor] | None) -> Tensor:
+        logits_BK = self.model(augment.to_input(batch.views_BCHW, self.task.image))
+        return torch.log_softmax(logits_BK if adjust is None else adjust(logits_BK), dim=-1)
+
+
+def _adjustment(settings: FedSHVRSettings, labelled: ImageSet | None) -> Callable[[Tensor], Tensor] | None:
+    """Logit adjustment by the silo's own class shares; None where it is off."""
+    if labelled is None or labelled.labels_N is None or not settings.logit_adjustment:
+        return None
+    labels_N = labelled.labels_N
+    return lambda logits_BK: adjust_logits(logits_BK, class_shares(labels_N, logits_BK.shape[-1]),
+                                           tau=settings.logit_adjustment)
 
 
 def _step(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], added: Mapping[str, Tensor] | None,
@@ -309,8 +331,8 @@ def _step(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor
         torch._foreach_add_(weights, steps, alpha=-lr)
 
 
-def _batches(task: SiloTask, kind: str, images: ImageSet | None, target: Tensor | None, batch_size: int, steps: int
-             ) -> Iterator[_Batch | None]:
+def _batches(task: SiloTask, kind: str, images: ImageSet | None, target: Tensor | None, batch_size: int, steps: int,
+             balance_N: Tensor | None = None) -> Iterator[_Batch | None]:
     """One batch for every step; None in every step where there are no images.
 
     The images are shuffled, gone through, shuffled again, and so on, without regard to the other set. Every batch has
@@ -323,7 +345,7 @@ def _batches(task: SiloTask, kind: str, images: ImageSet | None, target: Tensor 
                     for purpose in ("order", "views"))
     size = min(batch_size, len(images))
     passes = math.ceil(steps * size / len(images))
-    indices = torch.cat([torch.randperm(len(images), generator=order) for _ in range(passes)])[:steps * size]
+    indices = torch.cat([epoch_order(len(images), order, balance_N=balance_N) for _ in range(passes)])[:steps * size]
     for block in torch.split(indices, view_block_images(images.images_NCHW, size)):
         weak = augment.weak(images.images_NCHW[block].to(task.device), task.augmentation, views)
         for index, views_BCHW in zip(torch.split(block, size), torch.split(weak, size), strict=True):

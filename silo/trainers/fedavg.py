@@ -78,7 +78,7 @@ def train_received(task: SiloTask, data: SiloData, memory: FedAvgMemory | None, 
         load_received_statistics(task, model)
     else:
         batch_norm.load(model, own_statistics(task, model, data))
-    objective = make_objective(task, model, unlabelled, teacher=None if memory is None else memory.teacher)
+    objective = make_objective(task, model, labelled, unlabelled, teacher=None if memory is None else memory.teacher)
     optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov),
                                _momentum(settings, memory, received))
     term = None if penalty is None else penalty(tensors.all_like(optimiser.parameters, received))

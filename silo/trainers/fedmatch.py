@@ -34,6 +34,7 @@ from semisilo.common.learning.agreement import (
 )
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.decomposition import Decomposed, theta
+from semisilo.common.learning.imbalance.labels import adjusted_loss, epoch_order
 from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
@@ -41,6 +42,7 @@ from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.sparse_transfer import sparse_delta
 from semisilo.common.learning.training import check_finite, named_randomness, unloaded_model
 from semisilo.common.methods.contract import Meaning, SiloData, SiloTask, TensorGroup, Update
+from semisilo.silo.objectives.labelling import alignment_of, balance_of, threshold_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.model import load_received_statistics
@@ -182,6 +184,13 @@ class _Work:
         self.network = Decomposed(model, sigma, psi, sgd=sgd_settings(self._settings, self._settings.round_lr))
         # Frozen for the whole task, with the received global sigma [P v3, C], not the one under training.
         self._helpers = [tensors.all_like(self.network.psi, theta(sigma, helper)) for helper in helpers]
+        # The silo's own answers and each helper's are aligned by means of their own.
+        self._alignments = [alignment_of(task, labelled) for _ in range(1 + len(helpers))]
+        self._threshold = threshold_of(task, self._settings.confidence_threshold, labelled,
+                                       logits_of_views=self._answers)
+        self._balance_N = balance_of(self._settings, labelled)
+        self._loss_of = cross_entropy if labelled is None or labelled.labels_N is None else adjusted_loss(
+            labelled.labels_N, self._settings.logit_adjustment)
         self._report = PseudoLabelReport()
         self._views, self._labelled_views, self._order, self._labelled_order = (
             torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
@@ -189,6 +198,12 @@ class _Work:
         self._means: dict[str, RunningMean] = {}
         self.steps = self._skipped = self._num_kept = 0
         self.kept_any = False
+
+    def _answers(self, views_BCHW: Tensor) -> Tensor:
+        """Logits of uint8 images from the weights as they are, with the received statistics."""
+        self.network.model.eval()
+        with torch.no_grad():
+            return self.network.forward(augment.to_input(views_BCHW, self._task.image), self.network.weights())
 
     def run(self) -> None:
         """`local_epochs` epochs."""
@@ -198,7 +213,7 @@ class _Work:
         plan = epoch_plan(settings, num_labelled, num_unlabelled)
         with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
             for epoch in range(settings.local_epochs):
-                with_labels = _cycle(num_labelled, settings.labelled_batch, self._labelled_order)
+                with_labels = _cycle(num_labelled, settings.labelled_batch, self._labelled_order, self._balance_N)
                 without = iter(()) if not num_unlabelled else iter(torch.split(
                     torch.randperm(num_unlabelled, generator=self._order), plan.unlabelled_batch))
                 for number, (chosen_B, index_B) in enumerate(islice(_paired(with_labels, without), plan.steps)):
@@ -230,7 +245,8 @@ class _Work:
         self.network.model.train()
         try:
             loss = self.network.sigma_step(augment.to_input(images_BCHW, task.image),
-                                           labelled.labels_N[chosen_B].to(task.device), self._settings.lambda_s)
+                                           labelled.labels_N[chosen_B].to(task.device), self._settings.lambda_s,
+                                           loss_of=self._loss_of)
         except OneValuePerChannel:
             self._skipped += 1
             return False
@@ -262,10 +278,13 @@ class _Work:
                                lambda_l1=0.0 if proximal else settings.lambda_l1).loss
         network.model.train()
         try:
-            if bool(keep_B.any()):
-                self.kept_any = True
-                loss = loss + self._kept_loss(weights, inputs_BCHW[keep_B], strong_BCHW[keep_B],
-                                              votes.pseudo_label_B[keep_B], [prob[keep_B] for prob in helper_probs])
+            kept, everywhere = bool(keep_B.any()), settings.icc_images == "all"
+            self.kept_any = self.kept_any or kept
+            if kept or everywhere:
+                near_B = torch.ones_like(keep_B) if everywhere else keep_B
+                loss = loss + self._images_loss(
+                    weights, inputs_BCHW[near_B], [prob[near_B] for prob in helper_probs],
+                    strong_BCHW=strong_BCHW[keep_B], label_B=votes.pseudo_label_B[keep_B])
         except OneValuePerChannel:
             self._skipped += 1
             return False
@@ -278,24 +297,33 @@ class _Work:
     def _vote(self, inputs_BCHW: Tensor, weights: Mapping[str, Tensor]) -> tuple[AgreementVotes, list[Tensor]]:
         """The vote of local model and helpers, and the helpers' probabilities.
 
+        With distribution alignment the vote is among aligned answers; the probabilities are those as they come.
+
         A helper is another silo's model and so not to be trusted: one whose answer is not finite (huge weights are
         enough) is left out of the batch, for it would make this silo's own weights not finite.
         """
         self.network.model.eval()
         with torch.no_grad():
-            prob_BK, *all_probs = (torch.softmax(self.network.forward(inputs_BCHW, each), dim=-1)
-                                   for each in (weights, *self._helpers))
-        helper_probs = [each_BK for each_BK in all_probs if bool(torch.isfinite(each_BK).all())]
-        votes = agreement_votes(prob_BK, helper_probs, self._settings.confidence_threshold,
-                                tie_break=self._settings.tie_break)
-        return votes, helper_probs
+            all_logits = [self.network.forward(inputs_BCHW, each) for each in (weights, *self._helpers)]
+        sound = [True, *(bool(torch.isfinite(torch.softmax(each_BK, dim=-1)).all()) for each_BK in all_logits[1:])]
+        pairs = zip(all_logits, self._alignments, strict=True)
+        usable = [pair for pair, is_sound in zip(pairs, sound, strict=True) if is_sound]
+        voting = [torch.softmax(logits_BK if alignment is None else alignment.batch(logits_BK), dim=-1)
+                  for logits_BK, alignment in usable]
+        votes = agreement_votes(voting[0], voting[1:], self._threshold, tie_break=self._settings.tie_break)
+        return votes, [torch.softmax(logits_BK, dim=-1) for logits_BK, _ in usable[1:]]
 
-    def _kept_loss(self, weights: Mapping[str, Tensor], inputs_BCHW: Tensor, strong_BCHW: Tensor, label_B: Tensor,
-                   helper_probs: list[Tensor]) -> Tensor:
-        """lambda_a * CE + lambda_i * ICC over the kept images; a term of weight 0 costs nothing."""
+    def _images_loss(self, weights: Mapping[str, Tensor], inputs_BCHW: Tensor, helper_probs: list[Tensor], *,
+                     strong_BCHW: Tensor, label_B: Tensor) -> Tensor:
+        """lambda_a * CE + lambda_i * ICC; a term of weight 0, or without images or helpers, costs nothing.
+
+        Args:
+            inputs_BCHW, helper_probs: of the images of the inter-client term, and what the helpers say of them.
+            strong_BCHW, label_B: of the kept images, perhaps none.
+        """
         settings, network = self._settings, self.network
         loss = torch.zeros((), device=label_B.device)
-        if settings.lambda_a:
+        if settings.lambda_a and len(label_B):
             logits_BK = network.forward(augment.to_input(strong_BCHW, self._task.image), weights)
             agreement = cross_entropy(logits_BK, label_B)
             loss = loss + settings.lambda_a * agreement
@@ -311,10 +339,10 @@ class _Work:
         self._means.setdefault(name, RunningMean()).add(loss)
 
 
-def _cycle(count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _cycle(count: int, batch: int, generator: torch.Generator, balance_N: Tensor | None) -> Iterator[Tensor]:
     """Indices of batches without end, in a new order on every pass; nothing of nothing."""
     while count:
-        yield from torch.split(torch.randperm(count, generator=generator), batch)
+        yield from torch.split(epoch_order(count, generator, balance_N=balance_N), batch)
 
 
 def _paired(first: Iterator[Tensor], second: Iterator[Tensor]) -> Iterator[tuple[Tensor | None, Tensor | None]]:

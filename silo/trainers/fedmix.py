@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning.imbalance.pseudo_labels import Alignment
 from semisilo.common.learning.losses import PseudoLabels
 from semisilo.common.learning.mixing import fedmix_client_loss, fedmix_pseudo
 from semisilo.common.learning.seeds import torch_generator
@@ -24,6 +25,7 @@ from semisilo.common.learning.sparse_transfer import threshold
 from semisilo.common.learning.tensors import all_like
 from semisilo.common.learning.training import named_randomness, view_block_images
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.silo.objectives.labelling import alignment_of, threshold_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.trainers.batch_norm_phase import outside_training
 from semisilo.silo.trainers.parts.model import difference, load_received_statistics, task_model, trained_parameters
@@ -65,16 +67,22 @@ class FedMixTrainer:
                       metrics={**labels.metrics(), **sums.metrics()}), None
 
 
-def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor) -> PseudoLabels:
-    """Labels a batch with the model as it is now, in evaluation mode: with the statistics that were received."""
+def _label(task: SiloTask, model: nn.Module, views_ABCHW: Tensor, alignment: Alignment | None,
+           threshold: float | Tensor) -> PseudoLabels:
+    """Labels a batch with the model as it is now, in evaluation mode: with the statistics that were received.
+
+    Distribution alignment shifts all views alike, by the running mean over views and images.
+    """
     num_views, batch = views_ABCHW.shape[:2]
     was_training = model.training
     model.eval()
     with torch.no_grad():
         logits_K = model(augment.to_input(views_ABCHW.flatten(0, 1), task.image))
     model.train(was_training)
+    if alignment is not None:
+        logits_K = alignment.batch(logits_K)
     prob_views_ABK = torch.softmax(logits_K, dim=-1).reshape(num_views, batch, -1)
-    return fedmix_pseudo(prob_views_ABK, task.settings.confidence_threshold, rule=task.settings.label_rule)
+    return fedmix_pseudo(prob_views_ABK, threshold, rule=task.settings.label_rule)
 
 
 def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[StepSums, PseudoLabelReport]:
@@ -84,6 +92,7 @@ def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Step
     psi: dict[str, Tensor] = dict(optimiser.parameters)
     sigma = all_like(psi, task.groups["sigma"].tensors)
     truth_N = unlabelled.labels_N
+    alignment, confidence = alignment_of(task, None), threshold_of(task, settings.confidence_threshold, None)
     total, done = settings.local_epochs * len(unlabelled), 0
     sums, report = StepSums(), PseudoLabelReport()
     model.train()
@@ -91,7 +100,7 @@ def _train(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[Step
         for batch in _batches(task, unlabelled.images_NCHW):
             if batch.starts_epoch:
                 report = PseudoLabelReport()
-            labels = _label(task, model, batch.views_ABCHW)
+            labels = _label(task, model, batch.views_ABCHW, alignment, confidence)
             report.add(labels.hard_label_B, labels.keep_B, None if truth_N is None else truth_N[batch.index_B])
             done += len(batch.index_B)
             learnt = settings.lambda_1 > 0 and bool(labels.keep_B.any())

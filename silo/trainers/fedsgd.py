@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.batch_norm import OneValuePerChannel
+from semisilo.common.learning.imbalance.labels import epoch_order
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import check_finite, named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup, Update
 from semisilo.common.methods.fedsgd import FedSGDSettings
 from semisilo.common.numerics.passes import Descent
 from semisilo.silo.objectives import Objective, Step, StepTerms, make_objective, usable_data
+from semisilo.silo.objectives.labelling import balance_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.objectives.views import View, view_of
 from semisilo.silo.trainers.batch_norm_phase import outside_training
@@ -50,7 +52,7 @@ class FedSGDTrainer:
             return Update(abstention=missing), None
         size = sum(len(each) for each in (data.labelled, data.unlabelled) if each is not None)
         model = task_model(task, task.groups["model"].tensors)
-        objective = make_objective(task, model, unlabelled)
+        objective = make_objective(task, model, labelled, unlabelled)
         now = _step(task, objective, labelled, unlabelled)
         truth_N = None if unlabelled is None else unlabelled.labels_N
         try:
@@ -94,17 +96,19 @@ def _step(task: SiloTask, objective: Objective, labelled: ImageSet | None, unlab
     without the one draws the other as it would with it."""
     settings: FedSGDSettings = task.settings
 
-    def drawn(kind: str, images: ImageSet, batch: int, views: tuple[View, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def drawn(kind: str, images: ImageSet, batch: int, views: tuple[View, ...],
+              balance_N: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         order, draws = (torch_generator(task.seed, f"{kind}_{what}", round=task.round, silo=task.silo)
                         for what in ("order", "views"))
-        index_B = torch.randperm(len(images), generator=order)[:batch]
+        index_B = epoch_order(len(images), order, balance_N=balance_N)[:batch]
         images_BCHW = images.images_NCHW[index_B].to(task.device)
         return index_B, tuple(view_of(view, images_BCHW, task.augmentation, draws) for view in views)
 
     labelled_BCHW = labels_B = None
     if labelled is not None and labelled.labels_N is not None:
         weak: View = "original" if settings.weak_view == "none" else "weak"
-        index_B, (labelled_BCHW,) = drawn("labelled", labelled, settings.labelled_batch, (weak,))
+        index_B, (labelled_BCHW,) = drawn("labelled", labelled, settings.labelled_batch, (weak,),
+                                          balance_of(settings, labelled))
         labels_B = labelled.labels_N[index_B].to(task.device)
     index_B = torch.empty(0, dtype=torch.int64)
     views: tuple[Tensor, ...] = ()

@@ -60,7 +60,8 @@ class LocalTrainer:
         before = None if memory is None or that_fits(memory.model, initial, "training") is None else memory
         model = task_model(task, initial if before is None else before.model)
         batch_norm.load(model, own_statistics(task, model, data))
-        objective = make_objective(task, model, unlabelled, teacher=None if before is None else before.teacher)
+        objective = make_objective(task, model, labelled, unlabelled,
+                                   teacher=None if before is None else before.teacher)
         sgd = sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov)
         optimiser = make_optimiser(model, sgd, None if before is None else before.momentum)
         found = train_locally(task, model, optimiser, objective, labelled, unlabelled)

@@ -5,7 +5,7 @@ difference. The task says which round of this silo is in c; a silo that does not
 correction and says so (metric correction_lost).
 
 Source: SCAFFOLD, Karimireddy et al. (ICML 2020), Algorithm 1 with option II; symbols are those of
-`semisilo.common.learning.normalised_averaging`.
+`semisilo.common.learning.averaging.normalised`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning import tensors
-from semisilo.common.learning.normalised_averaging import correction, mean_gradient, next_control
+from semisilo.common.learning.averaging.normalised import correction, mean_gradient, next_control
 from semisilo.common.methods.contract import SiloData, SiloTask, Update
 from semisilo.common.methods.scaffold import ScaffoldSettings
 from semisilo.silo.objectives.training import Penalty

@@ -121,10 +121,10 @@ class ArithmeticCompute:
         self.slices_left -= 1
         if self.slices_left > 0:
             return BaselineFound(done=False, result=None, progress=BaselineProgress(
-                epochs=3, planned=request.epochs, fraction=0.25, seconds_left=60.0 * self.slices_left))
+                epochs=3, planned=request.epochs or 400, fraction=0.25, seconds_left=60.0 * self.slices_left))
         return BaselineFound(done=True, result=LabelledOnlyResult(
-            metrics={"accuracy": 0.5}, epochs=request.epochs, asked=request.epochs, lr=0.1, batch_size=10, steps=1,
-            num_labelled=self.num_labelled, history=()))
+            metrics={"accuracy": 0.5}, epochs=request.epochs or 400, asked=request.epochs or 400, lr=0.1, batch_size=10,
+            steps=1, num_labelled=self.num_labelled, history=()))
 
     def _prepare(self, request: Prepare) -> Prepared:
         return Prepared(state=self._write("initial"), metrics={"accuracy": 0.5})
@@ -136,7 +136,8 @@ class ArithmeticCompute:
         text = f"model of {self._read(request.state)}".encode()
         return WrittenTasks(
             tasks={silo: WrittenTask(settings={"round_lr": 0.1},
-                                     payloads=(self._payload(text, request.held.get(silo, ())),))
+                                     payloads=(self._payload(text, request.held.get(silo, ())),),
+                                     brings_model=request.phase.name == "train")
                    for silo in request.silos},
             expects={"model": GroupLayout(Meaning.DIFFERENCE, BASE, LAYOUT)})
 
@@ -189,7 +190,7 @@ class ArithmeticCompute:
 class NoAccounts:
     """An accountant that writes nothing."""
 
-    def settle(self, *, study: str, round: int, phase: str) -> None:
+    async def settle(self, *, study: str, round: int, phase: str) -> None:
         pass
 
 

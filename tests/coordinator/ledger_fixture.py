@@ -30,6 +30,8 @@ SILOS = ("clinic-north", "hospital-a", "hospital-b")
 NUM_PARAMETERS = 23_258
 DENSE_BYTES = 4 * NUM_PARAMETERS
 LABELLED_ONLY = 0.7521
+UNEVEN_ALONE = {"balanced_accuracy": 0.6173, "auroc": 0.8812, "recall/9": 0.7}
+"""Of labels alone, beside `LABELLED_ONLY`."""
 PHASE = "train"
 PAYLOAD_UP = DENSE_BYTES + 700
 PAYLOAD_DOWN = DENSE_BYTES + 500
@@ -63,6 +65,12 @@ def accuracy_after(number: int) -> float:
     return round(0.94 - 0.2 * math.exp(-number / 4), 4)
 
 
+def uneven_after(number: int) -> dict[str, float]:
+    """What else a round of imbalanced images measures: a tenth below the accuracy, and falling in the last class."""
+    return {"balanced_accuracy": round(accuracy_after(number) - 0.1, 4), "auroc": round(0.9 + 0.001 * number, 4),
+            "recall/9": round(0.8 - 0.01 * number, 4)}
+
+
 def digest(text: str) -> str:
     """A digest-like name."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -88,7 +96,7 @@ def open_federation_with_silos(folder: Path, *, silos: tuple[str, ...] = SILOS, 
 
 def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int | None = None, test: bool = True,
                silos: tuple[str, ...] = SILOS, collecting: bool = False, complete: bool = True,
-               estimated: bool = False, labels_at_silo: bool = False) -> Filled:
+               estimated: bool = False, labels_at_silo: bool = False, measure: str = "") -> Filled:
     """A study with `done` committed rounds. In round 3 the last silo abstains, in round 5 the first is late, in round 6
     the second refuses.
 
@@ -97,6 +105,7 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
         collecting: opens one more round, in which the first silo has answered and the others work.
         complete: ends the study after its last round.
         labels_at_silo: 50 images of each silo have a label, and the coordinator has none.
+        measure: the study's, where it is not the accuracy; rounds then have the numbers of `uneven_after` as well.
     """
     filled = open_federation_with_silos(folder, silos=silos, labelled=50 if labels_at_silo else 0)
     done = rounds if done is None else done
@@ -105,7 +114,7 @@ def fill_study(folder: Path, *, name: str = "first", rounds: int = 12, done: int
     with mock.patch.object(ledger_module, "time", fake), mock.patch.object(ledger_file_module, "time", fake), \
             filled.ledger.transaction():
         _fill(filled.ledger, name, rounds, done, test=test, silos=silos, collecting=collecting, complete=complete,
-              estimated=estimated, clock=clock, labels_at_silo=labels_at_silo)
+              estimated=estimated, clock=clock, labels_at_silo=labels_at_silo, measure=measure)
     return filled
 
 
@@ -126,16 +135,18 @@ class _Clock:
 
 
 def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silos: tuple[str, ...], collecting: bool,
-          complete: bool, estimated: bool, clock: _Clock, labels_at_silo: bool) -> None:
+          complete: bool, estimated: bool, clock: _Clock, labels_at_silo: bool, measure: str) -> None:
     ledger.queue_study(name, study_config(rounds=rounds, test=test))
     ledger.set_study_state(name, StudyState.PREPARING)
     ledger.set_study_facts(
         name, frozen=FrozenStudy(
             classes=tuple(str(label) for label in range(10)),
             image=ImageForm(size=8, channels=1, mean=(0.3,), std=(0.38,)), num_labelled=0 if labels_at_silo else 30,
-            num_validation=0, num_test=355 if test else 0, num_parameters=NUM_PARAMETERS, dense_bytes=DENSE_BYTES),
+            num_validation=0, num_test=355 if test else 0, num_parameters=NUM_PARAMETERS, dense_bytes=DENSE_BYTES,
+            measure=measure, test_images=(36,) * 5 + (35,) * 5 if test else ()),
         numerics=NumericsRecord(device="cpu", torch="2.9.0", cpu_capability="AVX2", threads=1, deterministic=True),
-        baseline=None if labels_at_silo or not test else labelled_only(LABELLED_ONLY, loss=0.9))
+        baseline=None if labels_at_silo or not test else
+        labelled_only(LABELLED_ONLY, loss=0.9, **(UNEVEN_ALONE if measure else {})))
     ledger.open_round(name, 0, start_digest="", sample=(), phases=())
     metrics = {"accuracy": accuracy_after(0), "loss": 0.9} if test else {}
     clock.unix += PREPARATION_SECONDS
@@ -156,7 +167,8 @@ def _fill(ledger: Ledger, name: str, rounds: int, done: int, *, test: bool, silo
         ledger.close_phase(ledger.phase(name, number, 0))
         ledger.folded(name, number, dict.fromkeys(silos))
         ledger.set_round_state(name, number, RoundState.EVALUATING, state_digest=digest(str(number)))
-        ledger.commit_round(name, number, metrics={"accuracy": accuracy_after(number)} if test else {})
+        ledger.commit_round(name, number, metrics={
+            "accuracy": accuracy_after(number), **(uneven_after(number) if measure else {})} if test else {})
     if collecting:
         open_collecting_round(ledger, name, done + 1, silos)
         answer(ledger, name, done + 1, silos[0], TaskState.UPDATED, ratio=0.9, estimated=estimated)

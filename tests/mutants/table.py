@@ -18,7 +18,7 @@ _CONSISTENCY = "tests/common/learning/test_consistency.py"
 _AGREEMENT = "tests/common/learning/test_agreement.py"
 _SOFT_LABELS = "tests/common/learning/test_soft_labels.py"
 _WEIGHTS = "tests/coordinator/strategies/parts/test_weights.py"
-_NORMALISED = "tests/common/learning/test_normalised_averaging.py"
+_NORMALISED = "tests/common/learning/averaging/test_normalised.py"
 _POSITIONS = "tests/common/payload/codec/test_positions.py"
 _LOSSY = "tests/common/payload/codec/test_lossy.py"
 _POLICY = "tests/silo/site/test_policy.py"
@@ -34,7 +34,24 @@ _METER = "tests/common/rpc/test_meter.py"
 _BUDGET = "tests/silo/agent/test_daily_budget.py"
 _STORE = "tests/common/storage/test_store.py"
 _CHUNKS = "tests/common/rpc/test_chunks.py"
+_LABELS = "tests/common/learning/imbalance/test_labels.py"
+_PSEUDO_LABELS = "tests/common/learning/imbalance/test_pseudo_labels.py"
+_PREVALENCE = "tests/common/learning/imbalance/test_prevalence.py"
+_POINT = "tests/coordinator/export/test_operating_point.py"
+_HINTS = "tests/coordinator/strategies/parts/test_labelled_hints.py"
+_ROUND_CHOICE = "tests/common/measures/test_round_choice.py"
+_MODEL_CHOICE = "tests/coordinator/studies/test_model_choice.py"
+_CALIBRATION = "tests/common/measures/test_calibration.py"
+_INTERVALS = "tests/common/measures/test_intervals.py"
+_HELD_OUT = "tests/coordinator/studies/test_held_out.py"
+_SELF_TRAINING = "tests/silo/trainers/test_self_training.py"
+_AVERAGED = "tests/common/learning/test_averaged_training.py"
+_SEARCH = "tests/coordinator/compute/test_recipe_search.py"
 _TENSORS = "tests/common/learning/test_tensors.py"
+_EVALUATOR = "tests/silo/agent/test_site_evaluation.py"
+_LIKENESS = "tests/common/data/preview/test_likeness.py"
+_SHARED = "tests/coordinator/rounds/test_shared_model.py"
+_TASK_SERVICE = "tests/coordinator/rounds/test_task_service.py"
 
 
 def _mutants(area: str, *rows: tuple[str, str, str, str, str]) -> tuple[Mutant, ...]:
@@ -62,15 +79,19 @@ _VIEWS = _mutants(
      f"{_OBJECTIVES}::test_the_mean_teacher_follows_the_student_after_every_step"),
     ("weak-and-strong-are-swapped", "silo/objectives/views.py", 'augment.weak if view == "weak" else augment.strong',
      'augment.strong if view == "weak" else augment.weak', "tests/silo/objectives/test_views.py"),
-    ("semifl-fix-loss-of-the-weak-view", "silo/trainers/semifl.py", "augment.to_input(batch.strong_BCHW, task.image)",
+    ("semifl-fix-loss-of-the-weak-view", "silo/trainers/parts/fix_and_mix.py",
+     "augment.to_input(batch.strong_BCHW, task.image)",
      "augment.to_input(batch.weak_BCHW, task.image)", f"{_SEMIFL}::test_training_is_the_specified_sequence_of_steps"),
-    ("semifl-labels-without-a-weak-view", "silo/trainers/semifl.py",
+    ("semifl-labels-without-a-weak-view", "silo/trainers/parts/fix_and_mix.py",
      "augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)", "images_NCHW[cut].to(task.device)",
      f"{_SEMIFL}::test_training_is_the_specified_sequence_of_steps"),
     ("semifl-per-batch-trains-the-weak-view", "silo/trainers/semifl.py", "strong_BCHW[labels.keep_B]",
      "weak_BCHW[labels.keep_B]", f"{_SEMIFL}::test_labels_per_batch_are_those_of_the_model_under_training"),
-    ("fedmatch-trains-the-weak-view", "silo/trainers/fedmatch.py", "inputs_BCHW[keep_B], strong_BCHW[keep_B]",
-     "inputs_BCHW[keep_B], plain_BCHW[keep_B]", f"{_FEDMATCH}::test_training_is_the_specified_sequence_of_steps"),
+    ("fedmatch-trains-the-weak-view", "silo/trainers/fedmatch.py", "strong_BCHW=strong_BCHW[keep_B]",
+     "strong_BCHW=plain_BCHW[keep_B]", f"{_FEDMATCH}::test_training_is_the_specified_sequence_of_steps"),
+    ("fedmatch-consistency-of-all-is-of-the-kept", "silo/trainers/fedmatch.py",
+     "torch.ones_like(keep_B) if everywhere else keep_B", "keep_B",
+     f"{_FEDMATCH}::test_training_is_the_specified_sequence_of_steps"),
     ("strong-view-without-the-weak-geometry", "common/data/augmentation/augment.py",
      "else weak(images_BCHW, settings, generator)", "else images_BCHW.clone()",
      "tests/common/data/augmentation/test_augment.py::"
@@ -79,12 +100,13 @@ _VIEWS = _mutants(
 
 _THRESHOLDS = _mutants(
     "thresholds",
-    ("confidence-must-exceed-the-threshold", "common/learning/losses.py", "max_prob_B >= confidence_threshold)",
-     "max_prob_B > confidence_threshold)", _LOSSES),
+    ("confidence-must-exceed-the-threshold", "common/learning/losses.py",
+     "return confidence_B >= confidence_threshold\n", "return confidence_B > confidence_threshold\n", _LOSSES),
     ("ties-go-to-the-highest-class", "common/learning/losses.py", "torch.where(is_max_BK, index_K, last).amin(dim=-1)",
      "torch.where(is_max_BK, index_K, -1).amax(dim=-1)", _LOSSES),
     ("fedmatch-keeps-above-the-threshold-only", "common/learning/agreement.py",
-     "local_prob_BK.amax(dim=-1) >= confidence_threshold", "local_prob_BK.amax(dim=-1) > confidence_threshold",
+     "reaches(local_prob_BK.amax(dim=-1), local_B, confidence_threshold)",
+     "local_prob_BK.amax(dim=-1) > confidence_threshold",
      _AGREEMENT),
     ("annealing-keeps-what-is-known", "common/learning/consistency.py", "torch.exp(-values_B.detach()) <= threshold",
      "torch.exp(-values_B.detach()) >= threshold", _CONSISTENCY),
@@ -112,7 +134,7 @@ _LOSS = _mutants(
     ("gradients-of-passes-in-another-order", "common/numerics/passes.py", "for _, gradients in reversed(found)",
      "for _, gradients in found", f"{_PASSES}::test_side_by_side_gives_the_bits_of_one_backward_pass"),
     ("passes-beside-each-other-share-random-numbers", "common/numerics/passes.py",
-     "self._draws = not torch.equal(state, torch.get_rng_state())", "self._draws = False",
+     "if not torch.equal(before, torch.get_rng_state()):", "if False:",
      f"{_PASSES}::test_a_network_that_draws_random_numbers_is_gone_through_in_turn"),
     ("lanes-lose-the-gradient-mode", "common/numerics/side_by_side.py", "with torch.set_grad_enabled(enabled):",
      "with torch.set_grad_enabled(True):", "tests/common/numerics/test_side_by_side.py"),
@@ -140,6 +162,8 @@ _LOSS = _mutants(
      "(sigma[name] - psi[name]).abs().sum()", _AGREEMENT),
     ("soft-labels-exponent-upside-down", "common/learning/soft_labels.py", "exponent = min(alpha0 / alpha1,",
      "exponent = min(alpha1 / alpha0,", _SOFT_LABELS),
+    ("penalty-is-never-a-sum", "common/learning/soft_labels.py",
+     "return len(log_probs_BK) * mean if reduction == \"sum\" else mean", "return mean", _SOFT_LABELS),
     ("ramp-rises-too-early", "common/learning/soft_labels.py", "math.exp(-5.0 * (1.0 - x) ** 2)",
      "math.exp(-5.0 * (1.0 - x))", _SOFT_LABELS),
     ("clipping-scales-up", "common/learning/sgd.py",
@@ -155,6 +179,10 @@ _AVERAGING = _mutants(
     ("weights-by-size-count-images-that-are-not-there", "coordinator/strategies/parts/weights.py",
      "float(max(count, 0))",
      "float(max(count, 1))", _WEIGHTS),
+    ("fedmatch-hands-out-a-mean-that-is-not-tuned", "coordinator/strategies/fedmatch/strategy.py",
+     "if settings.coordinator_epochs:", "if settings.coordinator_epochs and round < environment.rounds:",
+     "tests/coordinator/strategies/fedmatch/test_strategy.py::"
+     "test_a_round_has_the_same_model_whether_it_is_the_last_or_not"),
     ("weights-do-not-sum-to-one", "coordinator/strategies/parts/weights.py",
      "[score / total for score in scores] if total > 0",
      "[score / max(total, 1.0) for score in scores] if total > 0", _WEIGHTS),
@@ -167,13 +195,13 @@ _AVERAGING = _mutants(
     ("reliability-mean-is-not-divided", "coordinator/strategies/parts/weighted_mean.py",
      "1.0 / (self.weight or self.count)",
      "1.0 / self.count", "tests/coordinator/strategies/parts/test_weighted_mean.py"),
-    ("normalised-factors-forget-the-steps", "common/learning/normalised_averaging.py", "(together / (total * count))",
+    ("normalised-factors-forget-the-steps", "common/learning/averaging/normalised.py", "(together / (total * count))",
      "(together / (total * sum(steps) * len(steps)))", _NORMALISED),
-    ("mean-gradient-has-the-wrong-sign", "common/learning/normalised_averaging.py", "tensor.double() / -(lr * steps)",
+    ("mean-gradient-has-the-wrong-sign", "common/learning/averaging/normalised.py", "tensor.double() / -(lr * steps)",
      "tensor.double() / (lr * steps)", _NORMALISED),
-    ("correction-turned-round", "common/learning/normalised_averaging.py",
+    ("correction-turned-round", "common/learning/averaging/normalised.py",
      "mean / share - control[name].to(mean.dtype)", "control[name].to(mean.dtype) - mean / share", _NORMALISED),
-    ("control-sum-forgets-the-mean", "common/learning/normalised_averaging.py",
+    ("control-sum-forgets-the-mean", "common/learning/averaging/normalised.py",
      "tensor - mean_control[name].to(torch.float64) for name, tensor in grown.items()",
      "tensor for name, tensor in grown.items()", _NORMALISED),
 )
@@ -355,8 +383,8 @@ _METERS = _mutants(
      "tests/coordinator/rounds/test_task_service.py::"
      "test_the_encodings_of_a_resumed_download_are_those_of_the_bytes_that_were_sent"),
     ("a-resumed-download-is-told-from-byte-0", "coordinator/rpc/round_service.py",
-     "digest, sent, offset=request.offset)",
-     "digest, sent)",
+     "digest, count, offset=request.offset)",
+     "digest, count)",
      "tests/coordinator/rpc/test_round_service.py::test_a_download_that_goes_on_counts_the_encodings_of_the_rest_only"),
 )
 
@@ -431,6 +459,110 @@ _CERTIFICATES = _mutants(
      "if not its_federation:", f"{_ENROLLMENT}::test_a_caller_without_a_certificate_of_this_federation_is_refused"),
 )
 
+_CHOICE = _mutants(
+    "choice",
+    ("labels-alone-win-a-tie", "coordinator/ledger/progress.py",
+     'alone > chosen.metrics.get("selection_score", float("inf"))',
+     'alone >= chosen.metrics.get("selection_score", float("inf"))',
+     f"{_MODEL_CHOICE}::test_labels_alone_are_handed_over_only_where_they_score_higher"),
+    ("classes-are-taken-for-one-anothers-images", "common/measures/intervals.py",
+     "math.hypot(*(value - of_it.low for value, of_it in estimates)) / count",
+     "math.hypot(*(value - of_it.low for value, of_it in estimates)) / math.sqrt(count)",
+     f"{_INTERVALS}::test_of_symmetric_intervals_the_mean_has_the_variance_of_a_mean_and_the_difference_that_of_a"
+     "_difference"),
+    ("a-difference-takes-the-wrong-ends", "common/measures/intervals.py",
+     "math.hypot(first - of_first.low, of_second.high - second)",
+     "math.hypot(of_first.high - first, second - of_second.low)",
+     f"{_INTERVALS}::test_the_published_example_of_newcombes_interval_comes_out"),
+    ("areas-of-the-same-images-are-independent", "common/measures/gain.py",
+     'if measure.kind == "balanced_accuracy" else', "if True else",
+     "tests/common/measures/test_gain.py::test_of_an_auroc_it_holds_the_true_area_as_often_as_it_says"),
+    ("a-difference-within-its-interval-is-claimed", "common/measures/gain.py",
+     "not self.interval.low <= 0 <= self.interval.high", "True",
+     f"{_MODEL_CHOICE}::test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval"),
+    ("the-highest-score-is-chosen", "common/measures/round_choice.py", "each.score >= best.score - best.error",
+     "each.score >= best.score", f"{_ROUND_CHOICE}::test_the_latest_round_within_one_error_of_the_best_is_chosen"),
+    ("a-rounds-own-error-counts", "common/measures/round_choice.py", "each.score >= best.score - best.error",
+     "each.score >= best.score - each.error", f"{_ROUND_CHOICE}::test_it_is_the_error_of_the_best_that_counts"),
+    ("an-equal-score-is-a-gain", "common/measures/round_choice.py", "key=lambda each: (each.score, -each.number)",
+     "key=lambda each: (each.score, each.number)",
+     f"{_ROUND_CHOICE}::test_patience_counts_from_the_earliest_of_the_best"),
+    ("test-images-choose", "coordinator/compute/evaluation.py",
+     "metrics |= selection_of(on_validation, classes, measure)",
+     "metrics |= selection_of(evaluate(model, test or validation, form=environment.image), classes, measure)",
+     "tests/coordinator/compute/test_operations.py::test_a_validation_set_is_measured_beside_the_test_set"),
+    ("ties-do-not-count-half", "common/measures/calibration.py", "doubled_G = 2 * ends_G - sizes_G + 1",
+     "doubled_G = 2 * ends_G",
+     f"{_CALIBRATION}::test_the_area_under_the_curve_is_the_share_of_pairs_in_order_with_ties_too"),
+    ("imbalance-is-ignored", "common/measures/study_measure.py",
+     "if not any(images_K) or max(images_K) <= IMBALANCED * min(images_K):", "if True:",
+     "tests/common/measures/test_study_measure.py"),
+    ("an-image-twice-is-held-out", "coordinator/studies/held_out.py", "candidates[once_N[candidates]]", "candidates",
+     f"{_HELD_OUT}::test_an_image_that_stands_twice_is_not_held_out"),
+    ("the-last-of-a-class-is-held-out", "coordinator/studies/held_out.py", "len(members) - 1)", "len(members))",
+     f"{_HELD_OUT}::test_the_share_of_every_class_is_drawn_one_at_least_and_never_the_last_one"),
+    ("held-out-images-are-trained-on", "coordinator/studies/images.py",
+     "kept = np.setdiff1d(np.arange(len(labelled)), drawn)", "kept = np.arange(len(labelled))",
+     f"{_HELD_OUT}::test_a_study_with_many_labels_holds_some_out_and_trains_on_the_rest"),
+    ("test-images-may-be-labelled-ones", "coordinator/studies/images.py", "check_apart(sets, digests)", "pass",
+     f"{_HELD_OUT}::test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened"),
+    ("the-chosen-state-is-removed", "coordinator/ledger/cleanup.py", "keep.add(chosen.state_digest)", "pass",
+     "tests/coordinator/ledger/test_cleanup.py::test_the_last_three_the_chosen_and_every_fiftieth_stay"),
+)
+
+_ALONE = _mutants(
+    "labels-alone",
+    ("self-training-labels-under-the-models-prior", "silo/trainers/self_training.py",
+     "align_logits(logits_NK, torch.tensor(shares), torch.tensor(settings.model_prior))", "logits_NK",
+     f"{_SELF_TRAINING}::test_labels_are_those_of_the_posterior_under_the_estimated_shares"),
+    ("self-training-counts-labels-that-were-not-kept", "silo/trainers/self_training.py",
+     "labels.hard_label_B[labels.keep_B]", "labels.hard_label_B",
+     f"{_SELF_TRAINING}::test_the_prior_of_kept_labels_is_counted_over_these_alone_and_never_of_a_share_of_zero"),
+    ("fix-loss-without-the-prior", "silo/trainers/parts/fix_and_mix.py",
+     "_adjusted(model(_strong(task, batch)), log_prior_K)", "model(_strong(task, batch))",
+     f"{_SELF_TRAINING}::test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_was_kept"),
+    ("estimate-of-shares-without-smoothing", "common/learning/imbalance/prevalence.py",
+     "next_K = (next_K + smoothing / len(next_K)) / (1.0 + smoothing)", "next_K = next_K",
+     "tests/common/learning/imbalance/test_prevalence.py::"
+     "test_smoothing_counts_a_share_of_the_images_once_more_evenly"),
+    ("warm-up-without-its-average", "coordinator/strategies/self_training.py",
+     "tensors.load_into(model, warm_up.average())", "pass",
+     "tests/coordinator/strategies/test_self_training.py::"
+     "test_silos_start_from_the_average_of_the_warm_up_with_its_own_statistics"),
+    ("gate-lets-everything-through", "coordinator/strategies/parts/gate.py", ">= -_ROUNDING", ">= -1.0",
+     "tests/coordinator/strategies/parts/test_gate.py::test_the_largest_step_that_is_not_worse_beyond_noise"),
+    ("gate-takes-a-model-that-is-not-finite", "coordinator/strategies/parts/gate.py",
+     "if step == 0.0:", "if step == 2.0:",
+     "tests/coordinator/strategies/parts/test_gate.py::test_what_is_taken_of_model_and_momentum"),
+    ("average-of-the-weights-never-forgets", "common/learning/averaged_training.py",
+     "min(1.0 - 10.0 / max(steps, 1), (1.0 + done) / (10.0 + done))", "1.0 - 10.0 / max(steps, 1)",
+     f"{_AVERAGED}::test_the_average_looks_back_over_a_tenth_of_the_training_and_less_at_its_beginning"),
+    ("logit-adjustment-turned-around", "common/learning/averaged_training.py", "logits_BK + prior_K",
+     "logits_BK - prior_K",
+     f"{_AVERAGED}::test_the_loss_with_a_prior_is_least_at_the_likelihood_ratio_and_not_at_the_frequency"),
+    ("balanced-labels-are-adjusted", "common/learning/averaged_training.py",
+     "<= IMBALANCED * int(present.min())", "< int(present.min())",
+     f"{_AVERAGED}::test_only_imbalanced_labels_have_a_prior"),
+    ("mixed-labels-without-their-share", "common/learning/averaged_training.py",
+     "(1.0 - share) * cross_entropy(adjusted_BK, others_B)", "share * cross_entropy(adjusted_BK, others_B)",
+     f"{_AVERAGED}::test_mixed_cross_entropy_is_that_of_the_mixed_labels"),
+    ("any-better-rate-is-chosen", "coordinator/compute/recipe_search.py",
+     "max(_CLEARLY * difference.error, gain)", "gain",
+     f"{_SEARCH}::test_a_rate_is_chosen_over_the_first_only_where_it_is_clearly_better"),
+    ("a-dropped-rate-is-chosen", "coordinator/compute/recipe_search.py", "or trials[rate] < max(trials)", "",
+     f"{_SEARCH}::test_a_rate_that_was_dropped_is_not_chosen_whatever_its_first_fold_says"),
+    ("work-on-other-labels-is-gone-on-with", "coordinator/compute/labels_alone.py",
+     "return saved if same and saved.num_labelled == len(self._labelled) else None", "return saved if same else None",
+     "tests/coordinator/compute/test_baseline.py::test_a_file_of_other_settings_or_of_another_version_is_begun_again"),
+    ("a-budget-is-planned-twice-over", "coordinator/compute/labels_alone.py",
+     "(_PLANNED_SHARE * budget - spent) * done / spent", "(2 * budget - spent) * done / spent",
+     "tests/coordinator/compute/test_baseline.py"),
+    ("the-search-looks-at-test-images", "coordinator/compute/strong_baseline.py",
+     "_Part(everything_n[rest], self._labelled, held_n, self._labels_N[held_n].cpu())",
+     "_Part(everything_n[rest], self._test, torch.arange(len(self._test)), self._test.labels_N.cpu())",
+     "tests/coordinator/compute/test_strong_baseline.py::test_trials_are_measured_on_held_out_labels_alone"),
+)
+
 _EQUIVALENT = (
     Mutant(name="pseudo-labels-of-logits-with-a-gradient", area="losses", file="common/learning/consistency.py",
            old="labels = pseudo_labels(weak_logits_BK.detach(), confidence_threshold)",
@@ -438,6 +570,75 @@ _EQUIVALENT = (
            equivalent="a hard label and a mask carry no gradient, so what is detached costs memory only"),
 )
 
+_IMBALANCE = _mutants(
+    "imbalance",
+    ("shares-are-taken-off-the-logits", "common/learning/imbalance/labels.py",
+     "return logits_BK + (tau * shares_K.log())",
+     "return logits_BK - (tau * shares_K.log())", f"{_LABELS}::test_the_adjusted_loss_is_menons_equation_10"),
+    ("a-balanced-epoch-has-a-class-too-few", "common/learning/imbalance/labels.py", "wanted = each + more",
+     "wanted = each",
+     f"{_LABELS}::test_in_a_balanced_epoch_every_class_comes_equally_often_and_within_it_every_image"),
+    ("alignment-goes-away-from-the-target", "common/learning/imbalance/pseudo_labels.py",
+     "return logits_BK + (strength * shift_K)", "return logits_BK - (strength * shift_K)",
+     f"{_PSEUDO_LABELS}::test_aligned_probabilities_are_remixmatchs"),
+    ("the-running-mean-forgets", "common/learning/imbalance/pseudo_labels.py",
+     "weight = max(1.0 / self._batches, _SLOWEST)", "weight = 1.0 / self._batches",
+     f"{_PSEUDO_LABELS}::test_the_running_mean_is_arithmetic_at_first_then_exponential"),
+    ("the-threshold-of-a-class-is-not-relative", "common/learning/imbalance/pseudo_labels.py",
+     "return (tau * confidence.mean * share_K).float()", "return (tau * share_K).float()",
+     f"{_PSEUDO_LABELS}::test_thresholds_by_hand"),
+    ("a-label-has-another-classs-threshold", "common/learning/losses.py",
+     "confidence_threshold.to(confidence_B.device, confidence_B.dtype)[label_B]",
+     "confidence_threshold.to(confidence_B.device, confidence_B.dtype).max()",
+     f"{_PSEUDO_LABELS}::test_a_threshold_by_class_is_that_of_the_label"),
+    ("the-prior-of-training-is-multiplied", "common/learning/imbalance/prevalence.py",
+     "probabilities_NK * (prevalence_K / trained_K)", "probabilities_NK * (prevalence_K * trained_K)",
+     f"{_PREVALENCE}::test_reweighted_is_saerens_equation_2_4 {_PREVALENCE}::"
+     "test_the_prior_of_training_changes_nothing_and_a_class_that_is_not_there_is_never_given"),
+    ("one-more-of-the-class-is-missed", "coordinator/export/operating_point.py",
+     "own[math.ceil(level * len(own) - _ROUNDING) - 1]", "own[max(0, math.ceil(level * len(own) - _ROUNDING) - 2)]",
+     f"{_POINT}::test_thresholds_by_hand_lie_halfway"),
+    ("silos-are-told-the-class-shares-without-need", "coordinator/strategies/parts/labelled_hints.py",
+     'if settings.distribution_alignment == "labels":', "if True:",
+     f"{_HINTS}::test_nothing_is_told_that_no_setting_needs"),
+)
+
+_OWN_TEST_IMAGES = _mutants(
+    "own test images",
+    ("numbers-leave-without-permission", "silo/agent/site_evaluation.py",
+     "        if self._policy.permit.site_evaluation:\n            self._unsent.append(entry)",
+     "        self._unsent.append(entry)",
+     f"{_EVALUATOR}::test_by_default_the_numbers_are_recorded_and_shown_here_and_nothing_of_them_leaves"),
+    ("more-right-than-there-are", "common/measures/site_evaluation.py",
+     "if not 0 <= self.correct <= self.images <= MAX_IMAGES:", "if not 0 <= self.images <= MAX_IMAGES:",
+     "tests/common/measures/test_site_evaluation.py tests/common/rpc/test_convert.py"),
+    ("numbers-of-other-classes-are-noted", "coordinator/rounds/task_service.py",
+     "if row is None or len(found.classes) != len(row.classes):", "if row is None:",
+     f"{_TASK_SERVICE}::test_an_evaluation_that_cannot_be_of_the_study_is_dropped_and_the_silo_goes_on"),
+    ("strangers-to-a-study-are-noted", "coordinator/rounds/task_service.py",
+     "elif not has_taken_part(self._ledger, found.study, silo):", "elif False:",
+     f"{_TASK_SERVICE}::test_an_evaluation_of_a_silo_that_has_answered_is_noted_once_with_an_event"),
+    ("inverted-images-pass", "common/data/preview/likeness.py", "if abs(mean - theirs) > _FARTHEST_MEAN * spread:",
+     "if theirs - mean > _FARTHEST_MEAN * spread:", _LIKENESS),
+    ("a-handful-of-images-is-judged", "common/data/preview/likeness.py",
+     "if min(site.images, study.images) < FEWEST_IMAGES or min(study.std) <= 0:", "if min(study.std) <= 0:",
+     f"{_LIKENESS}::test_too_few_images_on_either_side_tell_nothing"),
+    ("a-study-shares-its-model-unasked", "coordinator/rounds/shared_model.py",
+     'if not row.config.get("study", {}).get("share_model", False):', "if False:",
+     f"{_SHARED}::test_a_study_keeps_its_model_unless_its_file_says_otherwise"),
+    ("strangers-get-the-model", "coordinator/rounds/shared_model.py",
+     "if row is None or not has_taken_part(self._ledger, study, silo):", "if row is None:",
+     f"{_SHARED}::test_strangers_to_a_study_cannot_tell_it_from_one_that_is_not_there"),
+    ("a-model-under-way-is-shared", "coordinator/rounds/shared_model.py",
+     "if row.state not in (StudyState.COMPLETED, StudyState.STOPPED) or wanted is None:", "if wanted is None:",
+     f"{_SHARED}::test_before_the_end_and_without_its_file_the_model_is_not_ready"),
+    ("another-model-counts-as-the-global-one", "coordinator/compute/operations.py",
+     "if model is None or not _same(model.tensors, parameters):", "if model is None:",
+     "tests/coordinator/compute/test_operations.py::test_a_task_says_that_it_brings_the_model_only_where_its_tensors_"
+     "are_those_that_are_exported"),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
-    *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_EQUIVALENT)
+    *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
+    *_EQUIVALENT)

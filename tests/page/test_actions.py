@@ -64,7 +64,7 @@ def test_a_wrong_token_is_refused_and_nothing_happens(shown: Tab, filled: Filled
 def test_pause_and_resume(shown: Tab, filled: Filled) -> None:
     press(shown, "Pause")
     sign_in(shown)
-    assert "nobody gets a new task" in shown.text("dialog")
+    assert "nobody gets a new task" in shown.page.get_by_role("dialog", name="Pause first?").inner_text()
     press(shown, "Pause the study")
     shown.wait_for_text("first is paused", selector="#toasts")
     assert str(filled.ledger.study("first").state) == "paused"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.text.describe import (
     describe_bytes,
     describe_percentage,
@@ -16,13 +17,16 @@ from semisilo.common.text.describe import (
     describe_share,
 )
 from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.ledger.tasks import add_site_evaluation
 from tests.coordinator.ledger_fixture import (
     LABELLED_ONLY,
     SILOS,
+    UNEVEN_ALONE,
     accuracy_after,
     fill_study,
     open_federation_with_silos,
     study_config,
+    uneven_after,
 )
 from tests.coordinator.rounds.test_refusals import refused_study
 from tests.page.kit import NARROW, LivePage, live_page, tab
@@ -67,6 +71,20 @@ def test_a_study_that_paused_because_every_silo_refuses_says_why_and_claims_no_g
         assert "The open round stays open" not in text, "there is none"
         assert "no update of any silo was accepted" in text
         assert "+1.8" not in text
+
+
+def test_the_overview_shows_the_model_at_each_site_and_who_sent_no_numbers(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=4)
+    add_site_evaluation(filled.ledger, SILOS[0], SiteEvaluation(study="first", round=4, classes=(
+        ClassResult(images=80, correct=60), ClassResult(images=20, correct=15),
+        *(ClassResult(images=0, correct=0),) * 8)), now_unix=1.0)
+    with live_page(filled.federation) as page, tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("At the sites")
+        rows = shown.page.locator("section[aria-labelledby=sites] tbody tr").all_inner_texts()
+        assert [" ".join(row.split()) for row in rows[1:]] == [f"{silo} sent none – – –" for silo in SILOS[1:]]
+        assert "round 4, handed over" in rows[0]
+        assert "75.0 % (65.7 to 82.5 %)" in rows[0]
 
 
 def test_a_running_study_that_waits_for_silos_says_so(browser: Any, tmp_path: Path) -> None:
@@ -329,3 +347,32 @@ def test_chosen_colours_stay(browser: Any, page: LivePage) -> None:
         shown.page.locator("h1").wait_for()
         assert shown.page.evaluate(paper) == light
         assert shown.page.get_by_role("button", name="Colours: light. Change").count() == 1
+
+
+def test_the_page_is_drawn_by_the_studys_measure_with_accuracy_beside_it(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=10, measure="balanced_accuracy")
+    with live_page(filled.federation) as page, tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("Test balanced accuracy by round")
+        text = shown.text()
+        measured = uneven_after(10)["balanced_accuracy"]
+        for expected in (describe_percentage(measured), f"accuracy {describe_percentage(accuracy_after(10))}",
+                         "labels alone 61.7 %", describe_points(measured, UNEVEN_ALONE["balanced_accuracy"])):
+            assert expected in text, expected
+        drawn = shown.page.locator("line-chart").first
+        assert drawn.locator("g.line").count() == 2
+        assert "Second line: accuracy" in (drawn.locator("svg").get_attribute("aria-label") or "")
+        shown.go("#/study/first/rounds")
+        assert [each for each in ("Balanced accuracy", "Accuracy") if each in shown.text()] == [
+            "Balanced accuracy", "Accuracy"]
+        shown.go("#/study/first/round/6")
+        shown.wait_for_text(describe_percentage(uneven_after(6)["balanced_accuracy"]))
+
+
+def test_an_auroc_is_written_as_one(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=10, measure="auroc")
+    with live_page(filled.federation) as page, tab(browser, page.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("Test AUROC by round")
+        for expected in ("0.910", "+0.029", "labels alone 0.881"):
+            assert expected in shown.text(), expected

@@ -13,9 +13,12 @@ __all__ = ["CASES", "study"]
 CASES = [(spec.name, scenario) for spec in METHODS.values() for scenario in spec.scenarios]
 """Every method in every scenario that it defines."""
 
-_SMALL = {"local_epochs": 1, "coordinator_epochs": 1, "confidence_threshold": 0.11, "labelled_batch": 20,
+_SMALL = {"local_epochs": 1, "confidence_threshold": 0.11, "labelled_batch": 20,
           "unlabelled_batch": 20, "lr": 0.02, "batch_size": 20}
-"""Set where a method has such a setting: so that little is trained and everybody sends something."""
+_AT_COORDINATOR = {"coordinator_epochs": 1, "warm_up_steps": 3, "coordinator_steps": 2}
+_AT_SILO = {"warm_up_rounds": 1, "labelled_steps": 2}
+"""Set where a method has such a setting, the last two in their scenario: so that little is trained and everybody sends
+something."""
 
 
 def study(method: str = "semifl", scenario: str = "labels-at-coordinator", *, rounds: int = 2, silos: int = 3,
@@ -29,9 +32,8 @@ def study(method: str = "semifl", scenario: str = "labels-at-coordinator", *, ro
     """
     at_coordinator = scenario == "labels-at-coordinator"
     known = {field.name for field in dataclasses.fields(METHODS[method].settings)}
-    if not at_coordinator:
-        known.discard("coordinator_epochs")  # refused where the coordinator has nothing to train on
-    small = {key: value for key, value in {**_SMALL, "objective": "fixmatch"}.items() if key in known}
+    of_scenario = _AT_COORDINATOR if at_coordinator else _AT_SILO  # those of the other one are refused
+    small = {key: value for key, value in {**_SMALL, **of_scenario, "objective": "fixmatch"}.items() if key in known}
     labels = {"num_labelled": 20} if at_coordinator else {"labelled_per_class": 1}
     base: dict[str, Any] = {
         "study": {"seed": 5, "rounds": rounds, "labelled_only_baseline": False},

@@ -17,6 +17,7 @@ import numpy as np
 from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.data.form import AugmentationSettings, ImageForm
 from semisilo.common.errors import SemisiloError, TaskClosed, Unreachable
+from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods import SemiFLSettings
 from semisilo.common.methods.contract import Meaning, ModelSettings, Numerics, PayloadRef, TaskSpec, TensorSpec
 from semisilo.common.payload.cache import TensorCache
@@ -30,7 +31,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 from semisilo.common.wire import tensors_pb2
-from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
+from semisilo.silo.compute.messages import Evaluated, EvaluateReceived, Survey, Surveyed, Train, Trained
 
 __all__ = ["HOLD_SECONDS", "FakeCompute", "FakeCoordinator", "make_task", "random_bytes", "serving"]
 
@@ -228,11 +229,20 @@ class FakeCompute:
     """Training never ends by itself."""
     group: str = "model"
     trained: list[Train] = field(default_factory=list)
+    evaluation: Evaluated = field(default_factory=lambda: Evaluated(classes=(
+        ClassResult(images=30, correct=20, auroc=0.8), ClassResult(images=10, correct=9, auroc=0.8))))
+    evaluation_errors: list[SemisiloError] = field(default_factory=list)
+    """Raised by the next evaluations, one each."""
+    evaluation_hangs: bool = False
+    """An evaluation ends only when it is told to stop."""
+    evaluated: list[EvaluateReceived] = field(default_factory=list)
     aborted: int = 0
     _stop: asyncio.Event | None = None
 
     async def call(self, request: Request[T], *, on_progress: OnProgress | None = None) -> T:
-        answer = self._surveyed(request) if isinstance(request, Survey) else await self._trained(request, on_progress)
+        answer = self._surveyed(request) if isinstance(request, Survey) else \
+            await self._evaluated(request) if isinstance(request, EvaluateReceived) else \
+            await self._trained(request, on_progress)
         arrived = from_dict(type(request).answer_type(), as_json(answer))
         return arrived
 
@@ -241,6 +251,18 @@ class FakeCompute:
             raise self.survey_error
         self.surveyed.append(request)
         return Surveyed(labelled=4, unlabelled=475, steps=self.survey_steps, test=self.survey_test)
+
+    async def _evaluated(self, request: EvaluateReceived) -> Evaluated:
+        self.evaluated.append(request)
+        for digest, path in request.payloads.items():
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
+        if self.evaluation_errors:
+            raise self.evaluation_errors.pop(0)
+        while self.evaluation_hangs:
+            if request.stop_file.exists():
+                return Evaluated(classes=(), why_not="stopped")
+            await asyncio.sleep(0.01)
+        return self.evaluation
 
     async def _trained(self, request: object, on_progress: OnProgress | None) -> Trained:
         assert isinstance(request, Train)

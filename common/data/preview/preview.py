@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -27,7 +28,7 @@ from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_b
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
 
-__all__ = ["Preview", "Tile", "look_at"]
+__all__ = ["Preview", "Tile", "look_at", "sample_of"]
 
 _TILES = 64
 _PER_CLASS = 8
@@ -156,6 +157,26 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         channels=dict(sorted(found.channels.items())), bits=dict(sorted(found.bits.items())),
         skipped=tuple(found.skipped), misfits=misfits, notes=_notes(found, by_class, own, ranges, reading),
         tiles=_tiles(found.samples, form, reading, ranges))
+
+
+def sample_of(source: str, *, form: Geometry, reading: Reading = Reading()) -> tuple[NDArray[np.uint8], ...]:
+    """Up to 64 pictures of a source as uint8 (C, S, S), quickly: files spread evenly, or of Parquet the first rows.
+    What cannot be read is left out.
+
+    Raises: BadData when the source as a whole cannot be used.
+    """
+    path, split = readers.parse_source(source)
+    kind = readers.kind_of(path)
+    if kind in ("npz", "digits"):
+        return tuple(tile.square for tile in look_at(source, form=form, reading=reading).tiles)
+    assert path is not None
+    if kind == "parquet":
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        files = list(itertools.islice(parquet.files_of(rows), _TILES))
+    else:
+        images = readers.listing_of(path, split, source=source).images
+        files = list(images[::max(1, -(-len(images) // _TILES))])
+    return tuple(tile.square for tile in _tiles(files, form, reading, {}))
 
 
 _KINDS = {"table": "table", "parquet": "Parquet"}

@@ -19,6 +19,7 @@ from semisilo.common.data.augmentation import augment
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.learning.batch_norm import OneValuePerChannel
 from semisilo.common.learning.decomposition import Decomposed
+from semisilo.common.learning.imbalance.labels import adjusted_loss, epoch_order
 from semisilo.common.learning.running_mean import RunningMean
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import sgd_settings
@@ -57,20 +58,24 @@ def train_sigma(environment: Environment, settings: FedMatchSettings, labelled: 
                                                                                             "sigma_views"))
     labels_N = labelled.labels_N
     assert labels_N is not None
+    balance_N = labels_N if settings.labelled_sampling == "class_balanced" else None
+    loss_of = adjusted_loss(labels_N, settings.logit_adjustment)
     done = skipped = 0
     mean = RunningMean()
     model.train()
     with named_randomness(environment.seed, "sigma_model", round=round, device=environment.device):
         for _ in range(settings.coordinator_epochs):
             mean = RunningMean()
-            for index_B in torch.split(torch.randperm(len(labelled), generator=order), settings.labelled_batch):
+            for index_B in torch.split(epoch_order(len(labelled), order, balance_N=balance_N),
+                                       settings.labelled_batch):
                 images_BCHW = labelled.images_NCHW[index_B].to(environment.device)
                 if settings.augment_train:
                     images_BCHW = augment.weak(images_BCHW, environment.augmentation, views)
                 done += len(index_B)
                 try:
                     loss = network.sigma_step(augment.to_input(images_BCHW, environment.image),
-                                              labels_N[index_B].to(environment.device), settings.lambda_s)
+                                              labels_N[index_B].to(environment.device), settings.lambda_s,
+                                              loss_of=loss_of)
                     mean.add(loss, count=len(index_B))
                 except OneValuePerChannel:
                     skipped += 1

@@ -8,12 +8,13 @@ Source: FedMatch, Jeong et al., arXiv 2006.12097 (v1) and ICLR 2021 (v3) with of
 | a task     | sigma and psi, to be written over the silo's shadow; in helper rounds also psi of H other silos       |
 | an update  | (sigma_k, psi_k) as decoded is the silo's new shadow; theta_k = sigma_k + psi_k is scored or embedded |
 | train ends | psi, with labels at silos sigma as well, becomes the mean; with labels at the coordinator sigma is    |
-|            | trained for the next round (not after the last one); then batch-norm statistics                       |
+|            | trained on them, after the last round as after all others; then batch-norm statistics                 |
 | round ends | validation loss of the new model, plateau rule of the learning rate                                   |
 
-A strategy works where a phase ends, not where a round begins: so with labels at the coordinator the model that is
-evaluated and judged by the plateau rule holds the sigma of the next round already (not in the last round, where it is
-the paper's), and sigma follows a fall of the learning rate one round later than the silos.
+A strategy works where a phase ends, not where a round begins. So with labels at the coordinator the model of a round,
+evaluated, judged by the plateau rule and handed over, is sigma^{r+1} + psi^{r+1} of Algorithm 2: the silos' mean after
+the coordinator's pass over its labels, in every round alike. The mean before that pass can be forty points worse.
+sigma follows a fall of the learning rate one round later than the silos.
 
 Memory: sigma, psi, sigma's momentum, one shadow at a time, and the thresholded psi of those who may become helpers:
 by reliability the H + 1 best silos of the last round (whoever asks, the H best others are among them); by similarity
@@ -82,7 +83,7 @@ class FedMatchState(ServedState):
     round: int
     """The round that gave this state."""
     sigma: dict[str, Tensor]
-    """With labels at the coordinator as trained for the next round."""
+    """With labels at the coordinator as trained since the last mean."""
     psi: dict[str, Tensor]
     """The mean as it is; it is thresholded where it is sent or evaluated."""
     sigma_buf: dict[str, Tensor] | None = None
@@ -171,7 +172,7 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         self._settings = settings
         self._at_silo = settings.scenario == "labels-at-silo"
         self._downlink = SparseDownlink(l1_thres=settings.l1_thres, delta_thres=settings.delta_thres)
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings)
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
         return tally, FedMatchShadow(sigma=sigma, psi=psi)
 
     def train_finish(self, state: FedMatchState, tally: FedMatchTally, *, round: int) -> FedMatchState:
-        """The means, then sigma for the next round; where no silo measures, validation loss and learning rate as well.
+        """The means, then sigma's pass over the labels; where no silo measures, validation loss and learning rate too.
 
         Without an accepted update nothing changes but the number of the round.
         """
@@ -269,7 +270,7 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
 
     def diagnostics(self, state: FedMatchState) -> dict[str, float]:
         """"c2s_percent" and "s2c_percent", values sent per silo in percent of theta, by the paper's measure (a silo
-        that has lost what it held is sent more); "mean_score", "psi_density", "sigma_loss", "validation_loss", and the
+        that has lost what it held is sent more); "mean_score", "psi_density", "sigma_loss", "plateau_loss", and the
         "lr" of the next round."""
         return state.numbers
 
@@ -353,10 +354,10 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
             unjudged=True, numbers=numbers)
 
     def _prepared(self, state: FedMatchState, *, round: int) -> FedMatchState:
-        """Trains sigma for the next round where the coordinator does, and measures batch-norm statistics."""
+        """Trains sigma where the coordinator has labels, and measures batch-norm statistics."""
         settings, environment = self._settings, self._environment
         numbers = dict(state.numbers)
-        if settings.coordinator_epochs and round < environment.rounds:
+        if settings.coordinator_epochs:
             assert self._labelled is not None
             found = train_sigma(environment, settings, self._labelled, sigma=state.sigma, psi=state.psi,
                                 momentum=state.sigma_buf, lr=state.lr, round=round)
@@ -381,7 +382,7 @@ class FedMatchStrategy(TrainAndMeasure[FedMatchState, FedMatchTally, FedMatchSha
             loss = measured_on_validation(self._environment, *self.model(state)).loss
             plateau = plateau_lr(plateau, loss, factor=settings.plateau_factor, patience=settings.plateau_patience)
             if math.isfinite(loss):
-                numbers["validation_loss"] = loss
+                numbers["plateau_loss"] = loss
         return replace(state, lr=plateau.lr, best_loss=plateau.best, patience_left=plateau.left, unjudged=False,
                        numbers={**numbers, "lr": plateau.lr})
 

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 from semisilo.common.data.form import AugmentationSettings
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
+from semisilo.common.learning.imbalance.labels import adjusted_loss
 from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.learning.training import check_finite, loaded_model, train_labelled
 from semisilo.common.methods.contract import Environment
+from semisilo.common.methods.imbalance import ImbalanceSettings
 
 __all__ = ["CoordinatorTraining", "labelled_images", "model_at_coordinator", "train_on_labels", "weak_views"]
 
+_OFF = ImbalanceSettings()
 _NAME_THEM = "Name them in [data] labelled of the study."
 
 
@@ -60,22 +63,26 @@ def train_on_labels(
         augmentation: AugmentationSettings | None = None, loss_weight: float = 1.0,
         loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
         lr_of_epoch: Callable[[int], float] | None = None, text: str = "training", report_until: float = 1.0,
-        when: str = "in") -> CoordinatorTraining:
+        when: str = "in", imbalance: ImbalanceSettings = _OFF) -> CoordinatorTraining:
     """Trains `model` in place, as `semisilo.common.learning.training.train_labelled`, and reports how far it is.
 
     Args:
+        imbalance: how the labelled images are drawn, and whether logits are adjusted by their class shares.
         augmentation: None for the study's own.
         text: stands before "on 40 labelled images" in the report.
         report_until: share of the report that training takes; what follows it has the rest.
         when: "in" or "before" the round, in the error's words.
     Raises: ComputeFailed when training diverges.
     """
+    assert labelled.labels_N is not None
     text = f"{text} on {len(labelled)} labelled images"
     result = train_labelled(
         model, labelled, form=environment.image,
         augmentation=environment.augmentation if augmentation is None else augmentation, sgd=sgd, epochs=epochs,
         batch_size=batch_size, seed=environment.seed, purpose=purpose, round=round, momentum=momentum,
-        lr_of_epoch=lr_of_epoch, loss_weight=loss_weight, loss_of=loss_of,
+        lr_of_epoch=lr_of_epoch, loss_weight=loss_weight,
+        loss_of=adjusted_loss(labelled.labels_N, imbalance.logit_adjustment, loss_of),
+        sampling=imbalance.labelled_sampling,
         progress=lambda share: environment.report(report_until * share, text))
     check_finite(dict(model.named_parameters()), where=f"at the coordinator {when} round {round}")
     return CoordinatorTraining(momentum=result.momentum, loss=result.loss if result.loss == result.loss else 0.0)

@@ -16,9 +16,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from semisilo.common.methods.contract import Environment, GroupLayout, Phase, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.imbalance import ImbalanceSettings
 from semisilo.common.methods.spec import StatisticsSource
 from semisilo.coordinator.strategies.parts.averaging import difference_to
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS, StaticStatistics, StatisticsTally
+from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints
+from semisilo.coordinator.strategies.parts.served import ServedGroups
 
 __all__ = ["TRAIN", "TrainAndMeasure"]
 
@@ -33,6 +36,10 @@ class Measured(Protocol):
     @property
     def batch_norm(self) -> dict[str, Tensor]:
         """The statistics in use; empty for a network without static batch-norm, and until they are measured."""
+
+    @property
+    def served(self) -> ServedGroups:
+        """What silos are sent of it."""
 
     @property
     def own_statistics(self) -> dict[str, Tensor]:
@@ -51,9 +58,15 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
     Type parameters: the method's State, its Tally of the training phase, and what it keeps per silo (None for nothing).
     """
 
-    def __init__(self, environment: Environment, source: StatisticsSource) -> None:
-        """Raises: BadConfiguration as `StaticStatistics`."""
+    def __init__(self, environment: Environment, source: StatisticsSource,
+                 imbalance: ImbalanceSettings | None = None) -> None:
+        """
+        Args:
+            imbalance: the method's settings; silos are told of the labelled images here what these need. None: nothing.
+        Raises: BadConfiguration as `StaticStatistics`.
+        """
         self._environment = environment
+        self._hints = LabelledHints(environment, imbalance)
         self._statistics = StaticStatistics(environment, source)
 
     # What a method writes ---------------------------------------------------------------------------------------------
@@ -61,6 +74,10 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
     @abstractmethod
     def sent_model(self, state: StateT) -> TensorGroup:
         """The model that all silos are sent, whose statistics they measure: the same object for a state."""
+
+    def sent_statistics(self, state: StateT) -> dict[str, Tensor]:
+        """Batch-norm statistics of that model."""
+        return state.batch_norm
 
     @abstractmethod
     def train_task(self, state: StateT, silo: str, kept: KeptT | None, *, round: int) -> Task:
@@ -98,7 +115,12 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
         """As `train_task`; in the statistics phase the model to be measured."""
         if phase.name == STATISTICS.name:
             return self._statistics.task(self.sent_model(state))
-        return self.train_task(state, silo, kept, round=round)
+        task = self.train_task(state, silo, kept, round=round)
+        if not self._hints.wanted:
+            return task
+        hints = state.served.fact("labelled_hints", lambda: self._hints.settings(
+            self.sent_model(state).tensors, self.sent_statistics(state), round=round))
+        return replace(task, settings={**task.settings, **hints})
 
     def expects(self, state: StateT, phase: Phase, *, round: int) -> dict[str, GroupLayout]:
         """As `train_expects`; or batch-norm statistics with counts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import TypeVar, cast
 
 from torch import Tensor
 
@@ -17,12 +18,15 @@ from semisilo.common.methods.contract import TensorGroup
 
 __all__ = ["ServedGroups", "ServedState"]
 
+T = TypeVar("T")
+
 
 class ServedGroups:
     """The tensor groups of VALUES that were made of one state so far."""
 
     def __init__(self) -> None:
         self._groups: dict[str, TensorGroup] = {}
+        self._facts: dict[str, object] = {}
 
     def group(self, name: str, make: Callable[[], Mapping[str, Tensor]], *, digest: bool = True) -> TensorGroup:
         """A group by its name; made when it is asked for the first time.
@@ -36,6 +40,12 @@ class ServedGroups:
             values = make()
             self._groups[name] = TensorGroup(values, digest=tensors.digest(values) if digest else "")
         return self._groups[name]
+
+    def fact(self, name: str, make: Callable[[], T]) -> T:
+        """What settings of tasks say of this state, such as its confidence; made when it is first asked for."""
+        if name not in self._facts:
+            self._facts[name] = make()
+        return cast(T, self._facts[name])
 
     def batch_norm(self, statistics: Mapping[str, Tensor]) -> dict[str, TensorGroup]:
         """{"batch_norm": the state's static batch-norm statistics}; {} where it has none."""

@@ -95,8 +95,8 @@ class InlineWorkplace:
 
     @property
     def room(self) -> int:
-        """See `Workplace.room`."""
-        return 1
+        """See `Workplace.room`. One trains; the next one's task is ready when it has done."""
+        return 2
 
     async def train(self, request: Train, *, on_progress: OnProgress | None = None) -> Trained:
         """See `Workplace.train`."""

@@ -43,6 +43,9 @@ class Working:
     images: SilosImages
     method: str
     """Of the study: what it needs is imported before the first task."""
+    device: str
+    """"cpu" or "cuda"; a process takes its accelerator with its first task. The nursery never does: what has an
+    accelerator cannot be copied."""
     path: tuple[str, ...]
     """Where modules are found, as in the process that has started the simulation: its networks may be its own."""
 
@@ -58,8 +61,8 @@ class SharedImages:
         os.close(self.descriptor)
 
 
-def share(dealt: Dealt) -> tuple[Dealt, SharedImages] | None:
-    """Puts the images of a study where other processes can read them.
+def share(dealt: Dealt, *, device: str) -> tuple[Dealt, SharedImages] | None:
+    """Puts the images of a study where other processes can read them, to train on a device.
 
     Returns: the same with its images there, so that the copy of before may go; None where memory does not hold both
         for a moment.
@@ -68,8 +71,8 @@ def share(dealt: Dealt) -> tuple[Dealt, SharedImages] | None:
     if free is not None and free < sum(_size_of(each) for each in (dealt.images, dealt.test) if each is not None):
         return None
     buffers: list[memoryview] = []
-    head = _pickled(Working(images=dealt.silos_images(), method=dealt.config.method.name, path=tuple(sys.path)),
-                    buffers)
+    head = _pickled(Working(images=dealt.silos_images(), method=dealt.config.method.name, device=device,
+                            path=tuple(sys.path)), buffers)
     descriptor = _file_without_a_name()
     try:
         _write(descriptor, head, buffers)

@@ -37,6 +37,6 @@ def prepared(descriptor: int) -> Build:
     load_trainer(working.method)
 
     def build(progress: OnProgress) -> WorkerOperations:
-        return WorkerOperations(progress, working.images.__getitem__, device="cpu", processors=1)
+        return WorkerOperations(progress, working.images.__getitem__, device=working.device, processors=1)
 
     return build

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from semisilo.common.data.split_settings import SplitName, SplitSettings, amount, streaming_step
 from semisilo.common.errors import BadConfiguration
 from semisilo.simulation.splits.fedmatch_splits import batch_iid, batch_noniid, dirichlet_fedmix, streaming_noniid
+from semisilo.simulation.splits.prevalence_split import prevalence_shift
 from semisilo.simulation.splits.shvr_splits import class_mismatch, labelled_classes, shvr_noniid
 from semisilo.simulation.splits.splits import (
     Indices,
@@ -22,6 +23,7 @@ from semisilo.simulation.splits.splits import (
     iid,
     labelled_at_silos,
     labelled_selection,
+    long_tailed_part,
     shards,
     stratified_part,
 )
@@ -76,14 +78,29 @@ def _check_scenario(settings: SplitSettings, scenario: Scenario) -> None:
             raise BadConfiguration(f'The split "{settings.name}" needs num_labelled: images with labels at the'
                                    " coordinator.", remedy="Give a multiple of the number of classes.")
     else:
-        wrong = [] if settings.num_labelled is None else ["num_labelled"]
+        wrong = [name for name in ("num_labelled", "label_imbalance") if getattr(settings, name) is not None]
+        if settings.name == "class_mismatch" and settings.unlabelled_imbalance is not None:
+            raise BadConfiguration('unlabelled_imbalance has no effect in the split "class_mismatch".',
+                                   remedy="Remove it.")
     if wrong:
         raise BadConfiguration(f"{wrong[0]} has no effect in the scenario {scenario}.", remedy="Remove it.")
 
 
 def _with_labels_at_coordinator(labels: Indices, settings: SplitSettings, num_classes: int, seed: int) -> Split:
-    chosen = labelled_selection(labels, settings.num_labelled or 0, num_classes, seed)
-    return _RULES[settings.name](labels, settings, num_classes, seed, chosen)
+    chosen = labelled_selection(labels, settings.num_labelled or 0, num_classes, seed,
+                                imbalance=settings.label_imbalance)
+    taken = _taken(labels, settings, num_classes, seed, chosen)
+    dealt = _RULES[settings.name](labels, settings, num_classes, seed, taken)
+    return Split(dealt.silos, coordinator=chosen, steps=dealt.steps)
+
+
+def _taken(labels: Indices, settings: SplitSettings, num_classes: int, seed: int, held: Indices) -> Indices:
+    """The images that are not dealt: labelled ones, and those that unlabelled_imbalance leaves out."""
+    if settings.unlabelled_imbalance is None:
+        return held
+    pool = np.setdiff1d(np.arange(len(labels), dtype=np.int64), held)
+    kept = long_tailed_part(labels, pool, num_classes=num_classes, imbalance=settings.unlabelled_imbalance, seed=seed)
+    return np.setdiff1d(np.arange(len(labels), dtype=np.int64), kept)
 
 
 def _with_labels_at_silos(labels: Indices, settings: SplitSettings, num_classes: int, seed: int) -> Split:
@@ -104,7 +121,8 @@ def _with_labels_at_silos(labels: Indices, settings: SplitSettings, num_classes:
     elif not settings.all_labelled:
         raise BadConfiguration(f'The split "{settings.name}" needs labelled_per_class: labelled images at each silo.',
                                remedy="Give it, or all_labelled = true.")
-    dealt = _RULES[settings.name](labels, settings, num_classes, seed, np.concatenate((np.arange(0), *held)))
+    dealt = _RULES[settings.name](labels, settings, num_classes, seed,
+                                  _taken(labels, settings, num_classes, seed, np.concatenate((np.arange(0), *held))))
     return Split(dealt.silos, labelled=held, steps=dealt.steps)
 
 
@@ -132,6 +150,9 @@ _RULES: dict[str, _Rule] = {
     "fedmix_iid": lambda labels, s, classes, seed, held: batch_iid(
         labels, s.silos, num_classes=classes, seed=seed, labelled=held),
     "shvr_iid": lambda labels, s, classes, seed, held: iid(labels, s.silos, seed=seed, labelled=held),
+    "prevalence_shift": lambda labels, s, classes, seed, held: prevalence_shift(
+        labels, s.silos, num_classes=classes, seed=seed, dirichlet=s.dirichlet or 1.0, prevalences=s.prevalences,
+        labelled=held),
     "shvr_noniid": lambda labels, s, classes, seed, held: shvr_noniid(
         labels, s.silos, num_classes=classes, seed=seed, dirichlet=s.dirichlet or 0.1,
         sizes=s.sizes or "range_matched", labelled=held),

@@ -19,8 +19,8 @@ from semisilo.common.learning.seeds import numpy_generator
 
 __all__ = [
     "Indices", "Split", "all_labels_at_silos", "checked_labels", "class_distributions", "dirichlet_semifl", "hold_out",
-    "iid", "labelled_at_silos", "labelled_selection", "largest_remainder", "non_iidness", "shards", "stratified_part",
-    "unlabelled_pool",
+    "iid", "labelled_at_silos", "labelled_selection", "largest_remainder", "long_tail", "long_tailed_part",
+    "non_iidness", "shards", "stratified_part", "unlabelled_pool",
 ]
 
 Indices = NDArray[np.int64]
@@ -108,27 +108,95 @@ def largest_remainder(proportions: ArrayLike, total: int) -> Indices:
     return counts
 
 
-def labelled_selection(labels_N: ArrayLike, num_labelled: int, num_classes: int, seed: int) -> Indices:
+def long_tail(num_images: int, num_classes: int, imbalance: float) -> Indices:
+    """How many images of each class make `num_images`, falling geometrically from the first class to the last.
+
+        n_c in proportion to imbalance^(-c / (C - 1)), c = 0..C-1, by largest remainders; at least 1 of each
+
+    Args:
+        num_images: at least one for each class.
+        imbalance: n_0 / n_{C-1}, at least 1.
+    Returns: int64 (C,).
+    Raises: BadConfiguration when there are fewer images than classes.
+    Source: Cui et al., CVPR 2019, section 5.1 (long-tailed CIFAR).
+    """
+    if num_images < num_classes:
+        raise BadConfiguration(f"num_labelled = {num_images}: fewer than one for each of {num_classes} classes.",
+                               remedy="Choose a larger num_labelled.")
+    counts_C = largest_remainder(_tail_shares(num_classes, imbalance), num_images)
+    while (counts_C < 1).any():  # the largest class gives; the first of equals
+        counts_C[int(np.argmax(counts_C))] -= 1
+        counts_C[int(np.argmin(counts_C))] += 1
+    return counts_C
+
+
+def long_tailed_part(labels_N: ArrayLike, pool: Indices, *, num_classes: int, imbalance: float, seed: int) -> Indices:
+    """A random part of a pool whose classes fall geometrically from the first to the last, as large as can be.
+
+        n_c = floor(n_0 imbalance^(-c / (C - 1))), n_0 the largest number for which every class has enough
+
+    Args:
+        pool: indices into the labels.
+    Returns: sorted int64.
+    Raises: BadData when a class would have no image.
+    Source: Cui et al., CVPR 2019, section 5.1.
+    """
+    labels = checked_labels(labels_N, num_classes)
+    shares_C = _tail_shares(num_classes, imbalance)
+    size_C = np.bincount(labels[pool], minlength=num_classes)
+    most = float((size_C / shares_C).min())
+    wanted_C = np.floor(np.round(most * shares_C, 9)).astype(np.int64)
+    if (wanted_C < 1).any():
+        label = int(np.argmin(size_C / shares_C))
+        raise BadData(f"Class {label} has {size_C[label]} unlabelled images, too few for unlabelled_imbalance ="
+                      f" {imbalance:g}.", remedy="Choose a smaller one, or fewer labelled images.")
+    generator = numpy_generator(seed, "split unlabelled imbalance")
+    return np.sort(np.concatenate([generator.permutation(pool[labels[pool] == label])[:count]
+                                   for label, count in enumerate(wanted_C)]))
+
+
+def _tail_shares(num_classes: int, imbalance: float) -> NDArray[np.float64]:
+    """imbalance^(-c / (C - 1)); 1 for a single class."""
+    result: NDArray[np.float64] = float(imbalance) ** (-np.arange(num_classes) / max(num_classes - 1, 1))
+    return result
+
+
+def labelled_selection(labels_N: ArrayLike, num_labelled: int | Sequence[int], num_classes: int, seed: int, *,
+                       imbalance: float | None = None) -> Indices:
     """Which images keep their label: a random num_labelled / num_classes of each class.
 
+    Args:
+        num_labelled: in all; or how many of each class.
+        imbalance: `long_tail`'s, where the number is not to be of each class equally many.
     Returns: sorted int64 (num_labelled,).
-    Raises: BadConfiguration when the number is not a positive multiple of the classes; BadData when a class has fewer.
+    Raises: BadConfiguration when the number is not a positive multiple of the classes, or not one for each; BadData
+        when a class has fewer.
     Source: data.md section 2 (SemiFL code).
     """
     labels = checked_labels(labels_N, num_classes)
-    if num_labelled <= 0 or num_labelled % num_classes:
-        raise BadConfiguration(f"num_labelled = {num_labelled} is not a positive multiple of {num_classes} classes.",
-                               remedy=f"Choose a multiple of {num_classes}.")
-    each = num_labelled // num_classes
     generator = numpy_generator(seed, "split labelled")
     chosen = []
-    for label in range(num_classes):
+    for label, each in enumerate(_labelled_counts(num_labelled, num_classes, imbalance)):
         members = np.flatnonzero(labels == label)
         if len(members) < each:
             raise BadData(f"Class {label} has {len(members)} images, fewer than the {each} to be labelled.",
                           remedy="Choose a smaller num_labelled.")
         chosen.append(generator.permutation(members)[:each])
     return np.sort(np.concatenate(chosen))
+
+
+def _labelled_counts(num_labelled: int | Sequence[int], num_classes: int, imbalance: float | None) -> list[int]:
+    if not isinstance(num_labelled, int):
+        if len(num_labelled) != num_classes:
+            raise BadConfiguration(f"num_labelled has {len(num_labelled)} numbers for {num_classes} classes.",
+                                   remedy="Give one for each class, in label order, or a single number.")
+        return list(num_labelled)
+    if imbalance is not None:
+        return [int(count) for count in long_tail(num_labelled, num_classes, imbalance)]
+    if num_labelled <= 0 or num_labelled % num_classes:
+        raise BadConfiguration(f"num_labelled = {num_labelled} is not a positive multiple of {num_classes} classes.",
+                               remedy=f"Choose a multiple of {num_classes}, or set label_imbalance.")
+    return [num_labelled // num_classes] * num_classes
 
 
 def labelled_at_silos(labels_N: ArrayLike, num_silos: int, *, per_class: int, num_classes: int, seed: int,

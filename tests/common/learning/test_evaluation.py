@@ -84,3 +84,21 @@ def test_evaluation_refuses_images_without_usable_labels() -> None:
                    _images(3, labels=torch.tensor([0, -1, 1]))):
         with pytest.raises(BadData):
             evaluate(model, images, form=FORM)
+
+
+class _Constant(nn.Module):
+    """Answers with its parameter itself, which has a gradient in every mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits_BK = nn.Parameter(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return self.logits_BK
+
+
+def test_a_network_that_answers_with_a_parameter_is_evaluated() -> None:
+    images = ImageSet(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1]), ("a", "b"))
+    found = evaluate(_Constant(), images, form=FORM)
+    assert found.accuracy == 1.0
+    assert found.loss == pytest.approx(math.log(1 + math.exp(-1)))

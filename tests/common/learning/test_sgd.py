@@ -14,6 +14,7 @@ from torch import nn
 import semisilo.common.learning.sgd as sgd_module
 from semisilo.common.errors import LayoutMismatch
 from semisilo.common.learning.sgd import SGDSettings, clip_gradients, descend, make_optimiser, momentum_of, step
+from semisilo.common.numerics.side_by_side import lanes, set_lanes, shares
 
 
 class _Vector(nn.Module):
@@ -88,6 +89,24 @@ def test_ten_steps_equal_those_of_pytorch(momentum: float, nesterov: bool) -> No
         reference.step()
     assert torch.allclose(ours.weight, theirs.weight, atol=1e-6)
     assert torch.allclose(ours.bias, theirs.bias, atol=1e-6)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, False)])
+def test_steps_on_several_cores_have_the_bits_of_one(momentum: float, nesterov: bool) -> None:
+    before, found = lanes(), []
+    try:
+        for count in (1, 3):
+            set_lanes(count)
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(500, 600), nn.Linear(600, 500), nn.Linear(500, 3))
+            assert len(shares(list(model.parameters()))) == (1 if count == 1 else 3), "the control"
+            optimiser = make_optimiser(model, SGDSettings(lr=0.1, momentum=momentum, nesterov=nesterov))
+            for _ in range(3):
+                step(optimiser, model(torch.randn(4, 500)).square().sum())
+            found.append([*model.parameters(), *momentum_of(optimiser).values()])
+    finally:
+        set_lanes(before)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_parameters_that_the_loss_does_not_reach_stay() -> None:

@@ -46,6 +46,28 @@ def test_oracle_v6_of_the_objective_and_its_terms() -> None:
     assert found == pytest.approx([0.458145, 0.874982, 0.242871, 0.153253, 1.530606], abs=1e-5)
 
 
+def test_the_penalty_as_a_sum_is_the_mean_times_the_images() -> None:
+    """Oracle V6 with Eq. 9 as it is printed: r2 = 2 * 0.153253, F = 1.530606 + 0.1 * 0.153253. Nothing else changes."""
+    terms = objective(_log([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]]), torch.tensor([0, 1]),
+                      _log([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]]),
+                      torch.tensor([[0.8, 0.15, 0.05], [0.333333, 0.333333, 0.333333]], dtype=torch.float64),
+                      alpha0=1.0, alpha1=0.75, alpha2=0.1, r2_reduction="sum")
+    found = [float(each) for each in (terms.ce_labelled, terms.ce_unlabelled, terms.r1, terms.r2, terms.total)]
+    assert found == pytest.approx([0.458145, 0.874982, 0.242871, 0.306506, 1.545931], abs=1e-5)
+
+
+def test_the_gradient_of_the_summed_penalty_is_each_images_own() -> None:
+    """Oracle V7's rows together: p (log p - <p, log p>) for every image, not over the number of images."""
+    logits_BK = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0], [2.0, 1.0, 0.0]], dtype=torch.float64,
+                             requires_grad=True)
+    confidence_penalty(torch.log_softmax(logits_BK, dim=-1),
+                       reduction="sum").backward()  # type: ignore[no-untyped-call]
+    assert logits_BK.grad is not None
+    for row, expected in zip(logits_BK.grad, ([0.282587, -0.14077, -0.141817], [0.0] * 3,
+                                              [0.282587, -0.14077, -0.141817]), strict=True):
+        assert row.tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def test_oracle_v7_of_the_penaltys_gradient_at_the_logits() -> None:
     for row, expected in (([2.0, 1.0, 0.0], [0.282587, -0.14077, -0.141817]), ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])):
         logits_1K = torch.tensor([row], dtype=torch.float64, requires_grad=True)

@@ -18,7 +18,8 @@ TABLE: dict[str, dict[str, Any]] = {
                  "lambda_a": 1.0, "lambda_l2": 0.01, "lambda_l1": 0.01, "labelled_batch": 10, "unlabelled_batch": 50,
                  "local_epochs": 1, "confidence_threshold": 0.75, "aggregation": "reliability",
                  "helpers": "reliability", "helper_interval": 1, "helper_pool": "last_round", "icc": "sum",
-                 "augment_train": True, "plateau_patience": 3, "plateau_factor": 3.0, "tie_break": "lowest_index"},
+                 "augment_train": True, "plateau_patience": 3, "plateau_factor": 3.0, "tie_break": "lowest_index",
+                 "l1_thres": 0.0, "delta_thres": 0.0, "icc_images": "kept"},
     "paper_v3": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "num_helpers": 2, "lambda_s": 10.0,
                  "lambda_i": 1e-2, "lambda_a": 1e-2, "lambda_l2": 10.0, "unlabelled_batch": 100, "local_epochs": 1,
                  "confidence_threshold": 0.85, "aggregation": "uniform", "helpers": "similarity",
@@ -47,11 +48,20 @@ def test_v3_differs_between_the_scenarios() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_without_a_preset_v1_holds_but_ties_go_to_the_local_model(scenario: Any) -> None:
+def test_without_a_preset_v1_holds_but_for_ties_and_the_codes_thresholds(scenario: Any) -> None:
+    """v1 names no threshold of the transfer; those of the official code save bytes, and stay the default."""
     own, v1 = FedMatchSettings(scenario=scenario), FedMatchSettings(scenario=scenario, preset="paper_v1")
     differs = {field.name for field in dataclasses.fields(own) if getattr(own, field.name) != getattr(v1, field.name)}
-    assert differs == {"preset", "tie_break"}
+    assert differs == {"preset", "tie_break", "l1_thres", "delta_thres"}
     assert own.tie_break == "local_first"
+    assert own.l1_thres > 0 < own.delta_thres
+
+
+@pytest.mark.parametrize("settings", [{"lambda_i": 0.0}, {"num_helpers": 0}])
+def test_images_of_a_term_that_is_not_there_are_refused(settings: dict[str, Any]) -> None:
+    FedMatchSettings(icc_images="all")
+    with pytest.raises(ValueError, match="icc_images"):
+        FedMatchSettings(icc_images="all", **settings)
 
 
 def test_what_a_study_sets_goes_before_its_preset() -> None:

@@ -12,6 +12,7 @@ from semisilo.common.methods import METHODS
 from semisilo.common.methods.fedavg import FedAvgSettings
 from semisilo.common.methods.fednova import FedNovaSettings
 from semisilo.common.methods.fedprox import FedProxSettings
+from semisilo.common.methods.imbalance import LABELLED_HINTS
 from semisilo.common.methods.local import LocalSettings
 
 OBJECTIVES = ("sl", "uda", "fixmatch", "pseudo_label", "mean_teacher")
@@ -90,6 +91,6 @@ def test_settings_survive_ledger_and_task(name: str, objective: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fednova", "local"])
-def test_the_strategy_alone_sets_the_learning_rate_of_a_round(name: str) -> None:
-    assert METHODS[name].set_by_strategy == ("round_lr",)
+def test_the_strategy_alone_sets_the_learning_rate_of_a_round_and_what_the_labels_say(name: str) -> None:
+    assert METHODS[name].set_by_strategy == ("round_lr", *LABELLED_HINTS)
     assert "scenario" in METHODS[name].settings.__dataclass_fields__

@@ -9,11 +9,12 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadConfiguration, NotPermitted, UnknownName
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.batch_norm import Normalisation, StaticBatchNorm
 from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.models.alexnet_like import AlexNetLike
 from semisilo.common.models.cnn13 import CNN13
@@ -45,6 +46,35 @@ def test_wide_resnet_28_2_has_the_published_blocks_layers_and_tensors() -> None:
     layers = [module for module in model.modules() if isinstance(module, StaticBatchNorm)]
     assert (len(layers), sum(layer.num_features for layer in layers)) == (25, 1_808)
     assert len(list(model.parameters())) == 80
+
+
+@pytest.mark.parametrize("normalisation", ["static_batch", "group", "layer", "none"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_wide_resnet_writes_over_nothing_that_its_backward_pass_needs(normalisation: Normalisation,
+                                                                       precision: torch.dtype) -> None:
+    """Against the same equations without a tensor that is written over. Without normalisation, what is activated is
+    the block's own input, which the shortcut needs."""
+    def plain(block: nn.Module, x_BCHW: torch.Tensor) -> torch.Tensor:
+        h_BCHW = functional.relu(block.norm1(x_BCHW))
+        y_BCHW = block.conv2(functional.relu(block.norm2(block.conv1(h_BCHW))))
+        return (x_BCHW if block.shortcut is None else block.shortcut(h_BCHW)) + y_BCHW
+
+    torch.manual_seed(1)
+    model = WideResNet28(widen=1, num_classes=3, normalisation=normalisation)
+    images_BCHW = torch.randn(4, 3, 8, 8)
+    found = []
+    for ours in (True, False):
+        with torch.autocast("cpu", dtype=precision, enabled=precision is not torch.float32):
+            if ours:
+                logits_BK = model(images_BCHW)
+            else:
+                x_BCHW = model.stem(images_BCHW)
+                for block in model.blocks:
+                    x_BCHW = plain(block, x_BCHW)
+                logits_BK = model.classifier(functional.relu(model.norm(x_BCHW)).mean(dim=(2, 3)))
+        gradients = torch.autograd.grad(logits_BK.float().square().sum(), list(model.parameters()))
+        found.append((logits_BK, *gradients))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_wide_resnet_28_8_has_the_published_batch_norm_channels() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -78,21 +79,20 @@ def test_side_by_side_gives_the_bits_of_one_backward_pass(passes: int, penalty: 
         assert all(_strides(one.by_name[name]) == _strides(each) for name, each in other.by_name.items())
 
 
-def test_passes_go_to_other_threads_from_the_second_step_on() -> None:
-    import threading
-
+def test_passes_go_to_other_threads_from_the_first_step_on() -> None:
     set_lanes(2)
     weight, seen = nn.Parameter(torch.ones(())), []
+    together = threading.Barrier(2)
 
     def loss() -> Tensor:
         seen.append(threading.get_ident())
+        together.wait(timeout=60)  # in turn nobody would come
         return weight * 1.0
 
     descent = Descent({"w": weight})
     for _ in range(2):
         descent.gradients([Term(1.0, loss), Term(1.0, loss)])
-    assert len(set(seen[:2])) == 1, "the first step looks whether the network draws random numbers"
-    assert len(set(seen[2:])) == 2
+    assert len(set(seen)) == 2
 
 
 def test_a_network_that_draws_random_numbers_is_gone_through_in_turn() -> None:
@@ -102,8 +102,30 @@ def test_a_network_that_draws_random_numbers_is_gone_through_in_turn() -> None:
         model = _network(dropout=True)
         torch.manual_seed(3)
         _steps(model, passes=2)
-        found.append(dict(model.named_parameters()))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        found.append((dict(model.named_parameters()), torch.get_rng_state()))
+    (alone, numbers), (together, others) = found
+    assert all(torch.equal(alone[name], together[name]) for name in alone)
+    assert torch.equal(numbers, others), "what the first step drew to no end was put back"
+
+
+def test_a_first_step_that_is_refused_after_it_drew_random_numbers_draws_those_of_passes_in_turn() -> None:
+    found = []
+    for count in (1, 2):
+        set_lanes(count)
+        weight = nn.Parameter(torch.ones(()))
+
+        def refused() -> Tensor:
+            raise OneValuePerChannel("one")
+
+        def drawn(weight: nn.Parameter = weight) -> Tensor:
+            return weight * torch.rand(())
+
+        torch.manual_seed(3)
+        descent = Descent({"w": weight})
+        with pytest.raises(OneValuePerChannel):
+            descent.gradients([Term(1.0, refused), Term(1.0, drawn)])
+        found.append(float(descent.gradients([Term(1.0, drawn), Term(1.0, drawn)]).total))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("count", [1, 2])

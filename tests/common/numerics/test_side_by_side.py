@@ -14,6 +14,7 @@ from semisilo.common.numerics.side_by_side import (
     one_after_the_other,
     results_in_order,
     set_lanes,
+    shares,
     side_by_side,
 )
 
@@ -86,3 +87,18 @@ def test_the_callers_gradient_mode_holds_in_every_lane() -> None:
     with torch.no_grad():
         assert side_by_side(modes) == [False] * 4
         assert list(results_in_order(modes)) == [False] * 4
+
+
+@pytest.mark.parametrize(("lanes_set", "sizes", "expected"), [
+    (2, [2**18, 2**18], [[2**18], [2**18]]),
+    (2, [2**16, 2**17, 2**18, 2**18], [[2**16, 2**17, 2**18], [2**18]]),
+    (2, [1, 2**20], [[1, 2**20]]),  # one tensor is never cut
+    (3, [2**17] * 3, [[2**17], [2**17], [2**17]]),
+    (4, [2**17] * 2, [[2**17], [2**17]]),  # more lanes than there is work for
+    (2, [100] * 50, [[100] * 50]),  # quicker alone
+    (1, [2**20] * 2, [[2**20] * 2])])
+def test_tensors_are_shared_out_in_order_and_only_where_there_are_many_elements(
+        lanes_set: int, sizes: list[int], expected: list[list[int]]) -> None:
+    set_lanes(lanes_set)
+    tensors = [torch.empty(size, device="meta") for size in sizes]
+    assert [[tensor.numel() for tensor in tensors[share]] for share in shares(tensors)] == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
 from semisilo.common.errors import BadConfiguration, BadPayload
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.rpc.convert import (
     check_metrics,
+    evaluation_from_proto,
+    evaluation_to_proto,
     numerics_from_proto,
     numerics_to_proto,
     reference_from_proto,
@@ -213,3 +217,46 @@ def test_metrics_must_be_few_and_finite() -> None:
                     {str(i): 0.0 for i in range(257)}):
         with pytest.raises(BadPayload):
             check_metrics(metrics)
+
+
+# Evaluations ----------------------------------------------------------------------------------------------------------
+
+EVALUATION = SiteEvaluation(study="first", round=4, classes=(
+    ClassResult(images=8, correct=5, auroc=0.75), ClassResult(images=2, correct=0), ClassResult(images=0, correct=0)))
+
+
+def test_an_evaluation_arrives_as_it_was_sent() -> None:
+    sent = evaluation_to_proto(EVALUATION)
+    assert evaluation_from_proto(pb.SiteEvaluation.FromString(sent.SerializeToString())) == EVALUATION
+
+
+@pytest.mark.parametrize("changes", [
+    {"study": ""}, {"study": "../x"}, {"round": -1}, {"classes": []}, {"labels_alone": True},
+    {"classes": [pb.ClassResult(image_count=1, correct_count=2)]},
+    {"classes": [pb.ClassResult(image_count=-1)]},
+    {"classes": [pb.ClassResult(image_count=2**40)]},
+    {"classes": [pb.ClassResult(image_count=3, auroc=float("nan")), pb.ClassResult(image_count=3)]},
+    {"classes": [pb.ClassResult(image_count=3, auroc=1.5), pb.ClassResult(image_count=3)]},
+    {"classes": [pb.ClassResult(image_count=1)] * 10_001}])
+def test_an_evaluation_that_cannot_be_is_a_bad_payload(changes: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"study": "s", "round": 1, "classes": [pb.ClassResult(image_count=1)]}
+    evaluation_from_proto(pb.SiteEvaluation(**good))
+    with pytest.raises(BadPayload):
+        evaluation_from_proto(pb.SiteEvaluation(**good | changes))
+
+
+@pytest.mark.parametrize(("model_round", "measure", "read"), [
+    (None, "", ""), (0, "auroc", "auroc"), (1, "recall:x", "recall:x"), (1, "a measure of a later version", "")])
+def test_a_task_says_which_model_it_brings_and_by_what_rounds_are_compared(model_round: int | None, measure: str,
+                                                                          read: str) -> None:
+    sent = task_to_proto(make_task(round=2, model_round=model_round, measure=measure), report_interval_seconds=1.0)
+    found = task_from_proto(sent, silo="a")
+    assert (found.model_round, found.measure) == (model_round, read)
+
+
+@pytest.mark.parametrize("model_round", [-1, 2, 2**40])
+def test_a_task_cannot_bring_the_model_of_its_own_or_a_later_round(model_round: int) -> None:
+    sent = task_to_proto(make_task(round=2), report_interval_seconds=1.0)
+    sent.model_round = model_round
+    with pytest.raises(BadPayload, match="model of round"):
+        task_from_proto(sent, silo="a")

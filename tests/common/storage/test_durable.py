@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from semisilo.common.storage import durable
 from semisilo.common.storage.durable import sync_file, sync_folder, without_waiting, write_durably
 
 
@@ -44,3 +46,30 @@ def test_after_it_and_after_a_failure_in_it_the_disk_is_waited_for_again(tmp_pat
         raise ZeroDivisionError
     write_durably(tmp_path / "file", b"content")
     assert len(synced) == 2
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_without_waiting_a_file_is_replaced_by_one_that_is_whole_whatever_the_system_knows(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool) -> None:
+    """An exchange of names gives what `os.replace` gives, also of the rights; and is only there where it can be."""
+    if not knows:
+        monkeypatch.setattr(durable, "_renameat2", lambda: None)
+    replaced: list[Path] = []
+    original = os.replace
+
+    def counted(source: Path, target: Path) -> None:
+        replaced.append(target)
+        original(source, target)
+
+    monkeypatch.setattr(os, "replace", counted)
+    file = tmp_path / "file"
+    with without_waiting():
+        for content in (b"first", b"second", b"third"):
+            write_durably(file, content, mode=0o600)
+            assert file.read_bytes() == content
+            assert file.stat().st_mode & 0o777 == 0o600
+            assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    in_place_of_another = sys.platform == "linux" and knows and durable._renameat2() is not None
+    assert len(replaced) == (1 if in_place_of_another else 3)
+    write_durably(file, b"for good")
+    assert replaced[-1] == file, "whoever waits for the disk has it send the content there"

@@ -291,3 +291,58 @@ def test_the_folder_is_not_listed_for_every_file_and_the_limit_still_holds(tmp_p
         store.partial("one more", size_bytes=1)
     store.drop_partial("more 3")
     store.partial("one more", size_bytes=10_000)
+
+
+# In one piece ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_in_one_piece_is_a_payload_at_once_and_leaves_nothing_beside(store: PayloadStore) -> None:
+    synced: list[str] = []
+    with mock.patch("semisilo.common.storage.store.sync_file", side_effect=lambda handle: synced.append("file")), \
+            mock.patch("semisilo.common.storage.store.sync_folder", side_effect=lambda folder: synced.append("folder")):
+        path = store.add_bytes(memoryview(CONTENT), DIGEST)
+    assert (path, path.read_bytes()) == (store.path(DIGEST), CONTENT)
+    assert synced == ["file", "folder"]
+    assert incoming(store) == []
+
+
+def test_one_piece_with_another_digest_is_refused_and_leaves_nothing(store: PayloadStore) -> None:
+    with pytest.raises(BadPayload, match="SHA-256"):
+        store.add_bytes(CONTENT[:-1], DIGEST)
+    assert (store.digests(), incoming(store)) == (set(), [])
+
+
+def test_one_piece_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    store = PayloadStore(tmp_path / "payloads", limit_bytes=len(CONTENT) - 1)
+    with pytest.raises(DiskFull):
+        store.add_bytes(CONTENT, DIGEST)
+    assert (store.digests(), incoming(store)) == (set(), [])
+    larger = PayloadStore(tmp_path / "others", limit_bytes=len(CONTENT))
+    assert larger.add_bytes(CONTENT, DIGEST).is_file()
+
+
+def test_a_disk_that_fills_up_under_one_piece_keeps_nothing_of_it(store: PayloadStore) -> None:
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))
+    with mock.patch("semisilo.common.storage.store.sync_file", full), pytest.raises(DiskFull):
+        store.add_bytes(CONTENT, DIGEST)
+    assert (store.digests(), incoming(store)) == (set(), [])
+
+
+def test_where_a_transfer_goes_on_is_known_without_reading_only_while_nothing_of_it_has_come(
+        store: PayloadStore) -> None:
+    assert store.resume_offset("key") == 0
+    with store.partial("key", size_bytes=len(CONTENT)) as partial:
+        assert store.resume_offset("key") is None
+        append(partial, 2000)
+    assert store.resume_offset("key") is None
+    store.drop_partial("key")
+    assert store.resume_offset("key") == 0
+
+
+def test_room_is_sure_only_once_the_folder_was_listed(tmp_path: Path) -> None:
+    store = PayloadStore(tmp_path / "payloads", limit_bytes=10 * len(CONTENT))
+    assert not store.has_room(len(CONTENT))
+    store.add_bytes(CONTENT, DIGEST)
+    assert store.has_room(len(CONTENT))
+    assert not store.has_room(10 * len(CONTENT))
+    assert not PayloadStore(tmp_path / "payloads").has_room(2**62)

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semisilo.common.data.formats import archive
 from tests.processes import free_ports, run_command
 
 GOOD = """[study]
@@ -55,13 +56,10 @@ class Hub:
 
     def study(self, name: str, text: str = GOOD) -> Path:
         """Writes a study with a small labelled set; returns its file."""
-        from sklearn.datasets import load_digits
-
         folder = self.folder / "studies" / name
         folder.mkdir(exist_ok=True)
-        digits = load_digits()
-        np.savez(folder / "labelled.npz", train_images=np.round(digits.images[:40] * 255 / 16).astype(np.uint8),
-                 train_labels=digits.target[:40])
+        digits = archive.digits("train", source="digits")
+        np.savez(folder / "labelled.npz", train_images=digits.images[:40], train_labels=digits.labels_N[:40])
         (folder / "study.toml").write_text(text)
         return folder / "study.toml"
 

@@ -124,8 +124,8 @@ def config(**data: object) -> object:
 @pytest.fixture
 def deep(tmp_path: Path) -> Path:
     """Labelled and test images of 12 bits, one of each class; one of each set is broken."""
-    for part in ("labelled", "test"):
-        for name, value in (("cat", 1000), ("dog", 2000)):
+    for part, values in (("labelled", (1000, 2000)), ("test", (1100, 1900))):
+        for name, value in zip(("cat", "dog"), values, strict=True):
             (tmp_path / part / name).mkdir(parents=True)
             Image.fromarray(np.full((8, 8), value, np.uint16)).save(tmp_path / part / name / "a.png")
         (tmp_path / part / "cat/bad.png").write_bytes(b"")

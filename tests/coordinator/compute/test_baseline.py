@@ -15,8 +15,8 @@ from semisilo.common.errors import BadData, ComputeFailed
 from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.training import cosine_lr
 from semisilo.common.methods.contract import CoordinatorData, Environment
-from semisilo.coordinator.compute import baseline
-from semisilo.coordinator.compute.baseline import LabelsAlone, Recipe, train_labelled_only
+from semisilo.coordinator.compute import baseline, labels_alone
+from semisilo.coordinator.compute.baseline import PaperLabelsAlone, PaperRecipe, train_labelled_only
 
 FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
 
@@ -95,9 +95,9 @@ def _drawing(count: int, **changes: Any) -> Environment:
 @pytest.mark.parametrize("count", [23, 1300])  # batches of 10 in one block of views; of 250 in two, the last one short
 def test_left_after_any_batch_and_gone_on_with_in_memory_or_by_another_process_the_bits_are_those_of_one_run(
         count: int, tmp_path: Path) -> None:
-    environment, recipe, file = _drawing(count), Recipe(epochs=4), tmp_path / "alone.safetensors"
+    environment, recipe, file = _drawing(count), PaperRecipe(epochs=4), tmp_path / "alone.safetensors"
     whole = train_labelled_only(environment, epochs=4)
-    alone, lives = LabelsAlone(environment, recipe, file=file), 1
+    alone, lives = PaperLabelsAlone(environment, recipe, file=file), 1
     for slice_ in range(200):
         torch.manual_seed(slice_)  # what others draw meanwhile
         before = torch.random.get_rng_state()
@@ -108,7 +108,7 @@ def test_left_after_any_batch_and_gone_on_with_in_memory_or_by_another_process_t
         if slice_ % 3 == 0:
             alone.save()
         if slice_ % 11 == 10:  # killed: what was not saved is done again
-            alone, lives = LabelsAlone(environment, recipe, file=file), lives + 1
+            alone, lives = PaperLabelsAlone(environment, recipe, file=file), lives + 1
     assert lives > 2
     assert alone.found == whole
     assert len(whole.history) == 4
@@ -116,14 +116,14 @@ def test_left_after_any_batch_and_gone_on_with_in_memory_or_by_another_process_t
 
 def test_a_file_of_other_settings_or_of_another_version_is_begun_again(tmp_path: Path) -> None:
     environment, file = _drawing(23), tmp_path / "alone.safetensors"
-    alone = LabelsAlone(environment, Recipe(epochs=4), file=file)
+    alone = PaperLabelsAlone(environment, PaperRecipe(epochs=4), file=file)
     alone.work(0.0)
     alone.save()
-    assert LabelsAlone(environment, Recipe(epochs=4), file=file).fraction > 0
-    assert LabelsAlone(environment, Recipe(epochs=5), file=file).fraction == 0
-    assert LabelsAlone(_drawing(24), Recipe(epochs=4), file=file).fraction == 0
+    assert PaperLabelsAlone(environment, PaperRecipe(epochs=4), file=file).fraction > 0
+    assert PaperLabelsAlone(environment, PaperRecipe(epochs=5), file=file).fraction == 0
+    assert PaperLabelsAlone(_drawing(24), PaperRecipe(epochs=4), file=file).fraction == 0
     file.write_bytes(b"{}")
-    assert LabelsAlone(environment, Recipe(epochs=4), file=file).fraction == 0
+    assert PaperLabelsAlone(environment, PaperRecipe(epochs=4), file=file).fraction == 0
 
 
 class _Clock:
@@ -140,7 +140,7 @@ class _Clock:
 def test_a_budget_ends_it_with_the_epochs_that_fit_and_the_learning_rate_has_come_down(
         monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock(0.5)
-    monkeypatch.setattr(baseline, "time", clock)
+    monkeypatch.setattr(labels_alone, "time", clock)
     rates: list[tuple[int, int]] = []
 
     def noted(lr: float, *, round: int, rounds: int) -> float:
@@ -148,7 +148,7 @@ def test_a_budget_ends_it_with_the_epochs_that_fit_and_the_learning_rate_has_com
         return cosine_lr(lr, round=round, rounds=rounds)
 
     monkeypatch.setattr(baseline, "cosine_lr", noted)
-    alone = LabelsAlone(_drawing(23), Recipe(epochs=400, budget_seconds=120.0))
+    alone = PaperLabelsAlone(_drawing(23), PaperRecipe(epochs=400, budget_seconds=120.0))
     alone.work(float("inf"))
     found = alone.found
     assert found is not None
@@ -164,8 +164,8 @@ def test_a_budget_ends_it_with_the_epochs_that_fit_and_the_learning_rate_has_com
 
 
 def test_a_budget_that_is_spent_within_the_first_epoch_still_gives_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "time", _Clock(10.0))
-    alone = LabelsAlone(_drawing(60), Recipe(epochs=4, budget_seconds=15.0))
+    monkeypatch.setattr(labels_alone, "time", _Clock(10.0))
+    alone = PaperLabelsAlone(_drawing(60), PaperRecipe(epochs=4, budget_seconds=15.0))
     alone.work(float("inf"))
     assert alone.found is not None
     assert (alone.found.ended, alone.found.epochs, alone.found.asked) == ("budget", 0, 4)
@@ -174,7 +174,7 @@ def test_a_budget_that_is_spent_within_the_first_epoch_still_gives_a_line(monkey
 
 
 def test_a_budget_that_is_not_spent_changes_no_bits() -> None:
-    alone = LabelsAlone(_drawing(23), Recipe(epochs=3, budget_seconds=1e6))
+    alone = PaperLabelsAlone(_drawing(23), PaperRecipe(epochs=3, budget_seconds=1e6))
     alone.work(float("inf"))
     assert alone.found == train_labelled_only(_drawing(23), epochs=3)
 
@@ -183,7 +183,7 @@ def test_a_budget_that_is_not_spent_changes_no_bits() -> None:
 def test_it_ends_when_the_accuracy_on_validation_images_rises_no_more(
         patience: int, ended: str, epochs: int | None) -> None:
     data = CoordinatorData(labelled=_halves(20, 0), test=_halves(101, 1), validation=_halves(40, 3))
-    alone = LabelsAlone(_environment(data=data), Recipe(epochs=20, patience=patience))
+    alone = PaperLabelsAlone(_environment(data=data), PaperRecipe(epochs=20, patience=patience))
     alone.work(float("inf"))
     assert alone.found is not None
     assert alone.found.ended == ended
@@ -191,9 +191,27 @@ def test_it_ends_when_the_accuracy_on_validation_images_rises_no_more(
     assert alone.found.history[-1].epoch == alone.found.epochs
 
 
+def test_gone_on_with_from_any_step_patience_ends_it_at_the_same_epoch(tmp_path: Path) -> None:
+    """Also from between the test and the validation images of one epoch: a point of the history that stood already
+    would be taken for both."""
+    data = CoordinatorData(labelled=_halves(20, 0), test=_halves(101, 1), validation=_halves(40, 3))
+    environment, recipe, file = _environment(data=data), PaperRecipe(epochs=20, patience=3), tmp_path / "alone"
+    whole, alone, steps = PaperLabelsAlone(environment, recipe), PaperLabelsAlone(environment, recipe, file=file), 0
+    whole.work(float("inf"))
+    while alone.found is None:
+        alone.work(0.0)
+        if alone.found is None:
+            alone.save()
+            resumed, steps = PaperLabelsAlone(environment, recipe, file=file), steps + 1
+            resumed.work(float("inf"))
+            assert resumed.found == whole.found
+    assert alone.found == whole.found
+    assert steps > 4 * 4
+
+
 def test_how_long_it_will_take_is_known_after_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "time", _Clock(1.0))
-    alone = LabelsAlone(_drawing(20), Recipe(epochs=100))
+    monkeypatch.setattr(labels_alone, "time", _Clock(1.0))
+    alone = PaperLabelsAlone(_drawing(20), PaperRecipe(epochs=100))
     assert alone.seconds_left is None
     alone.work(0.0)
     assert alone.fraction == pytest.approx(0.005)
@@ -202,7 +220,7 @@ def test_how_long_it_will_take_is_known_after_the_first_batch(monkeypatch: pytes
 
 
 def test_a_line_that_diverges_is_an_error() -> None:
-    alone = LabelsAlone(_environment(), Recipe(epochs=3, lr=float("nan")))
+    alone = PaperLabelsAlone(_environment(), PaperRecipe(epochs=3, lr=float("nan")))
     with pytest.raises(ComputeFailed, match="on labels only"):
         alone.work(float("inf"))
     assert alone.found is None

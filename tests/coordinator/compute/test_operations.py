@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from semisilo.common.config import from_dict, to_dict
 from semisilo.common.data import room
@@ -64,7 +66,13 @@ from semisilo.coordinator.compute.messages import (
     WrittenTasks,
 )
 from semisilo.coordinator.compute.operations import Operations
-from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, FrozenStudy, LabelledOnlyResult
+from semisilo.coordinator.ledger.records import (
+    LABELS_ALONE_FILE,
+    LABELS_ALONE_MODEL,
+    BaselineRecipe,
+    FrozenStudy,
+    LabelledOnlyResult,
+)
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -566,9 +574,21 @@ def test_without_a_test_set_there_is_no_baseline_and_only_labelled_images_are_me
 
 
 def test_a_validation_set_is_measured_beside_the_test_set(federation: Path) -> None:
-    operations, _ = opened(federation, data={"validation": "test.npz#test"})
+    """The same images, turned: with the network of round 0 they have other numbers, of the same names."""
+    folder = federation / "studies" / "first"
+    with np.load(folder / "test.npz") as arrays:
+        np.savez(folder / "turned.npz", test_images=arrays["test_images"][:, ::-1], test_labels=arrays["test_labels"])
+    operations, opening = opened(federation, data={"validation": "turned.npz#test"})
     metrics = prepare(operations).metrics
-    assert metrics["validation_accuracy"] == metrics["accuracy"]
+    own = {"labelled_accuracy", "fine_tune_loss", "selection_score", "selection_error"}
+    on_test = {name for name in metrics if not name.startswith("validation_")} - own
+    assert {"auroc", "calibration_error", "balanced_accuracy"} < on_test
+    assert {name.removeprefix("validation_") for name in metrics if name.startswith("validation_")} == on_test
+    assert opening.frozen.measure == "accuracy"
+    assert metrics["selection_score"] == metrics["validation_accuracy"]
+    again = opened(federation, study={"measure": "auroc"}, data={"validation": "turned.npz#test"})[0]
+    found = prepare(again).metrics
+    assert found["selection_score"] == found["validation_auroc"] != found["validation_accuracy"]
 
 
 def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
@@ -577,7 +597,9 @@ def test_the_baseline_is_measured_like_every_round(federation: Path) -> None:
     assert found is not None
     assert found.epochs == 3
     more = {"labelled_accuracy", "fine_tune_loss"}  # of the strategy's diagnostics
-    assert found.metrics.keys() | more == prepare(operations).metrics.keys()
+    crossfit = {name for name in found.metrics if name.startswith("crossfit_")}
+    assert crossfit == {f"crossfit_{name}{end}" for name in ("accuracy", "balanced_accuracy") for end in ("", "_error")}
+    assert (found.metrics.keys() - crossfit) | more == prepare(operations).metrics.keys()
     json.dumps(to_dict(found), allow_nan=False)
 
 
@@ -593,17 +615,22 @@ def test_the_coordinators_images_on_the_disk_give_the_same_bits_as_in_memory(
     assert prepare(mapped) == expected
 
 
+@pytest.mark.parametrize("recipe", ["paper", "strong"])
 def test_the_baseline_in_slices_of_one_batch_by_processes_that_die_has_the_bits_of_one_run(
-        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        federation: Path, monkeypatch: pytest.MonkeyPatch, recipe: BaselineRecipe) -> None:
     monkeypatch.setattr(operations_module, "_SAVE_SECONDS", 0.0)
     monkeypatch.setattr(operations_module, "_SAVING_SHARE", 1e9)
     operations, first = opened(federation)
-    expected = operations.baseline(Baseline(epochs=3, slice_seconds=1e9))
+    epochs = 3 if recipe == "paper" else 12
+    expected = operations.baseline(Baseline(recipe=recipe, epochs=epochs, slice_seconds=1e9))
+    model = federation / "studies" / "first" / LABELS_ALONE_MODEL
+    assert expected.result is not None
+    assert hashlib.sha256(model.read_bytes()).hexdigest() == expected.result.model_digest
     file = federation / "studies" / "first" / LABELS_ALONE_FILE
     assert not file.exists()
     operations, _ = opened(federation, first.frozen)
     slices, begun = 1, False
-    while not (found := operations.baseline(Baseline(epochs=3, slice_seconds=0.0))).done:
+    while not (found := operations.baseline(Baseline(recipe=recipe, epochs=epochs, slice_seconds=0.0))).done:
         assert found.progress is not None
         assert file.exists()
         slices += 1
@@ -615,6 +642,7 @@ def test_the_baseline_in_slices_of_one_batch_by_processes_that_die_has_the_bits_
     assert begun, "a process died after an epoch"
     opened(federation)  # as a study that was queued anew before its first round
     assert not file.exists()
+    assert not model.exists()
 
 
 @pytest.mark.slow
@@ -650,7 +678,7 @@ def test_work_on_the_baseline_that_cannot_be_written_down_goes_on_in_memory(
     monkeypatch.setattr(operations_module.LabelsAlone, "save", full)
     operations, _ = opened(federation)
     slices = 1
-    while not operations.baseline(Baseline(epochs=2, slice_seconds=0.0)).done:
+    while not operations.baseline(Baseline(recipe="paper", epochs=2, slice_seconds=0.0)).done:
         slices += 1
     assert slices == 2 * (4 + 1 + 1) + 1  # in each epoch 4 batches, one of statistics and one of accuracy
     assert "No space" in caplog.text
@@ -696,3 +724,43 @@ def test_a_process_gives_the_same_bits_as_this_one_and_survives_its_own_death(fe
     operations, answer = opened(federation)
     assert answer == first
     assert prepare(operations) == prepared
+
+
+# Which tasks bring the global model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalisation", ["static_batch", "group"])
+@pytest.mark.parametrize(("method", "brings"), [
+    ({"name": "semifl", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05}, True),
+    ({"name": "fedmix", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05}, True),
+    ({"name": "fedavg", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05, "objective": "fixmatch",
+      "scenario": "labels-at-coordinator"}, False),
+    ({"name": "fedsgd", "scenario": "labels-at-coordinator"}, False),
+    ({"name": "fedmatch", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05, "aggregation": "uniform",
+      "num_helpers": 0}, False)],
+    ids=lambda each: each["name"] if isinstance(each, dict) else "")
+def test_a_task_says_that_it_brings_the_model_only_where_its_tensors_are_those_that_are_exported(
+        federation: Path, method: dict[str, Any], brings: bool, normalisation: str) -> None:
+    """FedAvg with labels at the coordinator sends a copy of the round's model that was trained on; FedSGD no statistics
+    of batch normalisation; FedMatch its parts."""
+    operations = Operations(lambda fraction, text: None)
+    tables = {**config(), "method": method, "model": {"name": "small_cnn", "normalisation": normalisation}}
+    brings = brings or (method["name"] == "fedsgd" and normalisation == "group")
+    answered(operations, OpenStudy(
+        name="first", config=config_from_dict(tables, where="test"), study_folder=federation / "studies" / "first",
+        payloads_folder=federation / "payloads", num_silos=2, frozen=None))
+    state = prepare(operations).state
+    written = tasks_of(operations, state, 1, {"a": None}).tasks["a"]
+    assert written.brings_model is brings
+    if not brings:
+        return
+    path = federation / "model.safetensors"
+    operations.export(Export(state=state, path=path))
+    exported, payloads = load_file(path), PayloadStore(federation / "payloads")
+    received: dict[str, torch.Tensor] = {}
+    for payload in written.payloads:
+        if payload.groups in (("model",), ("batch_norm",)):
+            (group,) = decode_groups(payloads.path(payload.digest), require_finite=True).values()
+            received |= group.tensors
+    assert received.keys() == exported.keys()
+    assert all(torch.equal(received[name], exported[name]) for name in received)

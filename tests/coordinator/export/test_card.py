@@ -10,6 +10,9 @@ import pytest
 
 from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
+from semisilo.common.measures.intervals import newcombe
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.methods.contract import NumericsRecord
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
@@ -30,11 +33,13 @@ from semisilo.coordinator.export.card import (
     card_cost,
     card_onnx,
     card_silos,
+    card_sites,
     card_test,
     limits_of,
     settings_shown,
     software_here,
 )
+from semisilo.coordinator.export.card_pages import card_html, card_markdown
 from semisilo.coordinator.export.choose_model import STUDY_TEST
 from semisilo.coordinator.export.measures import Measures, measure
 from semisilo.coordinator.export.onnx_file import OnnxCheck
@@ -60,7 +65,8 @@ COST = CardCost(up_to_round=2, payload_down=1, payload_up=1, message_down=1, mes
 COMPLETE = ModelCard(
     format=CARD_FORMAT, intended_use=INTENDED_USE,
     model=CardModel(
-        study="s", study_state="completed", round=2, chosen="last", planned_rounds=2, classes=("a", "b", "c"),
+        study="s", study_state="completed", round=2, chosen="last", measure="accuracy",
+        choice="round 2, the last one", planned_rounds=2, classes=("a", "b", "c"),
         method=CardMethod(name="semifl", source="x", scenario="labels-at-coordinator", discloses="y"),
         network=CardNetwork(name="small_cnn", normalisation="none", parameters=5, frozen=0, weights_sha256=""),
         image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.25,))),
@@ -157,7 +163,8 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
 
 @pytest.mark.parametrize(("card", "said"), [
     (replace(COMPLETE, test=None), "The accuracy was not measured"),
-    (replace(COMPLETE, model=replace(COMPLETE.model, chosen="best")), "Measure it on other images: --test SOURCE"),
+    (replace(COMPLETE, model=replace(COMPLETE.model, chosen="best-on-test")),
+     "Measure it on other images: --test SOURCE"),
     (replace(COMPLETE, test=FEW), "No test image is of these classes, so nothing is known of them: b."),
     (replace(COMPLETE, test=FEW), "Fewer than 30 test images each are of: a; their intervals are wide."),
     (replace(COMPLETE, test=replace(TEST, auroc_macro=None)), "No AUROC was measured"),
@@ -188,8 +195,49 @@ def test_a_gain_is_shown_only_of_what_silos_had_part_in() -> None:
     assert not replace(COMPLETE, test=None).shows_gain
 
 
+def test_the_gain_is_in_the_studys_measure_with_its_interval() -> None:
+    """Everything right on 40 images of each of three classes, against recalls of 0.5, 0.5 and 0.8."""
+    alone = {"accuracy": 0.6, "balanced_accuracy": 0.6, "recall/a": 0.5, "recall/b": 0.5, "recall/c": 0.8}
+    card = replace(COMPLETE, onnx=None, labelled_only=replace(COMPLETE.labelled_only, accuracy=0.6, metrics=alone))
+    assert card.gain is not None
+    assert (card.gain.measure, card.gain.interval) == (ACCURACY, newcombe(120, 72, 120))
+    other = replace(card, model=replace(card.model, measure="recall:c"))
+    assert other.gain is not None
+    assert other.gain.interval == newcombe(40, 32, 40)
+    page = card_markdown(replace(other, limits=()))
+    assert "| Gain, recall of c | +20.0 points, the silos have helped |" in page
+    assert card_markdown(card).splitlines()[2].count("test accuracy") == 1
+    assert "test recall of c 100.0 %" in page
+    assert replace(COMPLETE, cost=replace(COST, updates_accepted=0)).gain is None
+
+
 def test_the_graph_s_tolerances_stand_beside_its_check() -> None:
     found = to_dict(COMPLETE.onnx)
     assert isinstance(COMPLETE.onnx, CardOnnx)
     assert {name: found[name] for name in to_dict(CHECK)} == to_dict(CHECK)
     assert (found["absolute_tolerance"], found["relative_tolerance"]) == (1e-4, 1e-4)
+
+
+# At the sites ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_card_has_what_each_site_says_of_this_very_model_and_who_says_nothing(summary: StudySummary) -> None:
+    classes = (ClassResult(images=10, correct=9), ClassResult(images=10, correct=5),
+               *(ClassResult(images=0, correct=0),) * 8)
+    found = {silo: SiteEvaluation(study="first", round=number, classes=classes) for silo, number in
+             ((SILOS[0], 5), (SILOS[1], 4))}
+    rows = card_sites(summary, found, round=5, labels_alone=False, names=True)
+    assert [(each.silo, each.images) for each in rows] == [(SILOS[0], 20), (SILOS[1], None), (SILOS[2], None)]
+    assert rows[0].accuracy is not None
+    assert rows[0].accuracy.value == 0.7
+    assert [each.silo for each in card_sites(summary, found, round=5, labels_alone=False, names=False)] == [
+        "silo 1", "silo 2", "silo 3"]
+    assert [each.images for each in card_sites(summary, found, round=0, labels_alone=True, names=True)] == [None] * 3
+    card = replace(COMPLETE, sites=rows, onnx=None)
+    assert any(f"of their own: {SILOS[1]}, {SILOS[2]}." in limit for limit in limits_of(card))
+    assert any("No site has sent" in limit for limit in limits_of(COMPLETE))
+    for text in (card_markdown(card), card_html(card)):
+        assert "70.0 % (48.1 to 85.5 %)" in text
+        assert "sent none" in text
+        assert "At the sites" in text
+    assert "At the sites" not in card_markdown(replace(COMPLETE, onnx=None))

@@ -1,7 +1,9 @@
-"""Which model is handed over: the last, the best, or that of a round; and none whose file is gone."""
+"""Which model is handed over: the chosen one, the last, the best on the test images, or that of a round; and none whose
+file is gone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,26 +39,54 @@ def chosen(filled: Filled, rule: str) -> int:
     return found.round.number
 
 
-def test_the_last_is_the_last_committed_the_best_the_most_accurate_and_a_number_itself(filled: Filled) -> None:
-    assert (chosen(filled, "last"), chosen(filled, "best"), chosen(filled, "2"), chosen(filled, "02")) == (4, 4, 2, 2)
-    filled.ledger.query("UPDATE round SET metrics_json = ? WHERE number IN (2, 3)", '{"accuracy":0.99}')
-    assert chosen(filled, "best") == 2, "the earliest of equals"
+def score(filled: Filled, **scores: float) -> None:
+    for name, value in scores.items():
+        filled.ledger.query("UPDATE round SET metrics_json = ? WHERE number = ?", json.dumps(
+            {"accuracy": 0.1, "selection_score": value, "selection_error": 0.01}), int(name.removeprefix("round")))
+
+
+def test_the_last_is_the_last_committed_and_a_number_itself(filled: Filled) -> None:
+    assert (chosen(filled, "last"), chosen(filled, "2"), chosen(filled, "02")) == (4, 2, 2)
+
+
+def test_the_chosen_one_is_that_of_the_selection_scores_and_without_any_the_last(filled: Filled) -> None:
+    found = choose_model(filled.ledger, "first", rule="chosen", study_folder=folder_of(filled))
+    assert (found.round.number, found.choice.text) == (
+        4, "round 4, the last one: there are no validation images to choose by")
+    score(filled, round2=0.881, round3=0.7, round4=0.85)
+    found = choose_model(filled.ledger, "first", rule="chosen", study_folder=folder_of(filled))
+    assert found.round.number == 2
+    assert found.choice.text.startswith("round 2, accuracy 88.1 % on ")
+    assert found.choice.text.endswith("validation images; the last round, 4, has 85.0 %")
+    score(filled, round4=0.872)
+    assert chosen(filled, "chosen") == 4, "within an error of the best"
+
+
+def test_the_best_on_the_test_images_is_one_of_those_that_are_kept(filled: Filled) -> None:
+    filled.ledger.query("UPDATE round SET metrics_json = ? WHERE number IN (1, 2, 3)", '{"accuracy":0.99}')
+    assert chosen(filled, "best-on-test") == 2, "the earliest of equals whose model is there"
+
+
+def test_the_old_name_of_that_rule_is_refused_with_what_it_was(filled: Filled) -> None:
+    with pytest.raises(UsageError, match="chose by the test images") as caught:
+        chosen(filled, "best")
+    assert "--round best-on-test" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("rule", "said"), [
-    ("1", "round 1 is no longer kept"), ("5", "no committed round 5"), ("9999999999", "is none of last, best"),
-    ("-1", "is none of last, best"), ("worst", "is none of last, best"), ("", "is none of last, best")])
+    ("1", "round 1 is no longer kept"), ("5", "no committed round 5"), ("9999999999", "is none of chosen, last"),
+    ("-1", "is none of chosen, last"), ("worst", "is none of chosen, last"), ("", "is none of chosen, last")])
 def test_what_cannot_be_chosen_is_refused_with_the_rounds_that_can(filled: Filled, rule: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         chosen(filled, rule)
     assert "kept: 0, 2, 3, 4" in caught.value.remedy
 
 
-def test_without_test_images_no_round_is_the_best(filled: Filled) -> None:
+def test_without_test_images_no_round_is_the_best_on_them(filled: Filled) -> None:
     filled.ledger.query("UPDATE round SET metrics_json = '{}'")
     with pytest.raises(UsageError, match="no round is known to be the best"):
-        chosen(filled, "best")
-    assert chosen(filled, "last") == 4
+        chosen(filled, "best-on-test")
+    assert chosen(filled, "chosen") == 4
 
 
 def test_a_study_without_a_committed_round_and_one_that_there_is_not_are_told_apart(filled: Filled) -> None:

@@ -17,15 +17,16 @@ import torch
 from safetensors import safe_open
 
 import semisilo.coordinator.export.export as export_module
-from semisilo.common.errors import BadData, NotPermitted, UsageError
-from semisilo.common.models.exported import ModelFacts, logits_of, read_facts, read_model
-from semisilo.coordinator.export.calibration import fit_temperature, probabilities
+from semisilo.common.errors import BadData, NotPermitted, StorageDamaged, UsageError
+from semisilo.common.measures.calibration import fit_temperature, probabilities
+from semisilo.common.measures.intervals import wilson
+from semisilo.common.models.exported import ModelFacts, facts_from_json, logits_of, read_facts, read_model
 from semisilo.coordinator.export.card import settings_shown
 from semisilo.coordinator.export.card_pages import card_html, card_markdown
 from semisilo.coordinator.export.export import ExportChoice, Exported, export_study
-from semisilo.coordinator.export.intervals import wilson
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import LABELS_ALONE_MODEL
 from semisilo.simulation import SimulationResult, run
 from tests.coordinator.report.test_report import _Page
 from tests.processes import run_command
@@ -50,11 +51,12 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
     return run(tables, out=tmp_path_factory.mktemp("simulated"), device="cpu")
 
 
-def exported(result: SimulationResult, out: Path, **choice: Any) -> Exported:
+def exported(result: SimulationResult, out: Path, round: str = "last", **choice: Any) -> Exported:
+    """Of the last round: in these few labels alone are better, and would be handed over."""
     ledger = Ledger(result.folder / "ledger.sqlite")
     try:
         return export_study(ledger, result.study, study_folder=result.folder / "studies" / result.study, out=out,
-                            choice=ExportChoice(device="cpu", **choice))
+                            choice=ExportChoice(device="cpu", round=round, **choice))
     finally:
         ledger.close()
 
@@ -157,10 +159,11 @@ def test_equal_models_give_equal_files(simulated: SimulationResult, hand_over: E
 
 
 def test_the_model_that_a_study_leaves_behind_can_be_used_like_an_export(simulated: SimulationResult,
-                                                                         hand_over: Exported) -> None:
+                                                                         tmp_path: Path) -> None:
+    found = exported(simulated, tmp_path / "chosen", round="chosen", formats=("safetensors",))
     left, facts = read_model(simulated.model)
-    ours, _ = read_model(hand_over.model)
-    assert facts.model.classes == tuple(hand_over.card["model"]["classes"])
+    ours, _ = read_model(found.model)
+    assert facts.model.classes == tuple(found.card["model"]["classes"])
     for name, tensor in left.state_dict().items():
         assert torch.equal(tensor, ours.state_dict()[name])
 
@@ -328,7 +331,7 @@ def test_the_card_says_what_it_is_not_for_and_what_was_not_measured(simulated: S
     text = (hand_over.folder / "model_card.md").read_text()
     assert "Not for clinical use" in text
     assert "Not measured: differences between patients" in text
-    best = exported(simulated, tmp_path / "best", round="best", formats=("safetensors",))
+    best = exported(simulated, tmp_path / "best", round="best-on-test", formats=("safetensors",))
     assert any("optimistic. Measure it on other images" in line for line in best.card["limits"])
     assert not any("Measure it on other images" in line for line in hand_over.card["limits"])
 
@@ -348,7 +351,7 @@ def test_a_study_without_test_images_has_a_card_that_says_so(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="validation images, and the study has none"):
         exported(result, tmp_path / "calibrated", calibrate=True)
     with pytest.raises(UsageError, match="no round is known to be the best"):
-        exported(result, tmp_path / "best", round="best")
+        exported(result, tmp_path / "best", round="best-on-test")
     measured = exported(result, tmp_path / "measured", test=str(tmp_path / "train.npz"), formats=("safetensors",))
     assert measured.card["test"]["images"] == 60
     assert measured.card["recorded_accuracy"] is None
@@ -382,7 +385,7 @@ def test_names_that_hold_markup_stay_text(hand_over: Exported) -> None:
     assert "<script>alert(1)</script> | *x*" in page.text
     row = next(line for line in markdown.splitlines() if "alert" in line and line.startswith("| &lt;"))
     assert r"&lt;script&gt;alert(1)&lt;/script&gt; \| \*x\*" in row
-    assert row.replace(r"\|", "").count("|") == 9
+    assert row.replace(r"\|", "").count("|") == 10  # with the recall of labels alone
 
 
 # Which model, and where to --------------------------------------------------------------------------------------------
@@ -394,7 +397,7 @@ def test_a_round_can_be_chosen_and_one_that_there_is_not_is_refused(simulated: S
         found = exported(simulated, tmp_path / str(number), round=str(number), formats=("safetensors",))
         assert found.card["test"]["accuracy"] == simulated.rounds[number].accuracy
         assert found.card["cost"]["payload_up"] == sum(each.payload_up for each in simulated.rounds[:number + 1])
-    best = exported(simulated, tmp_path / "best", round="best", formats=("safetensors",))
+    best = exported(simulated, tmp_path / "best", round="best-on-test", formats=("safetensors",))
     assert best.card["test"]["accuracy"] == max(each.accuracy or 0 for each in simulated.rounds)
     for wrong in ("7", "worst", "-1"):
         with pytest.raises(UsageError) as caught:
@@ -452,7 +455,7 @@ def test_the_command_exports_beside_a_running_coordinator_and_changes_nothing(si
             db.execute("UPDATE study SET reason = 'serving'")
             status, out, err = run_command(
                 "semisilo.coordinator.cli.main", "export", "-C", str(federation.folder), "--out", str(tmp_path / "out"),
-                "--format", "safetensors", "--device", "cpu", "--json")
+                "--format", "safetensors", "--device", "cpu", "--round", "last", "--json")
         assert status == 0, err
         card = json.loads(out)["card"]
         assert card["test"]["accuracy"] == simulated.accuracy
@@ -514,3 +517,96 @@ def test_code_of_others_is_imported_only_when_the_reader_names_it(hand_over: Exp
     with pytest.raises(NotPermitted):
         read_model(path)
     assert "antigravity" not in sys.modules
+
+
+# Operating point ------------------------------------------------------------------------------------------------------
+
+
+def test_an_operating_point_stands_in_facts_and_card_with_what_it_gives_on_both_sets(
+        simulated: SimulationResult, tmp_path: Path) -> None:
+    found = exported(simulated, tmp_path / "out", operating_point="sensitivity 90% for 3", calibrate=True)
+    point, facts = found.card["operating_point"], read_facts(found.model)
+    assert facts.operating_point is not None
+    assert (facts.operating_point.label, facts.operating_point.measure, facts.operating_point.level) == (
+        "3", "sensitivity", 0.9)
+    model, _ = read_model(found.model)
+    for name in ("validation", "test"):
+        images_NCHW, labels_N = images_of(simulated, name)
+        p = probabilities(logits_of(model, images_NCHW, facts.image).numpy(), temperature=facts.temperature)[:, 3]
+        reached, own = p >= facts.operating_point.threshold, labels_N == 3
+        assert point[name]["sensitivity"] == (reached & own).sum() / own.sum()
+        assert point[name]["specificity"] == (~reached & ~own).sum() / (~own).sum()
+        interval = wilson(int((reached & own).sum()), int(own.sum()))
+        assert interval is not None
+        assert point[name]["sensitivity_interval"] == {"low": interval.low, "high": interval.high}
+    assert point["validation"]["sensitivity"] >= 0.9
+    text = card_markdown(found.facts)
+    assert "## Operating point" in text
+    assert "sensitivity 90 % for 3" in text
+    assert any("operating point" in line for line in found.card["limits"])
+    plain = exported(simulated, tmp_path / "plain")
+    assert plain.card["operating_point"] is None
+    assert plain.card["test"]["accuracy"] == found.card["test"]["accuracy"], "the other numbers are without it"
+    assert "## Operating point" not in card_markdown(plain.facts)
+
+
+def test_without_validation_images_an_operating_point_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    result = run(study("semifl", rounds=1, silos=2, split={"num_validation": 0}), out=tmp_path / "run", device="cpu")
+    with pytest.raises(UsageError, match="validation images") as raised:
+        exported(result, tmp_path / "out", operating_point="sensitivity 90% for 3", formats=("safetensors",))
+    assert "[data] validation" in (raised.value.remedy or "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_facts_say_what_the_probabilities_stand_for_and_files_without_it_are_read(
+        hand_over: Exported, simulated: SimulationResult) -> None:
+    facts = read_facts(hand_over.model)
+    assert facts.training_prior == pytest.approx((0.1,) * 10), "two labels of each of ten classes"
+    finished = simulated.folder / "studies" / simulated.study / "model.safetensors"
+    assert read_facts(finished).training_prior == facts.training_prior
+    older = json.loads(facts.to_json())
+    del older["training_prior"], older["operating_point"]
+    assert facts_from_json(json.dumps(older), where="x") == replace(facts, training_prior=(), operating_point=None)
+    for wrong in ({"training_prior": [0.5, 0.5]}, {"training_prior": [0.0] + [0.1] * 9},
+                  {"operating_point": {"label": "x", "measure": "sensitivity", "level": 0.9, "threshold": 0.5}},
+                  {"operating_point": {"label": "3", "measure": "sensitivity", "level": 0.9, "threshold": 2.0}}):
+        with pytest.raises(BadData, match=r"training_prior|operating point"):
+            facts_from_json(json.dumps({**json.loads(facts.to_json()), **wrong}), where="x")
+
+
+# Labels alone ---------------------------------------------------------------------------------------------------------
+
+
+def test_labels_alone_are_handed_over_with_a_card_that_says_what_they_are(
+        simulated: SimulationResult, tmp_path: Path) -> None:
+    found = exported(simulated, tmp_path / "alone", round="labels-alone", formats=("safetensors",))
+    card = found.facts
+    assert card.test is not None
+    assert card.labelled_only is not None
+    assert card.test.accuracy == card.recorded_accuracy == card.labelled_only.accuracy
+    assert card.labelled_only.metrics["validation_accuracy"] >= 0
+    assert "learning rate" in card.labelled_only.recipe
+    assert card.model.chosen == "labels-alone"
+    assert card.cost.updates_accepted == 0
+    assert any("without any silo" in limit for limit in card.limits)
+    assert "trained on labels alone" in (found.folder / "model_card.md").read_text()
+    assert "labels alone" in (found.folder / "model_card.md").read_text()
+    network, facts = read_model(found.model)
+    assert (facts.method, facts.round) == ("labels-alone", None)
+    images_NCHW, labels_N = images_of(simulated, "test")
+    right = (logits_of(network, images_NCHW, facts.image).numpy().argmax(axis=1) == labels_N).mean()
+    assert right == pytest.approx(card.test.accuracy)
+
+
+def test_labels_alone_that_were_changed_or_never_trained_are_not_handed_over(
+        simulated: SimulationResult, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(simulated.folder, folder)
+    copy = replace(simulated, folder=folder)
+    file = folder / "studies" / copy.study / LABELS_ALONE_MODEL
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(StorageDamaged, match="ledger names"):
+        exported(copy, tmp_path / "alone", round="labels-alone", formats=("safetensors",))
+    file.unlink()
+    with pytest.raises(UsageError, match="is not kept"):
+        exported(copy, tmp_path / "alone", round="labels-alone", formats=("safetensors",))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from semisilo.common.errors import ComputeFailed
-from semisilo.coordinator.export.calibration import fit_temperature
-from semisilo.coordinator.export.intervals import wilson
+from semisilo.common.measures.calibration import fit_temperature
+from semisilo.common.measures.intervals import wilson
 from semisilo.coordinator.export.measures import measure, temperature_for
 
 LOGITS = np.array([[2, 0, 0], [1, 0, 0], [0, 3, 0], [2, 1, 0], [1, 1, 0]], dtype=np.float32)

@@ -1,43 +1,58 @@
-"""Which state files stay: the last three rounds, the best, every n-th, and what the open round starts from."""
+"""Which state files stay: the last three rounds, the chosen one, every n-th, and what the open round starts from."""
 
 from __future__ import annotations
+
+import random
 
 from semisilo.coordinator.ledger.cleanup import states_to_keep
 from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.states import RoundState
 
 
-def row(number: int, *, accuracy: float | None = None, state: RoundState = RoundState.COMPLETED) -> RoundRow:
+def row(number: int, *, score: float | None = None, state: RoundState = RoundState.COMPLETED) -> RoundRow:
     """Round n starts from state s(n-1) and, once completed, ends in s(n)."""
     done = state is RoundState.COMPLETED
     return RoundRow(study="s", number=number, state=state, phase=0, phases=(), sample=(), opened_unix=0.0,
                     closed_unix=None, start_digest=f"s{number - 1}" if number else "",
                     state_digest=f"s{number}" if done else f"s{number - 1}" if number else "",
-                    metrics={} if accuracy is None else {"accuracy": accuracy}, reason="")
+                    metrics={"accuracy": 1.0 / (number + 1)} if score is None else
+                    {"accuracy": 1.0 / (number + 1), "selection_score": score, "selection_error": 0.02}, reason="")
 
 
-def test_the_last_three_the_best_and_every_fiftieth_stay() -> None:
-    rounds = [row(n, accuracy=0.9 if n == 17 else 0.5) for n in range(121)]
+def test_the_last_three_the_chosen_and_every_fiftieth_stay() -> None:
+    rounds = [row(n, score=0.9 if n == 17 else 0.5) for n in range(121)]
     assert states_to_keep(rounds, every=50) == {"s0", "s17", "s50", "s100", "s117", "s118", "s119", "s120"}
 
 
-def test_of_equally_good_rounds_the_earliest_stays() -> None:
-    rounds = [row(n, accuracy=0.8 if n in (5, 9) else 0.1) for n in range(30)]
+def test_of_rounds_that_cannot_be_told_apart_the_latest_stays() -> None:
+    rounds = [row(n, score={5: 0.8, 9: 0.79, 11: 0.77}.get(n, 0.1)) for n in range(30)]
     kept = states_to_keep(rounds, every=1000)
-    assert "s5" in kept
-    assert "s9" not in kept
+    assert "s9" in kept
+    assert not {"s5", "s11"} & kept
 
 
-def test_without_a_test_set_there_is_no_best() -> None:
-    assert states_to_keep([row(n) for n in range(10)], every=1000) == {"s0", "s6", "s7", "s8", "s9"}
+def test_the_chosen_state_is_always_among_those_that_were_kept_before() -> None:
+    """Files are removed after every round, so what a round needs must have stayed in all rounds before."""
+    generator, there = random.Random(4), {"s0"}
+    rounds: list[RoundRow] = []
+    for number in range(60):
+        rounds.append(row(number, score=generator.random()))
+        kept = states_to_keep(rounds, every=1000)
+        assert kept <= there | {f"s{number}"}
+        there = kept
 
 
-def test_a_failed_round_is_never_the_best_nor_one_of_every_nth() -> None:
-    rounds = [row(n, accuracy=0.5) for n in range(10)]
-    rounds.append(row(10, accuracy=0.99, state=RoundState.FAILED))
-    rounds += [row(n, accuracy=0.4) for n in range(11, 20)]
-    assert "s10" not in states_to_keep(rounds, every=10)
-    assert "s9" not in states_to_keep(rounds, every=1000)
+def test_test_images_keep_no_state() -> None:
+    """Their accuracy falls in these rounds: the earliest would be the best on them."""
+    assert states_to_keep([row(n) for n in range(1, 10)], every=1000) == {"s6", "s7", "s8", "s9"}
+
+
+def test_a_failed_round_is_never_chosen_nor_one_of_every_nth() -> None:
+    rounds = [row(n, score=0.5) for n in range(10)]
+    rounds.append(row(10, score=0.99, state=RoundState.FAILED))
+    rounds += [row(n, score=0.4) for n in range(11, 20)]
+    assert "s10" not in states_to_keep(rounds, every=11)
+    assert "s9" in states_to_keep(rounds, every=1000)
 
 
 def test_what_the_open_round_starts_from_and_has_made_so_far_stays() -> None:

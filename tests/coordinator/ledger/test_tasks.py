@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.states import TaskState
 from semisilo.coordinator.ledger.tasks import (
+    add_site_evaluation,
     answer_states,
     answers_of_study,
+    has_taken_part,
     has_updates,
+    is_committed,
     last_refusal,
+    site_evaluations,
     sizes_of_last_updates,
     training_seconds,
 )
@@ -87,3 +92,37 @@ def test_an_update_counts_once_its_round_is_committed(filled: Filled, tmp_path: 
     answer(ledger, "s", 1, SILOS[0], TaskState.UPDATED, ratio=0.5)
     assert not has_updates(ledger, "s")
     assert sizes_of_last_updates(ledger, "s") == []
+
+
+# Site evaluations -----------------------------------------------------------------------------------------------------
+
+
+def evaluation(round: int, correct: int = 5, *, labels_alone: bool = False) -> SiteEvaluation:
+    return SiteEvaluation(study="first", round=round, labels_alone=labels_alone, classes=(
+        ClassResult(images=8, correct=correct, auroc=0.75), ClassResult(images=2, correct=1, auroc=0.75)))
+
+
+def test_of_a_site_the_wanted_model_counts_or_else_the_newest(tmp_path: Path) -> None:
+    ledger = fill_study(tmp_path / "federation", done=2).ledger
+    for silo, found in (("b", evaluation(1)), ("b", evaluation(2)), ("a", evaluation(0)), ("a", evaluation(1)),
+                        ("b", evaluation(0, labels_alone=True))):
+        assert add_site_evaluation(ledger, silo, found, now_unix=1.0)
+    assert site_evaluations(ledger, "first", round=1) == {"a": evaluation(1), "b": evaluation(1)}
+    assert site_evaluations(ledger, "first", round=2) == {"a": evaluation(1), "b": evaluation(2)}
+    assert site_evaluations(ledger, "first", round=0, labels_alone=True) == {
+        "a": evaluation(1), "b": evaluation(0, labels_alone=True)}
+    assert list(site_evaluations(ledger, "first", round=1)) == ["a", "b"]
+    assert site_evaluations(ledger, "second", round=1) == {}
+
+
+def test_what_a_site_says_of_a_model_first_stays(tmp_path: Path) -> None:
+    ledger = fill_study(tmp_path / "federation", done=2).ledger
+    assert add_site_evaluation(ledger, "a", evaluation(1), now_unix=1.0)
+    assert not add_site_evaluation(ledger, "a", evaluation(1, correct=8), now_unix=2.0)
+    assert site_evaluations(ledger, "first", round=1) == {"a": evaluation(1)}
+
+
+def test_who_has_taken_part_has_answered_with_an_update_or_an_abstention(filled: Filled) -> None:
+    assert [has_taken_part(filled.ledger, "first", silo) for silo in (*SILOS, "stranger")] == [True] * 3 + [False]
+    assert not has_taken_part(filled.ledger, "second", SILOS[0])
+    assert [is_committed(filled.ledger, "first", number) for number in (0, 6, 7, 8)] == [True, True, False, False]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.measures.gain import describe_gain
 from semisilo.common.payload.usage import Encoded, describe_encoding
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.encodings import add_encoded
@@ -117,7 +118,11 @@ def test_a_study_has_the_numbers_of_its_report(tmp_path: Path) -> None:
     async def work(page: Page) -> None:
         study = await page.get("/api/studies/first")
         assert study["accuracy"] == summary.accuracy
-        assert study["gain"] == pytest.approx(summary.gain)
+        assert summary.gain is not None
+        assert study["gain"] == pytest.approx(summary.gain.value)
+        assert study["gain_interval"] == to_dict(summary.gain.interval)
+        assert ", ".join([study["gain_text"], study["gain_interval_text"], study["gain_verdict"]]) == \
+            describe_gain(summary.gain)
         assert study["rounds_completed"] == summary.completed_rounds == 8
         assert study["source"].startswith("Diao")
         assert study["settings"]["method"]["lr"] == 0.03

@@ -218,3 +218,10 @@ def test_names_follow_the_conventions_of_prometheus(filled: Filled, tmp_path: Pa
     checked = subprocess.run([promtool, "check", "metrics"], input=exposition(filled).text(), capture_output=True,
                              timeout=300, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+def test_the_studys_measure_is_served_by_name_beside_its_accuracy(tmp_path: Path) -> None:
+    found = scrape(fill_study(tmp_path / "fed", rounds=8, done=7, measure="recall:9"))
+    assert value(found, "semisilo_study_measure_ratio", measure="recall:9") == 0.73
+    assert value(found, "semisilo_study_labelled_only_measure_ratio", measure="recall:9") == 0.7
+    assert value(found, "semisilo_study_accuracy_ratio") == accuracy_after(7)

@@ -11,19 +11,22 @@ import pytest
 from rich.console import Console
 
 from semisilo.common.config import to_dict
+from semisilo.coordinator.cli.status import render
 from semisilo.coordinator.ledger.states import StudyState
-from semisilo.coordinator.monitoring.status import StatusFacts, gather, render
+from semisilo.coordinator.monitoring.status import StatusFacts, gather
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from tests.coordinator.ledger_fixture import (
     DENSE_BYTES,
     LABELLED_ONLY,
     SILOS,
+    UNEVEN_ALONE,
     Filled,
     accuracy_after,
     fill_study,
     open_federation_with_silos,
     study_config,
+    uneven_after,
 )
 
 
@@ -180,3 +183,19 @@ def test_status_needs_neither_torch_nor_matplotlib() -> None:
             "print([name for name in ('torch', 'matplotlib') if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_table_of_studies_has_their_measure_where_it_is_another_than_accuracy(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=9, done=4, collecting=True, measure="balanced_accuracy")
+    facts = gather(filled.federation, filled.ledger, None)
+    study = facts.studies[0]
+    assert (study.test_score, study.labels_alone_test_score) == (
+        uneven_after(4)["balanced_accuracy"], UNEVEN_ALONE["balanced_accuracy"])
+    head, row = (line.split() for line in _text(facts).splitlines() if "labelled only" in line or "semifl" in line)
+    assert "balanced" in head
+    assert row[4:8] == ["76.6", "%", "61.7", "%"]
+
+
+def test_the_measure_of_a_study_by_accuracy_is_its_accuracy(running: Filled) -> None:
+    study = gather(running.federation, running.ledger, None).studies[0]
+    assert (study.test_score, study.labels_alone_test_score) == (study.accuracy, study.labelled_only_accuracy)

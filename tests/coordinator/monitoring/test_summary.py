@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from semisilo.common.measures.intervals import newcombe
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.costs import Cost, Direction, Kind, add_costs
 from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.states import RoundState, TaskState
+from semisilo.coordinator.ledger.tasks import add_site_evaluation
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.summary import audit, seconds_left, summarise
 from semisilo.coordinator.monitoring.traffic import traffic_of
@@ -77,7 +80,11 @@ def test_a_study_is_summed_up_from_its_ledger(tmp_path: Path) -> None:
     study = summarise(filled.ledger, "first")
     assert study.labelled_only == LABELLED_ONLY
     assert study.accuracy == accuracy_after(8)
-    assert study.gain == pytest.approx(accuracy_after(8) - LABELLED_ONLY)
+    assert study.gain is not None
+    assert study.gain.value == pytest.approx(accuracy_after(8) - LABELLED_ONLY)
+    exact = newcombe(round(355 * accuracy_after(8)), round(355 * LABELLED_ONLY), 355)  # the fixture's shares are not
+    assert study.gain.interval is not None
+    assert (study.gain.interval.low, study.gain.interval.high) == pytest.approx((exact.low, exact.high), abs=0.001)
     assert (study.completed_rounds, study.planned_rounds, study.silos) == (8, 8, SILOS)
     assert [entry.accuracy for entry in study.rounds] == [accuracy_after(number) for number in range(9)]
     assert study.rounds[4].seconds == pytest.approx(SECONDS_PER_ROUND)
@@ -124,3 +131,26 @@ def test_the_audit_notices_an_altered_event(tmp_path: Path) -> None:
         db.execute("DROP TRIGGER event_is_append_only_1")
         db.execute("UPDATE event SET detail_json = '{}' WHERE number = 4")
     assert "event 4 was altered" in audit(filled.ledger, "first").problem
+
+
+# At the sites ---------------------------------------------------------------------------------------------------------
+
+
+_NO_IMAGES = (ClassResult(images=0, correct=0),) * 8
+"""Of the other digits."""
+
+
+def test_a_site_is_shown_with_the_model_that_is_handed_over_or_its_newest_and_others_as_silent(tmp_path: Path) -> None:
+    ledger = fill_study(tmp_path / "federation", rounds=4, done=4).ledger
+    assert summarise(ledger, "first").sites == ()
+    for silo, number in ((SILOS[0], 4), (SILOS[0], 3), (SILOS[1], 2), (SILOS[1], 1)):
+        add_site_evaluation(ledger, silo, SiteEvaluation(study="first", round=number, classes=(
+            ClassResult(images=8, correct=6), ClassResult(images=2, correct=number % 2), *_NO_IMAGES)), now_unix=1.0)
+    first, second, third = summarise(ledger, "first").sites
+    assert [(each.silo, each.round, each.handed_over, each.model) for each in (first, second, third)] == [
+        (SILOS[0], 4, True, "round 4, handed over"), (SILOS[1], 2, False, "round 2"), (SILOS[2], None, False, "")]
+    assert first.scores is not None
+    assert (first.scores.count, first.scores.accuracy.value) == (10, 0.6)
+    assert list(first.texts) == ["accuracy", "balanced accuracy"]
+    assert first.texts["accuracy"].startswith("60.0 % (")
+    assert (third.scores, third.texts) == (None, {})

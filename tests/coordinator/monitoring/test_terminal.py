@@ -193,3 +193,14 @@ def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"  # round(3.5) is 4: the fifth of eight
     assert sparkline([0.3, 0.3]) == "▁▁"
     assert sparkline([]) == ""
+
+
+@pytest.mark.parametrize(("measure", "start", "shown"), [
+    ("balanced_accuracy", "balanced accuracy", ("80.5 %  81.3 %  81.9 %", "labelled only 61.7 %", "accuracy 91.9 %")),
+    ("auroc", "AUROC", ("0.907  0.908  0.909", "labelled only 0.881", "accuracy 91.9 %"))])
+def test_another_measure_is_drawn_in_the_place_of_accuracy_which_stands_beside(
+        tmp_path: Path, measure: str, start: str, shown: tuple[str, ...]) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=20, done=9, collecting=True, measure=measure)
+    line = _line(_frame(filled, _collecting(), width=140), start)
+    for words in shown:
+        assert words in line

@@ -20,7 +20,7 @@ from semisilo.coordinator.report.diagnostic_figures import (
 from semisilo.coordinator.report.figure_style import LIGHT, legend, wide_enough
 from semisilo.coordinator.report.figures import FIGURES, DrawnFigure, describe_figure, draw_figures
 from semisilo.coordinator.report.page import render_page
-from tests.coordinator.ledger_fixture import SILOS, fill_study
+from tests.coordinator.ledger_fixture import SILOS, accuracy_after, fill_study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,3 +193,15 @@ def test_the_page_takes_the_new_plots(study: StudySummary, figures: tuple[DrawnF
                        audit=audit(filled.ledger, "first"), state_digest="")
     for title, _ in DIAGNOSTIC_FIGURES.values():
         assert title in page
+
+
+def test_the_measure_is_the_line_and_accuracy_the_second_where_there_is_room(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=4, measure="auroc")
+    study = summarise(filled.ledger, "first")
+    by_round = {str(line.get_label()): line for line in axes_of("accuracy_by_round", study).lines}
+    assert list(by_round) == ["federated", "accuracy", "labels alone, 0.881"]
+    assert np.asarray(by_round["federated"].get_ydata()) == pytest.approx([0.901, 0.902, 0.903, 0.904])
+    assert np.asarray(by_round["accuracy"].get_ydata()) == pytest.approx([accuracy_after(each) for each in range(5)])
+    assert axes_of("accuracy_by_round", study).get_ylabel() == "test AUROC"
+    assert [str(line.get_label()) for line in axes_of("accuracy_by_bytes", study).lines] == [
+        "federated", "labels alone, 0.881"]

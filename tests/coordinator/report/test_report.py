@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import UnknownName
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.ledger.states import StudyState, TaskState
+from semisilo.coordinator.ledger.tasks import add_site_evaluation
 from semisilo.coordinator.report.figures import FIGURES
 from semisilo.coordinator.report.report import write_report
 from tests.coordinator.ledger_fixture import (
@@ -269,3 +271,33 @@ def test_many_silos_are_drawn_as_a_range(tmp_path: Path) -> None:
     page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
     assert len(page.table("Silo")) == 13
     assert "share of a silo's images" in page.images[3]["alt"]
+
+
+@pytest.mark.parametrize(("measure", "title", "last", "alone", "gain"), [
+    ("balanced_accuracy", "balanced accuracy", "81.3 %", "61.7 %", "+19.6"),
+    ("recall:9", "recall of 9", "72.0 %", "70.0 %", "+2.0")])
+def test_a_report_is_drawn_and_compared_by_the_studys_measure(tmp_path: Path, measure: str, title: str, last: str,
+                                                              alone: str, gain: str) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=8, measure=measure)
+    page = _Page(write_report(filled.federation, filled.ledger, "first").read_text(encoding="utf-8"))
+    for words in (f"Federated {title} {last}", f"Labels alone {alone}", f"Gain {gain}",
+                  f"accuracy {describe_percentage(accuracy_after(8))}", f"{title[0].upper()}{title[1:]} by round"):
+        assert words in page.text, words
+    said = page.images[0]["alt"]
+    for words in (f"test {title} from round 1 to round 8", f"to {last}", f"labels alone reach {alone}",
+                  f"Dotted line: accuracy, {describe_percentage(accuracy_after(8))} at the end"):
+        assert words in said, words
+    heading, *rows = page.table("Round")
+    assert heading[1:3] == [f"{title[0].upper()}{title[1:]}", "Accuracy"]
+    assert rows[8][1:3] == [last, describe_percentage(accuracy_after(8))]
+def test_the_page_shows_the_model_at_each_site_and_who_sent_no_numbers(tmp_path: Path) -> None:
+    made = fill_study(tmp_path / "hub", rounds=3)
+    add_site_evaluation(made.ledger, SILOS[1], SiteEvaluation(study="first", round=3, classes=(
+        ClassResult(images=80, correct=60), ClassResult(images=20, correct=15),
+        *(ClassResult(images=0, correct=0),) * 8)), now_unix=1.0)
+    text = write_report(made.federation, made.ledger, "first").read_text(encoding="utf-8")
+    rows = next(table for table in _Page(text).tables if "Test images" in table[0])
+    assert rows[0] == ["Silo", "Model", "Test images", "Accuracy", "Balanced accuracy"]
+    assert rows[2] == [SILOS[1], "round 3, handed over", "100", "75.0 % (65.7 to 82.5 %)", rows[2][4]]
+    assert rows[2][4].startswith("75.0 % (")
+    assert [rows[number][1] for number in (1, 3)] == ["sent none", "sent none"]

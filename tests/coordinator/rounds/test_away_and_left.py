@@ -12,11 +12,12 @@ from pathlib import Path
 from rich.console import Console
 
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.coordinator.cli.status import render
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import TaskState
-from semisilo.coordinator.monitoring.status import gather, render
+from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.rounds.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config

@@ -104,7 +104,7 @@ def test_how_far_it_is_and_how_long_it_will_take_is_said(tmp_path: Path, caplog:
     assert (far, f"labels alone: {far}", 0.25) in seen
     told = [line for line in caplog.messages if line.startswith("labels alone")]
     assert len(told) == 3
-    assert "400 epochs on 4 labelled images" in told[0]
+    assert "the strong recipe on 4 labelled images" in told[0]
     assert told[1] == "labels alone: about 40 min 0 s of work for 397 epochs"
     assert told[2] == "labels alone reach an accuracy of 50.0 %"
     assert coordinator.runtime.labels_alone == ""

@@ -15,11 +15,12 @@ from rich.console import Console
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import SemisiloError
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.coordinator.cli.status import render
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
-from semisilo.coordinator.monitoring.status import gather, render
+from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.monitoring.summary import audit, summarise
 from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.report.page import render_page

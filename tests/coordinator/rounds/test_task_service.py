@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -24,14 +25,16 @@ from semisilo.common.errors import (
     UpdateConflict,
     WrongBase,
 )
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.methods.contract import Meaning, TaskSpec, TensorSpec
 from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.usage import FRAMING, parts_of
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.coordinator.ledger.tasks import site_evaluations
 from semisilo.coordinator.rounds.runtime import StandbyReason
-from semisilo.coordinator.rounds.task_service import Standby
+from semisilo.coordinator.rounds.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import (
     BASE,
     LAYOUT,
@@ -496,3 +499,60 @@ def _fail_on(operation: str) -> Callable[[str, dict[str, Any]], None]:
         if name == operation:
             raise StorageDamaged("A file is missing.")
     return before
+
+
+# What silos say of the global model -----------------------------------------------------------------------------------
+
+
+def evaluation(round: int = 0, *, study: str = "s", correct: int = 6, classes: int = 2,
+               labels_alone: bool = False) -> SiteEvaluation:
+    return SiteEvaluation(study=study, round=round, labels_alone=labels_alone, classes=(
+        ClassResult(images=10, correct=correct), *(ClassResult(images=5, correct=1),) * (classes - 1)))
+
+
+async def say(coordinator: Coordinator, silo: str, *evaluations: SiteEvaluation) -> None:
+    await coordinator.task_service.await_task(silo, Hello(
+        version="0", methods=("semifl",), labelled_count=0, unlabelled_count=10, evaluations=evaluations),
+        timeout_seconds=0)
+
+
+def noted(coordinator: Coordinator) -> dict[str, SiteEvaluation]:
+    return site_evaluations(coordinator.ledger, "s", round=0)
+
+
+def test_the_tasks_of_the_first_phase_name_the_round_whose_model_they_bring_and_the_measure(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (_, tasks):
+            assert [(task.model_round, task.measure) for task in tasks.values()] == [(0, "accuracy")] * 2
+    asyncio.run(scenario())
+
+
+def test_an_evaluation_of_a_silo_that_has_answered_is_noted_once_with_an_event(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            await say(coordinator, "alpha", evaluation())
+            assert noted(coordinator) == {}, "it has had no part in the study yet"
+            await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            await say(coordinator, "alpha", evaluation())
+            await say(coordinator, "alpha", evaluation(correct=9), evaluation())
+            assert noted(coordinator) == {"alpha": evaluation()}
+            events = coordinator.ledger.query("SELECT detail_json FROM event WHERE kind = 'site_evaluation'")
+            assert len(events) == 1
+            assert json.loads(events[0]["detail_json"])["correct"] == 7
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wrong", [
+    evaluation(1), evaluation(10**9), evaluation(classes=3), evaluation(classes=1), evaluation(study="other"),
+    evaluation(labels_alone=True)], ids=["open round", "far round", "more classes", "fewer", "unknown study",
+                                         "no labels alone"])
+def test_an_evaluation_that_cannot_be_of_the_study_is_dropped_and_the_silo_goes_on(
+        tmp_path: Path, wrong: SiteEvaluation, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+            await say(coordinator, "alpha", wrong, evaluation())
+            assert coordinator.ledger.query("SELECT count(*) AS n FROM site_evaluation")[0]["n"] == 1
+            assert noted(coordinator) == {"alpha": evaluation()}
+            assert "an evaluation of silo alpha is dropped" in caplog.text
+    asyncio.run(scenario())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from semisilo.common.rpc.meter import ConnectionMeter
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.coordinator.ledger.costs import Cost, costs_of
@@ -30,10 +32,10 @@ def test_messages_are_counted_by_silo_call_and_direction_and_written_to_the_phas
         tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path) as made:
-            made.meter.settle(study="s", round=1, phase="standby")
+            await made.meter.settle(study="s", round=1, phase="standby")
             alpha_up, alpha_down = await report(made, "alpha", times=3)
             beta_up, _ = await report(made, "beta")
-            made.meter.settle(study="s", round=1, phase="train")
+            await made.meter.settle(study="s", round=1, phase="train")
             found = {(row.silo, row.item, row.direction): (row.bytes, row.count)
                      for row in costs(made, kind="message", phase="train")}
             assert found == {("alpha", "ReportProgress", "up"): (alpha_up, 3),
@@ -47,12 +49,12 @@ def test_a_second_settlement_counts_nothing_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             await report(made, "alpha")
-            made.meter.settle(study="s", round=1, phase="train")
+            await made.meter.settle(study="s", round=1, phase="train")
             before = costs(made, kind="message")
-            made.meter.settle(study="s", round=1, phase="train")
+            await made.meter.settle(study="s", round=1, phase="train")
             assert costs(made, kind="message") == before
             again, _ = await report(made, "alpha")
-            made.meter.settle(study="s", round=2, phase="train")
+            await made.meter.settle(study="s", round=2, phase="train")
             assert [(row.round, row.bytes) for row in costs(made, kind="message", phase="train")
                     if (row.item, row.direction) == ("ReportProgress", "up")] == [(1, again), (2, again)]
     asyncio.run(scenario())
@@ -61,15 +63,15 @@ def test_a_second_settlement_counts_nothing_again(tmp_path: Path) -> None:
 def test_wire_bytes_belong_to_the_silo_of_the_connection_and_hold_its_messages(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path) as made:
-            made.meter.settle(study="s", round=1, phase="standby")
+            await made.meter.settle(study="s", round=1, phase="standby")
             up, _ = await report(made, "alpha", times=20)
-            made.meter.settle(study="s", round=1, phase="train")
+            await made.meter.settle(study="s", round=1, phase="train")
             wire = {(row.silo, row.direction): row for row in costs(made, kind="wire", phase="train")}
             found = wire["alpha", "up"]
             assert found.item == "tcp"
             if not found.estimated:
                 assert up < found.bytes < 2 * up
-            assert "beta" not in {silo for silo, _ in wire} or wire["beta", "up"].bytes < up / 10
+            assert ("beta", "up") not in wire or wire["beta", "up"].bytes < up / 10
     asyncio.run(scenario())
 
 
@@ -87,7 +89,7 @@ def test_where_the_kernel_does_not_count_wire_bytes_are_estimated_and_said_to_be
             meter = RoundMeter(made.coordinator.ledger, port=made.port, connections=_Uncounted)
             meter.bind("ipv4:127.0.0.1:5", "alpha")
             meter.message("SubmitUpdate", "alpha", "up", 100_000)
-            meter.settle(study="s", round=7, phase="train")
+            await meter.settle(study="s", round=7, phase="train")
             rows = [row for row in costs_of(made.coordinator.ledger, "s") if row.round == 7]
             assert [(row.bytes, row.estimated) for row in rows if row.kind == "message"] == [(100_000, False)]
             wire = [row for row in rows if (row.kind, row.direction) == ("wire", "up")]
@@ -100,6 +102,34 @@ def test_a_time_without_traffic_writes_no_rows(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hub(tmp_path) as made:
             meter = RoundMeter(made.coordinator.ledger, port=1)
-            meter.settle(study="s", round=9, phase="train")
+            await meter.settle(study="s", round=9, phase="train")
             assert [row for row in costs_of(made.coordinator.ledger, "s") if row.round == 9] == []
+    asyncio.run(scenario())
+
+
+def test_a_settlement_that_is_cut_off_loses_nothing_and_counts_nothing_twice(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr("semisilo.coordinator.rpc.metering._ROWS_AT_ONCE", 10)
+        async with hub(tmp_path) as made:
+            meter = RoundMeter(made.coordinator.ledger, port=1)
+            names = [f"silo-{number:03}" for number in range(95)]
+            for name in names:
+                meter.message("AwaitTask", name, "up", 100)
+            settling = asyncio.ensure_future(meter.settle(study="s", round=9, phase="train"))
+            answered = 0
+            while not (written := [row for row in costs_of(made.coordinator.ledger, "s") if row.round == 9]):
+                await asyncio.sleep(0)
+            while not settling.done() and answered < 3:  # others have their turn between two parts
+                await asyncio.sleep(0)
+                answered += 1
+            assert answered == 3
+            settling.cancel()
+            await asyncio.wait({settling})
+            assert 0 < len(written) < len(names)
+            await meter.settle(study="s", round=10, phase="standby")
+            rows = [row for row in costs_of(made.coordinator.ledger, "s") if row.item == "AwaitTask"
+                    and row.silo in names]
+            assert sorted(row.silo for row in rows) == names
+            assert {(row.round, row.phase, row.bytes) for row in rows} == {(9, "train", 100)}
     asyncio.run(scenario())

@@ -526,10 +526,17 @@ def test_labels_at_the_coordinator_is_refused_by_name() -> None:
     ({"unlabelled_batch": 0}, "unlabelled_batch"), ({"correction_max_age_rounds": 3}, "correction_max_age_rounds"),
     ({"variant": "fed_sh", "correction_at": "coordinator"}, "correction_at"),
     ({"alpha0_ramp": "none", "ramp_epochs": 20}, "ramp_epochs"),
+    ({"r2_reduction": "sum", "alpha2": 0.0}, "r2_reduction"),
 ])
 def test_settings_that_cannot_be_honoured_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         FedSHVRSettings(**settings)
+
+
+def test_the_objective_weighs_the_mean_penalty_by_the_batch_where_silos_sum_it() -> None:
+    """E[alpha2 * sum over B_u images] = alpha2 B_u * mean: what the stationarity gap and the loss surface are of."""
+    assert FedSHVRSettings().penalty_of_mean == 0.1
+    assert FedSHVRSettings(r2_reduction="sum", unlabelled_batch=8).penalty_of_mean == pytest.approx(0.8)
 
 
 def test_the_strategy_is_found_by_name() -> None:

@@ -111,7 +111,9 @@ def test_a_wrong_type_is_named_with_its_place(tmp_path: Path, table: str, assign
     ("study", 'baseline_budget = "0s"', ("[study]", "baseline_budget", "above 0")),
     ("study", 'baseline_budget = "soon"', ("[study]", "baseline_budget", "'soon'", '"5m"')),
     ("study", "baseline_patience = -1", ("[study]", "baseline_patience = -1")),
-    ("study", "baseline_patience = 20", ("[study]", "baseline_patience = 20", "[data] validation")),
+    ("study", 'baseline_recipe = "paper"\nbaseline_patience = 20', ("[study]", "= 20", "[data] validation")),
+    ("study", "baseline_patience = 20", ("[study]", "baseline_patience = 20", 'baseline_recipe = "paper"')),
+    ("study", 'baseline_recipe = "weak"', ("[study]", "baseline_recipe", "strong")),
     ("study", "keep_every = 0", ("[study]", "keep_every = 0")),
     ("study", f"seed = {2**63}", ("[study]", "seed", "64 bits")),
     ("model", 'name = ""', ("[model]", "name is empty")),
@@ -271,3 +273,30 @@ def test_a_method_that_needs_exact_updates_refuses_a_lossy_uplink(tmp_path: Path
     for allowed in ('correction_at = "coordinator"\n', 'variant = "fed_sh"\n'):
         assert load(tmp_path, data + method + allowed + lossy).wire.uplink == "int8"
     assert load(tmp_path, data + method).wire.uplink == "auto"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('[study]\nmeasure = "f1"\n' + DATA + METHOD,
+     '[study]: measure = "f1": choose "accuracy", "balanced_accuracy", "auroc" or "recall:CLASS".'),
+    ('[study]\nmeasure = "recall:eosinophl"\n' + DATA.replace("image", 'classes = ["a", "eosinophil"]\nimage') + METHOD,
+     "[study]: measure = \"recall:eosinophl\": there is no class 'eosinophl'. Did you mean 'eosinophil'?"),
+    ("[study]\npatience = 3\n" + DATA.replace("image", 'validation_share = "0%"\nimage') + METHOD,
+     "[study]: patience = 3 looks at validation images, and there are none."),
+    (DATA.replace("image", 'validation_share = "a fifth"\nimage') + METHOD,
+     '[data]: validation_share = "a fifth": give a share below 100% such as "20%", or "auto".'),
+    (DATA.replace("image", 'validation = "v"\nvalidation_share = "20%"\nimage') + METHOD,
+     '[data]: validation_share = "20%" has no effect beside named validation images.'),
+    (DATA.replace('labelled = "data"', 'validation_share = "20%"\nclasses = ["a", "b"]')
+     + '[method]\nname = "fedavg"\nscenario = "labels-at-silo"\n',
+     '[data]: validation_share = "20%" is a share of the coordinator\'s labelled images, and there are none.')])
+def test_what_chooses_rounds_is_refused_where_it_is_wrong_or_without_effect(tmp_path: Path, text: str, said: str
+                                                                            ) -> None:
+    assert refusal(tmp_path, text).startswith(said)
+
+
+def test_a_stated_share_is_enough_for_patience_of_the_study_and_of_its_baseline(tmp_path: Path) -> None:
+    share = DATA.replace("image", 'validation_share = "20%"\nimage')
+    study = '[study]\npatience = 3\nbaseline_recipe = "paper"\nbaseline_patience = 5\n'
+    config = load(tmp_path, study + share + METHOD)
+    assert config.data.stated_share == 0.2
+    assert load(tmp_path, "[study]\npatience = 3\n" + DATA + METHOD).data.stated_share is None, "counted later"

@@ -24,6 +24,7 @@ from semisilo.coordinator.tracking.tensorboard_files import event_file, write_ev
 from tests.coordinator.ledger_fixture import (
     LABELLED_ONLY,
     SILOS,
+    UNEVEN_ALONE,
     Filled,
     accuracy_after,
     answer,
@@ -234,3 +235,13 @@ def test_a_simulation_writes_one_too_and_keeps_it_up_to_date(tmp_path: Path) -> 
     file.unlink()
     report(tmp_path / "run")
     assert steps_in(file) == [0, 1, 2], "it was there, so it is kept"
+
+
+def test_labels_alone_are_told_in_the_studys_measure_beside_their_accuracy(tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "fed", rounds=2, measure="balanced_accuracy")
+    told = RoundReader(filled.ledger, "first").rounds_after(0)
+    assert [(each.scalars["model/labelled_only_accuracy"], each.scalars["model/labelled_only_balanced_accuracy"])
+            for each in told] == [(LABELLED_ONLY, UNEVEN_ALONE["balanced_accuracy"])] * 2
+    later = RoundReader(filled.ledger, "first").labels_alone(up_to=2, known=())
+    assert {frozenset(each.scalars) for each in later} == {
+        frozenset({"model/labelled_only_accuracy", "model/labelled_only_balanced_accuracy"})}

@@ -13,13 +13,18 @@ import numpy as np
 import pytest
 
 from semisilo.common.errors import BadData, UnknownName, UsageError
+from semisilo.common.measures.gain import Gain
+from semisilo.common.measures.intervals import newcombe
+from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.demo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
 from semisilo.demo.processes import console_script
 
-_RESULT = DemoResult(labelled_only_accuracy=0.75, accuracy=0.875, rounds=2, silos=3, payload_bytes=10, wire_bytes=12,
-                     dense_bytes=20, seconds=1.5, method="semifl", seed=1, report=Path("report/index.html"))
+_GAIN = Gain(measure=ACCURACY, federated=0.875, labels_alone=0.75, interval=newcombe(70, 60, 80))
+_RESULT = DemoResult(labelled_only_accuracy=0.75, accuracy=0.875, gain=_GAIN, rounds=2, silos=3, payload_bytes=10,
+                     wire_bytes=12, dense_bytes=20, seconds=1.5, method="semifl", seed=1,
+                     report=Path("report/index.html"), labelled_only_recipe="strong views", beside=(), test_images=80)
 
 
 def _processes_of(folder: Path) -> list[str]:
@@ -38,7 +43,7 @@ def _processes_of(folder: Path) -> list[str]:
 def test_the_study_file_holds_the_settings_and_is_accepted() -> None:
     config = config_from_dict(tomllib.loads(study_text(DemoSettings(seed=5, rounds=7, silos=4))), where="demo")
     assert (config.study.seed, config.study.rounds, config.study.start_with) == (5, 7, 4)
-    assert config.method.name == "semifl"
+    assert config.method.name == "self_training"
     assert (config.data.image.size, config.data.image.channels) == (8, 1)
     assert set(config.augmentation.without) == {"Invert", "Solarize"}
     assert not config.augmentation.horizontal_flip
@@ -94,9 +99,13 @@ def test_a_temporary_folder_goes_when_the_settings_cannot_work(tmp_path: Path, m
 def test_the_result_as_json_has_the_promised_keys_first() -> None:
     facts = json.loads(_RESULT.to_json())
     assert list(facts) == ["labelled_only_accuracy", "accuracy", "rounds", "silos", "payload_bytes", "wire_bytes",
-                           "dense_bytes", "seconds", "method", "seed", "gain"]
+                           "dense_bytes", "seconds", "method", "seed", "gain", "labelled_only_recipe", "test_images",
+                           "gain_interval", "gain_measure", "beside"]
+    low, high = facts["gain_interval"]
+    assert low < 0.125 < high
     assert facts["gain"] == 0.125
-    assert json.loads(replace(_RESULT, accuracy=0.5).to_json())["gain"] == -0.25
+    facts = json.loads(replace(_RESULT, gain=None).to_json())
+    assert [facts[name] for name in ("gain", "gain_interval", "gain_measure")] == [None, None, None]
 
 
 def test_an_unknown_method_is_one_line_and_status_2() -> None:
@@ -133,7 +142,7 @@ def test_a_whole_federation_runs_and_leaves_nothing_behind(tmp_path: Path) -> No
     settings = DemoSettings(silos=2, rounds=2, baseline_epochs=5)
     result = run_demo(settings, folder=folder, watcher=listener)
     assert _processes_of(folder) == []
-    assert (result.rounds, result.silos, result.method) == (2, 2, "semifl")
+    assert (result.rounds, result.silos, result.method) == (2, 2, "self_training")
     assert 0 < result.labelled_only_accuracy <= 1
     assert 0 < result.accuracy <= 1
     # At least the model goes down to both silos in both rounds; wire bytes contain the payload.

@@ -20,9 +20,9 @@ import semisilo
 from semisilo.cli.main import app
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadData, UsageError
+from semisilo.common.measures.calibration import probabilities
 from semisilo.common.models.exported import logits_of, read_model
 from semisilo.common.text.cli_errors import run_cli
-from semisilo.coordinator.export.calibration import probabilities
 from semisilo.prediction.predictor import Predictions, open_predictor, predict
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.output import export_run
@@ -249,3 +249,55 @@ def test_the_command_exports_a_simulation_and_refuses_what_is_none(simulated: Si
     assert facts["folder"] == str(tmp_path / "out")
     assert run_cli(app, [words[0], str(tmp_path)], name="semisilo") == 2
     assert "holds no simulation" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def pointed(simulated: SimulationResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with an operating point."""
+    return export_run(simulated.folder, out=tmp_path_factory.mktemp("pointed") / "export", device="cpu",
+                      operating_point="sensitivity 95% for 3").folder
+
+
+def test_an_operating_point_decides_its_class_and_the_likeliest_other_the_rest(pointed: Path) -> None:
+    found, plain = (predict(pointed, "digits#test", operating_point=used) for used in (True, False))
+    point = found.operating_point
+    assert point is not None
+    assert np.array_equal(found.predicted == 3, found.probabilities[:, 3] >= point.threshold)
+    others = found.probabilities.copy()
+    others[:, 3] = -1
+    assert np.array_equal(found.predicted[found.predicted != 3], others.argmax(axis=1)[found.predicted != 3])
+    assert np.array_equal(found.probabilities, plain.probabilities)
+    assert np.array_equal(plain.predicted, plain.probabilities.argmax(axis=1))
+    assert (plain.operating_point, plain.notes()) == (None, ())
+    assert not np.array_equal(found.predicted, plain.predicted), "the threshold must matter here"
+    graph = predict(pointed / "model.onnx", "digits#test")
+    assert np.array_equal(graph.predicted, found.predicted)
+    assert "sensitivity 95 % for 3" in found.notes()[0]
+
+
+def test_probabilities_are_brought_to_a_prevalence_and_the_operating_point_stays(pointed: Path) -> None:
+    plain = predict(pointed, "digits#test", operating_point=False)
+    moved = predict(pointed, "digits#test", operating_point=False, prevalence="3=0.55")
+    ratio = np.full(10, 0.05 / 0.1)
+    ratio[3] = 0.55 / 0.1
+    raised = plain.probabilities * ratio  # Saerens et al., Eq. 2.4: ten classes were equal in training
+    assert moved.probabilities == pytest.approx(raised / raised.sum(axis=1, keepdims=True))
+    assert np.array_equal(moved.predicted, moved.probabilities.argmax(axis=1))
+    assert (moved.predicted == 3).sum() > (plain.predicted == 3).sum()
+    both = predict(pointed, "digits#test", prevalence="3=0.55")
+    assert np.array_equal(both.predicted == 3, predict(pointed, "digits#test").predicted == 3)
+    assert len(both.notes()) == 2
+    assert both.to_dict()["prevalence"]["shares"][3] == 0.55  # type: ignore[index]
+
+
+def test_the_command_says_what_it_used(pointed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", str(pointed), "digits#test", "--json"]
+    assert run_cli(app, [*words, "--prevalence", "estimate"], name="semisilo") == 0
+    out = capsys.readouterr()
+    said = json.loads(out.out)
+    assert said["operating_point"]["label"] == "3"
+    assert said["prevalence"]["how"] == "estimated"
+    assert sum(said["prevalence"]["shares"]) == pytest.approx(1)
+    assert "operating point: sensitivity 95 % for 3" in out.err.replace("\n", " ")
+    assert run_cli(app, [*words, "--no-operating-point"], name="semisilo") == 0
+    assert json.loads(capsys.readouterr().out)["operating_point"] is None

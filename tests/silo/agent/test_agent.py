@@ -510,6 +510,44 @@ def test_a_task_that_closes_while_it_is_fetched_is_dropped(tmp_path: Path) -> No
     run(work())
 
 
+def test_a_coordinator_of_many_silos_hears_at_its_interval_and_not_of_every_stage(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+
+    class Answering:
+        async def report_progress(self, request: pb.ReportProgressRequest) -> pb.ReportProgressResponse:
+            heard.append(request.stage)
+            return pb.ReportProgressResponse()
+
+    async def stages(watch: Watch) -> None:
+        for stage in (pb.ReportProgressRequest.STAGE_DOWNLOADING, pb.ReportProgressRequest.STAGE_TRAINING,
+                      pb.ReportProgressRequest.STAGE_UPLOADING):
+            watch.stage(stage)
+            await asyncio.sleep(0.05)
+        while not heard:
+            await asyncio.sleep(0.01)
+
+    async def nothing() -> None:
+        return None
+
+    async def never() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def work() -> None:
+        monkeypatch.setattr("semisilo.silo.agent.watch._SHORT_STAGE_SECONDS", 0.01)
+        monkeypatch.setattr("semisilo.silo.agent.watch._PROMPT_SECONDS", 0.3)
+        for interval, at_least in ((0.3, 3), (0.5, 1)):
+            heard.clear()
+            watch = Watch(make_task(), cast(Any, Answering()), PlainDisplay(io.StringIO()), interval_seconds=interval)
+            await watch.over(stages(watch), stop=nothing, hours_over=never)
+            if interval > 0.3:
+                assert heard == [pb.ReportProgressRequest.STAGE_UPLOADING]
+            else:
+                assert len(heard) >= at_least
+    run(work())
+
+
 def test_work_that_fails_at_the_moment_when_a_stage_begins_ends_the_reports_as_well() -> None:
     """The report that the new stage sets off and the cancellation that the failure sets off come in the same turn."""
     class Answering:

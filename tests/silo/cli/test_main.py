@@ -21,6 +21,7 @@ import grpc.aio
 import pytest
 
 from semisilo.common.errors import BadData, UsageError, WrongAuthority
+from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.common.text.describe import describe_bytes, describe_seconds
@@ -34,6 +35,7 @@ from semisilo.silo.join import choose_data, work
 from semisilo.silo.link.link import LinkSettings
 from semisilo.silo.link.retrying_calls import Backoff
 from semisilo.silo.membership.enrollment import enroll
+from semisilo.silo.site.evaluations import EvaluationRecord, RecordedEvaluation
 from semisilo.silo.site.home import AlreadyRunning, JoinChoice, SiloHome, StatusFile, resolve_source
 from semisilo.silo.site.identity_store import Identity, load_identity
 from semisilo.silo.site.policy import DataPolicy, Policy
@@ -141,6 +143,31 @@ def test_status_shows_identity_days_task_and_bytes_for_people_and_programs(
     with SiloHome(tmp_path / "home").lock():
         assert silo("status", "--home", home, "--json") == 0
     assert json.loads(capsys.readouterr().out)["running"] is True
+
+
+def test_status_shows_what_the_newest_model_is_worth_here_and_lists_those_of_its_study(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enroll_by_command(tmp_path)
+    home = tmp_path / "home"
+    record = EvaluationRecord(SiloHome(home).evaluations)
+    capsys.readouterr()
+    assert silo("status", "--home", str(home), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["evaluations"] == []
+    for study, number in (("old", 3), ("lung", 1), ("lung", 2)):
+        record.add(RecordedEvaluation(
+            unix=5.0, class_names=("benign", "malignant"), measure="recall:malignant", evaluation=SiteEvaluation(
+                study=study, round=number, classes=(ClassResult(images=90, correct=80),
+                                                    ClassResult(images=10, correct=5 + number)))))
+    assert silo("status", "--home", str(home)) == 0
+    assert ("at this site  study lung, model of round 2: accuracy 87.0 % (79.0 to 92.2 %), balanced accuracy"
+            in capsys.readouterr().out)
+    assert silo("status", "--home", str(home), "--json") == 0
+    found = json.loads(capsys.readouterr().out)["evaluations"]
+    assert [(each["study"], each["round"]) for each in found] == [("lung", 1), ("lung", 2)]
+    assert (found[1]["count"], found[1]["measure"]) == (100, "recall:malignant")
+    assert found[1]["measured"]["value"] == 0.7
+    assert found[1]["classes"] == {"benign": {"images": 90, "correct": 80, "auroc": None},
+                                   "malignant": {"images": 10, "correct": 7, "auroc": None}}
 
 
 @pytest.mark.parametrize(("words", "status", "start"), [

@@ -26,7 +26,7 @@ from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import as_json
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
-from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
+from semisilo.silo.compute.messages import Evaluated, EvaluateReceived, Survey, Surveyed, Train, Trained
 from semisilo.silo.compute.operations import Operations
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.trainers.fedavg import FedAvgTrainer
@@ -146,6 +146,76 @@ def test_memory_that_is_damaged_counts_as_none_and_is_said_so(site: Site, caplog
         without = operations().train(site.request(memory=first.memory))
     assert without.payload == first.payload
     assert "goes on without memory" in caplog.text
+
+
+def with_test_images(site: Site, folder: Path, *, images: int = 120) -> tuple[JoinChoice, EvaluateReceived]:
+    """The site's images with labelled ones for testing, and the request to evaluate what its task has brought."""
+    digits = all_digits()
+    np.savez(folder / "test.npz", train_images=(digits.images[200:200 + images] * 15).astype(np.uint8),
+             train_labels=digits.target[200:200 + images])
+    choice = JoinChoice(source=site.source, test=str(folder / "test.npz"))
+    order = site.request()
+    request = EvaluateReceived(task=order.task, payloads=order.payloads, cache_folder=order.cache_folder, choice=choice,
+                               stop_file=folder / "stop")
+    return choice, from_dict(EvaluateReceived, as_json(request))
+
+
+def test_the_received_model_is_evaluated_on_the_test_images_alone_by_class(site: Site, tmp_path: Path) -> None:
+    _, request = with_test_images(site, tmp_path)
+    found = operations().evaluate_received(request)
+    assert from_dict(Evaluated, as_json(found)) == found
+    network = model_builder(MODEL, FORM)()
+    tensors.load_into(network, site.model)
+    batch_norm.load(network, site.given["batch_norm"].tensors)
+    digits = all_digits()
+    images_NCHW = torch.from_numpy((digits.images[200:320] * 15).astype(np.uint8))[:, None]
+    network.eval()
+    with torch.no_grad():
+        predicted_N = network((images_NCHW.float() / 255 - 0.3) / 0.35).argmax(dim=1).numpy()
+    for label, each in enumerate(found.classes):
+        of_class_N = digits.target[200:320] == label
+        assert each.images == of_class_N.sum()
+        assert each.correct == (predicted_N[of_class_N] == label).sum()
+        assert each.auroc is not None
+    assert len(found.classes) == len(CLASSES)
+
+
+def test_an_evaluation_changes_no_bit_of_what_is_trained_before_and_after_it(site: Site, tmp_path: Path) -> None:
+    choice, request = with_test_images(site, tmp_path)
+    plain = operations()
+    alone = [plain.train(site.request()).payload for _ in range(2)]
+    beside = operations()
+    found = []
+    for _ in range(2):
+        found.append(beside.train(site.request(choice=choice)).payload)
+        assert beside.evaluate_received(request).classes
+    assert found == alone
+
+
+def test_an_evaluation_stops_at_the_next_batch_when_a_task_waits(site: Site, tmp_path: Path) -> None:
+    _, request = with_test_images(site, tmp_path, images=1000)
+    told: list[float] = []
+
+    def progress(fraction: float, text: str) -> None:
+        if text == "evaluating the global model":
+            told.append(fraction)
+            request.stop_file.touch()
+
+    found = Operations(progress).evaluate_received(request)
+    assert found == Evaluated(classes=(), why_not="the next task came before it was done")
+    assert len(told) == 1
+    assert told[0] < 1
+    assert Operations(progress).evaluate_received(request).classes == ()  # not even begun
+    assert len(told) == 1
+
+
+def test_without_the_statistics_that_a_network_needs_it_is_not_evaluated(site: Site, tmp_path: Path) -> None:
+    del site.given["batch_norm"]
+    site.spec = replace(site.spec, method="fedsgd", settings={})
+    _, request = with_test_images(site, tmp_path)
+    found = operations().evaluate_received(request)
+    assert found.classes == ()
+    assert "batch-norm statistics" in found.why_not
 
 
 def test_an_abstention_has_a_reason_and_no_payload(site: Site) -> None:

@@ -69,7 +69,7 @@ def _train(task: SiloTask, data: SiloData | None = None, *, teacher: dict[str, T
     labelled, unlabelled, reason = usable_data(task.settings, data)
     assert not reason
     model = _model(task.build_model)
-    objective = make_objective(task, model, unlabelled, teacher=teacher)
+    objective = make_objective(task, model, labelled, unlabelled, teacher=teacher)
     sgd = SGDSettings(lr=task.settings.round_lr, momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=0.0)
     found = train_locally(task, model, make_optimiser(model, sgd), objective, labelled, unlabelled)
     return model, found, objective
@@ -354,7 +354,7 @@ def test_steps_that_batch_norm_cannot_use_are_skipped_and_counted() -> None:
     ({"objective": "mean_teacher", "weak_view": "none"}, ("original", "original")),
 ])
 def test_every_objective_asks_for_the_views_of_its_formula(settings: dict[str, Any], views: tuple[str, ...]) -> None:
-    assert make_objective(_task(**settings), _model(), UNLABELLED).views == views
+    assert make_objective(_task(**settings), _model(), LABELLED, UNLABELLED).views == views
 
 
 def test_weak_views_may_be_the_images_themselves() -> None:

@@ -99,6 +99,7 @@ def _drawn(kind: str, count: int, size: int, steps: int) -> list[Tensor]:
     (_net, {}, None), (_net, {"alpha1": 0.0}, None),
     (_net, {"alpha2": 0.0, "alpha0_ramp": "none", "ramp_epochs": 50}, 0.3),
     (_plain, {"alpha0": 3.0, "local_epochs": 3}, -0.2), (_net, {"alpha0": 0.0, "alpha2": 0.0}, 0.1),
+    (_net, {"r2_reduction": "sum"}, None),
 ])
 def test_training_is_the_specified_sequence_of_steps(build: Any, settings: dict[str, Any], d: float | None) -> None:
     """A plain reference with tensors only: v from eq. 8 with the received statistics, then tau = floor(E * 23 / 8)
@@ -132,7 +133,7 @@ def test_training_is_the_specified_sequence_of_steps(build: Any, settings: dict[
         p_l, p_u = torch.softmax(model(x_l[xi]), dim=1), torch.softmax(model(x_u[zeta]), dim=1)
         ce = -(p_l[torch.arange(5), LABELLED.labels_N[xi]]).log().mean()  # type: ignore[index]
         soft = -(v[zeta] * p_u.log()).sum(dim=1).mean()
-        r2 = (math.log(3) + (p_u * p_u.log()).sum(dim=1)).mean()
+        r2 = (math.log(3) + (p_u * p_u.log()).sum(dim=1)).sum() / (1 if values.r2_reduction == "sum" else len(zeta))
         loss = ce + alpha0(epoch) * soft + values.alpha2 * r2
         losses.append(float(ce.detach()))
         gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)

@@ -97,21 +97,23 @@ def _close(a: Any, b: Any, atol: float = 1e-5) -> bool:
 
 # One round ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("icc", "momentum", "steps_by", "policy", "augment_train"), [
-    ("sum", 0.9, "unlabelled", "none", False), ("mean", 0.0, "labelled", "none", False),
-    ("sum", 0.9, "unlabelled", AUGMENTED, True), ("mean", 0.0, "labelled", AUGMENTED, False)])
-def test_training_is_the_specified_sequence_of_steps(icc: str, momentum: float, steps_by: str, policy: str,
-                                                     augment_train: bool) -> None:
+@pytest.mark.parametrize(("icc", "icc_images", "momentum", "steps_by", "policy", "augment_train"), [
+    ("sum", "kept", 0.9, "unlabelled", "none", False), ("mean", "kept", 0.0, "labelled", "none", False),
+    ("sum", "all", 0.9, "unlabelled", AUGMENTED, True), ("mean", "kept", 0.0, "labelled", AUGMENTED, False),
+    ("mean", "all", 0.0, "labelled", "none", False)])
+def test_training_is_the_specified_sequence_of_steps(icc: str, icc_images: str, momentum: float, steps_by: str,
+                                                     policy: str, augment_train: bool) -> None:
     """A plain reference, with tensors only: in every step sigma on lambda_s CE with psi frozen, then psi on L_u with
     sigma frozen; CE is of the strong view, votes and KL are of the image, augmented weakly where the settings say so;
     helpers are the received sigma plus their psi; each part has its own momentum, from zero; the L2 and L1 terms act
-    whoever is kept.
+    whoever is kept. KL is over the kept images (official code), or over all of the batch (Eq. 1 and 2).
 
     v1: ceil(23 / 8) = 3 steps, labelled batches of 5, 5, 3 of 13. v3: round(13 / 5) = 3 steps, batches of ceil(23 / 3).
     """
     weights: dict[str, Any] = {"lambda_s": 10.0, "lambda_a": 0.7, "lambda_i": 0.4, "lambda_l2": 0.3, "lambda_l1": 0.01}
-    task = _task(helpers=HELPERS, icc=icc, momentum=momentum, steps_by=steps_by, labelled_batch=5, unlabelled_batch=8,
-                 local_epochs=2, confidence_threshold=0.7, policy=policy, augment_train=augment_train, **weights)
+    task = _task(helpers=HELPERS, icc=icc, icc_images=icc_images, momentum=momentum, steps_by=steps_by,
+                 labelled_batch=5, unlabelled_batch=8, local_epochs=2, confidence_threshold=0.7, policy=policy,
+                 augment_train=augment_train, **weights)
     found = _answer(task)
 
     augmentation = AugmentationSettings(policy=policy)
@@ -160,7 +162,8 @@ def test_training_is_the_specified_sequence_of_steps(icc: str, momentum: float, 
             keep = votes.keep_B
             kept_steps.append(int(keep.sum()))
             ce = nn.functional.cross_entropy(f(strong[keep], theta), votes.pseudo_label_B[keep])
-            kl = [(q[keep] * (q[keep].log() - p[keep].log())).sum(dim=1).mean() for q in p_h]
+            of = torch.ones_like(keep) if icc_images == "all" else keep
+            kl = [(q[of] * (q[of].log() - p[of].log())).sum(dim=1).mean() for q in p_h]
             consistency = (kl[0] + kl[1]) / (2 if icc == "mean" else 1)
             l2 = sum((sigma[name] - learning[name]).square().sum() for name in psi)
             l1 = sum(learning[name].abs().sum() for name in psi)
@@ -253,6 +256,29 @@ def test_when_nothing_is_kept_psi_moves_towards_sigma_alone_and_is_still_returne
     update, _ = _train(task)
     assert (update.metrics["num_kept"], update.metrics["label_ratio"]) == (0.0, 0.0)
     assert "agreement_loss" not in update.metrics
+
+
+def test_over_all_images_the_helpers_pull_even_where_nothing_is_kept() -> None:
+    """One step on all 23 images, none kept: psi <- psi - lr (lambda_i grad KL + 2 lambda_l2 (psi - sigma)); over the
+    kept ones the helpers do nothing. Nothing kept is still nothing kept: such a silo may abstain."""
+    settings: dict[str, Any] = {"helpers": HELPERS, "confidence_threshold": 1.0, "momentum": 0.0, "lambda_l2": 1.0,
+                                "unlabelled_batch": 23, "lambda_i": 0.4, "icc": "sum"}
+    found = _answer(_task(COORDINATOR, icc_images="all", **settings))
+    x = augment.to_input(UNLABELLED.images_NCHW, FORM).flatten(1)
+    learning = {name: tensor.clone().requires_grad_() for name, tensor in PSI.items()}
+    w = {name: SIGMA[name] + learning[name] for name in PSI}
+    log_p = torch.log_softmax(x @ w["1.weight"].T + w["1.bias"], dim=1)
+    loss = torch.zeros(())
+    for helper in HELPERS:
+        q = torch.softmax(x @ (SIGMA["1.weight"] + helper["1.weight"]).T + SIGMA["1.bias"] + helper["1.bias"], dim=1)
+        loss = loss + 0.4 * (q * (q.log() - log_p)).sum(dim=1).mean()
+    loss = loss + sum((SIGMA[name] - learning[name]).square().sum() for name in PSI)
+    gradients = torch.autograd.grad(loss, list(learning.values()))
+    assert _close(found["psi"], {name: PSI[name] - 0.01 * gradient
+                                 for name, gradient in zip(PSI, gradients, strict=True)})
+    assert not _close(_answer(_task(COORDINATOR, **settings))["psi"], found["psi"])
+    update, _ = _train(_task(COORDINATOR, icc_images="all", abstain_if_no_confident=True, **settings))
+    assert update.abstention == "no_confident_example"
 
 
 def test_a_silo_that_kept_nothing_may_abstain_unless_it_learnt_from_labels() -> None:

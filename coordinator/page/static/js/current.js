@@ -14,5 +14,11 @@ export function currentStudy(route) {
   return (begun.at(-1) ?? studies[0])?.name ?? null;
 }
 
-/** Rounds with silos, in order; round 0 is the preparation. */
-export const measured = (study) => study.rounds.filter((round) => round.state === "completed" && typeof round.accuracy === "number");
+/** Rounds whose model was measured on test images, in order; round 0 is the preparation. */
+export const measured = (study) => study.rounds.filter((round) => round.state === "completed" && typeof round.test_score === "number");
+
+/** What a study is drawn and judged by is plain accuracy, which then needs no line of its own. */
+export const byAccuracy = (study) => study.choice.measure === "accuracy";
+
+/** The study's measure at the beginning of a line: "Balanced accuracy". */
+export const measureHeading = (study) => study.choice.title[0].toUpperCase() + study.choice.title.slice(1);

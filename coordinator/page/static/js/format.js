@@ -81,6 +81,21 @@ export function points(after, before, decimals = 1) {
   return `${units < 0n ? "−" : "+"}${decimal(units < 0n ? -units : units, decimals)}`;
 }
 
+const AUROC_DECIMALS = 3;
+
+/** A study's measure: an AUROC as 0.953, all others in per cent. */
+export function score(value, measure) {
+  return measure === "auroc" && isNumber(value) ? value.toFixed(AUROC_DECIMALS) : percentage(value);
+}
+
+/** How far two of them differ: +0.012 of an AUROC, else points. */
+export function scoreChange(after, before, measure) {
+  if (measure !== "auroc") return points(after, before);
+  if (!isNumber(after) || !isNumber(before)) return DASH;
+  const difference = after.toFixed(AUROC_DECIMALS) - before.toFixed(AUROC_DECIMALS);
+  return `${difference < 0 ? "−" : "+"}${Math.abs(difference).toFixed(AUROC_DECIMALS)}`;
+}
+
 /** How far something is, 0 to 1, in whole per cent; rounded down, for 100 % is done. */
 export function progress(fraction) {
   return `${decimal(rounded(percentOf(isNumber(fraction) ? Math.min(1, Math.max(0, fraction)) : 0), 0, true), 0)} %`;

@@ -275,6 +275,14 @@ def _step_moved(silos: Silos, changes: dict[str, float]) -> FedMatchState:
     return silos.state
 
 
+def test_weights_by_size_count_a_silos_images() -> None:
+    strategy = _strategy(SILO, **PLAIN, aggregation="size")
+    state = _started(strategy)
+    headers = (UpdateHeader("a", 30, {}), UpdateHeader("b", 10, {}))
+    tally = strategy.begin(state, TRAIN, headers, round=1)
+    assert tally.weights == {"a": 0.75, "b": 0.25}  # type: ignore[union-attr]
+
+
 def test_fedfreq_weighs_those_less_who_took_part_often() -> None:
     """Counts after round 2: a 2, b 1, so p = (1 - 2/3, 1 - 1/3) = (1/3, 2/3)."""
     silos = _silos(aggregation="fedfreq")
@@ -445,8 +453,9 @@ def test_a_model_without_a_finite_answer_neither_helps_nor_is_helped() -> None:
 
 # Labels at the coordinator --------------------------------------------------------------------------------------------
 
-def test_sigma_is_trained_before_round_1_and_after_every_round_but_the_last() -> None:
-    """A plain reference: lambda_s times the gradient of the cross-entropy at sigma + psi, momentum carried over."""
+def test_sigma_is_trained_before_round_1_and_after_every_round_the_last_included() -> None:
+    """A plain reference: lambda_s times the gradient of the cross-entropy at sigma + psi, momentum carried over. Round
+    2 is the last: its model is the mean after a pass over the labels, as that of all others (Algorithm 2)."""
     silos = _silos(COORDINATOR, rounds=2, lr=0.01, momentum=0.9, augment_train=False, labelled_batch=5,
                    coordinator_epochs=2, plateau_factor=1.0)
     x, y = augment.to_input(_images().images_NCHW, FORM), torch.arange(12) % 3
@@ -473,8 +482,22 @@ def test_sigma_is_trained_before_round_1_and_after_every_round_but_the_last() ->
     assert _close(silos.state.psi, psi, atol=1e-4)
     assert _close(silos.state.sigma, sigma, atol=1e-3)
     last = silos.step({"a": {"psi": 0.1}})
-    assert _close(last.sigma, sigma, atol=1e-3), "round 2 is the last: nobody would get another sigma"
-    assert "sigma_loss" not in silos.strategy.diagnostics(last)
+    untuned = dict(sigma)
+    psi = _plus(psi, 0.1)
+    train(2)
+    assert _close(last.sigma, sigma, atol=2e-3)
+    assert not _close(last.sigma, untuned, atol=2e-3), "otherwise the test shows nothing"
+    assert "sigma_loss" in silos.strategy.diagnostics(last)
+    assert _close(silos.strategy.model(last)[0], tensors.add(last.sigma, last.psi))
+
+
+def test_a_round_has_the_same_model_whether_it_is_the_last_or_not() -> None:
+    """So the curve compares one kind of model, and a study that is extended goes on with the bits of a longer one."""
+    found = []
+    for rounds in (1, 9):
+        silos = _silos(COORDINATOR, rounds=rounds, lr=0.01, momentum=0.9)
+        found.append(silos.step({"a": {"psi": 0.1}, "b": {"psi": 0.2}}))
+    assert _plain(found[0]) == _plain(found[1])
 
 
 def test_without_momentum_none_is_kept_for_sigma() -> None:
@@ -500,7 +523,7 @@ def test_the_learning_rate_falls_when_the_validation_loss_does_not() -> None:
     sent, losses = [], []
     for _ in range(5):
         sent.append(silos.strategy.task(silos.state, TRAIN, "a", None, round=1).settings["round_lr"])
-        losses.append(silos.strategy.diagnostics(silos.step({"a": {"psi": 0.0}}))["validation_loss"])
+        losses.append(silos.strategy.diagnostics(silos.step({"a": {"psi": 0.0}}))["plateau_loss"])
     assert len(set(losses)) == 1, "the model stays, so the loss does"
     assert sent == pytest.approx([0.3, 0.3, 0.3, 0.1, 0.1])
     model = _net()
@@ -605,7 +628,7 @@ def test_numbers_of_a_round_are_finite_and_named() -> None:
     silos = _silos(COORDINATOR, aggregation="reliability", l1_thres=0.02)
     numbers = silos.strategy.diagnostics(silos.step({"a": {"psi": 0.0}}))
     assert set(numbers) == {"c2s_percent", "s2c_percent", "mean_score", "psi_density", "sigma_loss",
-                            "validation_loss", "lr"}
+                            "plateau_loss", "lr"}
     psi = torch.cat([tensor.flatten() for tensor in silos.state.psi.values()])
     assert numbers["psi_density"] == pytest.approx(float((psi.abs() > 0.02).float().mean()))
     assert 0 < numbers["psi_density"] < 1

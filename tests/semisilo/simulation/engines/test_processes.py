@@ -22,9 +22,12 @@ from semisilo.silo.compute.messages import Train, Trained
 from semisilo.simulation import SimulationResult, run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.engines import processes
+from semisilo.simulation.engines.one_process import InlineWorkplace
 from semisilo.simulation.engines.processes import ProcessesWorkplace
 from semisilo.simulation.engines.shared_images import read_working, share
+from semisilo.simulation.engines.worker import prepared
 from semisilo.simulation.settings import load_simulated_study
+from semisilo.simulation.simulate import _moved, _workplace
 from tests.semisilo.simulation.engines.test_ray import _children
 from tests.semisilo.simulation.test_simulate import AFTER_AN_ANSWER, RESUMED, killed
 from tests.semisilo.studies import study
@@ -273,12 +276,12 @@ def test_where_memory_is_short_there_are_fewer_processes(
 def test_with_too_little_memory_for_a_second_copy_the_images_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     dealt = deal_study(load_simulated_study(study()))
     monkeypatch.setattr("semisilo.simulation.engines.shared_images.free_bytes", lambda: 1000)
-    assert share(dealt) is None
+    assert share(dealt, device="cpu") is None
 
 
 def test_shared_images_are_those_that_were_dealt_and_nobody_can_change_them_for_others() -> None:
     dealt = deal_study(load_simulated_study(study("fedmatch", "labels-at-silo")))
-    shared = share(dealt)
+    shared = share(dealt, device="cpu")
     assert shared is not None
     moved, file = shared
     first, second = read_working(file.descriptor), read_working(file.descriptor)
@@ -296,11 +299,31 @@ def test_shared_images_are_those_that_were_dealt_and_nobody_can_change_them_for_
     assert moved.digest() == dealt.digest()
 
 
-@pytest.mark.parametrize(("options", "match"), [
-    ({"engine": "process", "workers": 2}, "workers has no effect: in this process"),
-    pytest.param({"workers": 2, "device": "cuda"}, "on an accelerator", marks=pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no accelerator"))])
-def test_workers_are_refused_where_one_silo_trains_at_a_time(tmp_path: Path, options: dict[str, Any],
-                                                             match: str) -> None:
-    with pytest.raises(UsageError, match=match):
-        run(study(), out=tmp_path / "out", **options)
+def test_workers_are_refused_where_one_silo_trains_at_a_time(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers has no effect: in this process"):
+        run(study(), out=tmp_path / "out", engine="process", workers=2)
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(2, ProcessesWorkplace), (None, InlineWorkplace)])
+def test_an_accelerator_is_shared_by_several_processes_only_where_somebody_asks_for_them(
+        workers: int | None, expected: type[object]) -> None:
+    dealt = deal_study(load_simulated_study(study()))
+    with _moved(dealt, engine="processes", device="cuda", workers=workers) as (dealt, shared):
+        assert isinstance(_workplace(dealt, shared, engine="processes", device="cuda", workers=workers), expected)
+        assert (shared is None) == (workers is None)
+        if shared is not None:
+            assert read_working(shared.descriptor).device == "cuda"
+
+
+def test_what_is_copied_for_an_accelerator_does_not_take_it_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a process that has an accelerator cannot use it."""
+    def taken(*arguments: object) -> None:
+        raise AssertionError("the accelerator was taken")
+
+    for name in ("_lazy_init", "is_available", "device_count", "init"):
+        monkeypatch.setattr(torch.cuda, name, taken)
+    shared = share(deal_study(load_simulated_study(study())), device="cuda")
+    assert shared is not None
+    build = prepared(shared[1].descriptor)
+    assert build(lambda fraction, text: None)._device == "cuda"
+    shared[1].close()

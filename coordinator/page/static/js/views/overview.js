@@ -2,7 +2,7 @@
 
 import { bar } from "../charts.js";
 import { names, studyButtons } from "../actions.js";
-import { currentStudy, measured } from "../current.js";
+import { byAccuracy, currentStudy, measureHeading, measured } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { ago, badge, card, commands, empty, figure, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
@@ -32,6 +32,8 @@ export function view(route) {
     nowCard(study),
     numbers(study),
     charts(study),
+    beside(study),
+    sites(study),
     lastRounds(study),
     about(study),
   ];
@@ -205,48 +207,96 @@ function matrix(rows, open) {
 function numbers(study) {
   const { cost } = study;
   const wire = cost.wire.down + cost.wire.up;
-  const best = measured(study).reduce((found, round) => (found === null || round.accuracy > found.accuracy ? round : found), null);
   const saved = cost.dense_total - wire;
+  const score = (value) => format.score(value, study.choice.measure);
   const { live, studies } = store.federation;
   const alone = (live?.study === study.name && live.labels_alone) || studies.find(({ name }) => name === study.name)?.labels_alone || "";
   return h("section", { "aria-label": "Numbers of the study", key: "numbers" }, tiles(
-    tile("Accuracy", format.percentage(study.accuracy), study.accuracy === null ? "not measured yet" : best && best.accuracy > study.accuracy + 5e-4 ? `best ${format.percentage(best.accuracy)} in round ${best.number}` : "the best so far"),
-    study.labelled_only_accuracy === null && study.scenario === "labels-at-silo" ? null
-      : tile("Against labels alone", study.gain === null ? format.DASH : format.points(study.accuracy, study.labelled_only_accuracy), study.labelled_only_accuracy === null ? (alone ? `labels alone: ${alone}` : "not measured") : study.gain === null && study.rounds_completed > 0 && study.accuracy !== null ? `no update of any silo was accepted; labels alone ${format.percentage(study.labelled_only_accuracy)}` : `points; labels alone ${format.percentage(study.labelled_only_accuracy)}${alone ? `, ${alone}` : ""}`, study.gain > 0 ? "good" : ""),
+    tile(measureHeading(study), score(study.test_score), study.test_score === null ? "not measured yet" : `of the last round, on test images${byAccuracy(study) ? "" : `; accuracy ${format.percentage(study.accuracy)}`}`),
+    study.labels_alone_test_score === null && study.scenario === "labels-at-silo" ? null : againstLabelsAlone(study, alone),
+    study.choice.round === null ? null : tile("Model handed over", study.choice.labels_alone ? "labels alone" : `round ${study.choice.round}`, study.choice.conclusion || study.choice.text),
     tile("Rounds", `${study.rounds_completed} / ${study.rounds_planned}`, study.seconds === null ? "not begun" : `in ${format.seconds(study.seconds)}`),
     tile("On the wire", format.bytes(wire), cost.forecast ? `about ${format.bytes(cost.forecast.wire_bytes_at_end)} at the end` : cost.estimated ? "estimated" : "counted by the kernel"),
     tile("Of dense", format.share(cost.share_of_dense), cost.share_of_dense === null ? "nothing sent yet" : saved >= 0 ? `${format.bytes(saved)} saved` : `${format.bytes(-saved)} more than dense`)));
 }
 
+/** What the silos have brought, as every other reader says it. */
+function againstLabelsAlone(study, note) {
+  const name = "Against labels alone";
+  const alone = `labels alone ${format.score(study.labels_alone_test_score, study.choice.measure)}`;
+  if (study.labels_alone_test_score === null) return tile(name, format.DASH, note ? `labels alone: ${note}` : "not measured");
+  const marked = note ? `${alone}, ${note}` : alone;
+  if (study.gain !== null) {
+    const said = [study.gain_interval_text, study.gain_verdict].filter(Boolean).join(", ");
+    return tile(name, study.gain_text, `${marked}; ${said}`, study.gain_interval?.low > 0 ? "good" : "");
+  }
+  return tile(name, format.DASH, study.rounds_completed > 0 && study.test_score !== null ? `no update of any silo was accepted; ${alone}` : marked);
+}
+
+/** What the model is worth on the own test images of each site, and which sites have not said so. */
+function sites(study) {
+  if (!study.sites?.length) return null;
+  const titles = [...new Set(study.sites.flatMap(({ texts }) => Object.keys(texts)))];
+  const model = (site) => site.round === null ? "sent none" : `${site.labels_alone ? "labels alone" : `round ${site.round}`}${site.handed_over ? ", handed over" : ""}`;
+  const columns = [
+    { name: "Silo", cell: ({ silo }) => silo },
+    { name: "Model", cell: model },
+    { name: "Test images", class: "digits", cell: ({ scores }) => scores ? format.count(scores.count) : format.DASH },
+    ...titles.map((title) => ({ name: capital(title), class: "digits", cell: ({ texts }) => texts[title] ?? format.DASH })),
+  ];
+  return card("At the sites", { id: "sites", note: "The model on each silo’s own test images, as the silo says, with 95 % intervals." },
+    table("The model at each site", columns, study.sites, { key: ({ silo }) => silo }));
+}
+
+const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+
+function beside(study) {
+  if (!study.beside?.length) return null;
+  const shown = (each, value) => (value === null ? format.DASH : each.name.split("/")[0].includes("auroc") ? value.toFixed(3) : `${(100 * value).toFixed(1)}${each.error === null ? "" : ` ± ${(100 * each.error).toFixed(1)}`} %`);
+  const columns = [
+    { name: "Measure", cell: (each) => each.words },
+    { name: "Federated", class: "digits", cell: (each) => shown(each, each.federated) },
+    { name: "Labels alone", class: "digits", cell: (each) => shown(each, each.labels_alone) },
+  ];
+  return card("Beside labels alone", { id: "beside" }, study.labels_alone_recipe ? h("p", { class: "note" }, `Labels alone: ${study.labels_alone_recipe}.`) : null,
+    table("All numbers of the last round beside those of labels alone", columns, study.beside, { key: ({ name }) => name }));
+}
+
 function charts(study) {
   const rounds = measured(study);
   if (rounds.length === 0) {
-    return study.rounds_completed > 0 ? h("p", { class: "nothing", key: "no-charts" }, "No accuracy: the study has no test images.") : null;
+    const why = `No ${study.choice.title}: the study has no test images${byAccuracy(study) ? "" : " that give it"}.`;
+    return study.rounds_completed > 0 ? h("p", { class: "nothing", key: "no-charts" }, why) : null;
   }
-  const byRound = rounds.map(({ number, accuracy }) => [number, accuracy]);
+  const title = `Test ${study.choice.title}`;
+  const score = (value) => format.score(value, study.choice.measure);
+  const byRound = rounds.map((round) => [round.number, round.test_score]);
+  const accuracy = byAccuracy(study) ? [] : rounds.filter((round) => typeof round.accuracy === "number").map((round) => [round.number, round.accuracy]);
   const [unit, name] = format.unitOf(Math.max(1, ...rounds.map(({ wire_cumulative: wire }) => wire)));
-  const byBytes = rounds.map((round) => [round.wire_cumulative / unit, round.accuracy]);
-  const alone = study.labelled_only_accuracy;
-  const level = alone === null ? null : { y: alone, name: `labels alone ${format.percentage(alone)}` };
-  const percent = (value, exact) => (exact ? format.percentage(value) : format.percentage(value).replace(".0 ", " "));
-  const y = { text: percent, least: 0.06 };
+  const byBytes = rounds.map((round) => [round.wire_cumulative / unit, round.test_score]);
+  const alone = study.labels_alone_test_score;
+  const level = alone === null ? null : { y: alone, name: `labels alone ${score(alone)}` };
+  const written = (value, exact) => (exact ? score(value) : score(value).replace(".0 ", " "));
+  const y = { text: written, least: 0.06 };
   const key = [["federated", "first"], ...(alone === null ? [] : [["labels alone", "level"]])];
   const last = rounds.at(-1);
-  const said = `${format.percentage(rounds[0].accuracy)} in round ${rounds[0].number}, ${format.percentage(last.accuracy)} in round ${last.number}${alone === null ? "" : `; labels alone ${format.percentage(alone)}`}`;
+  const said = `${score(rounds[0].test_score)} in round ${rounds[0].number}, ${score(last.test_score)} in round ${last.number}${alone === null ? "" : `; labels alone ${score(alone)}`}`;
+  const keyOfRounds = accuracy.length ? [...key, ["accuracy", "second"]] : key;
   const columns = [
     { name: "Round", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number) },
-    { name: "Test accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) },
+    { name: title, class: "digits", cell: (round) => score(round.test_score) },
+    ...(byAccuracy(study) ? [] : [{ name: "Test accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
     { name: "On the wire so far", class: "digits", cell: (round) => format.bytes(round.wire_cumulative) },
   ];
   const pick = (number) => { location.hash = to.round(study.name, number); };
   return h("div", { class: "pair", key: "charts" },
-    h("div", { class: "card" }, figure("Test accuracy by round", chart("by-round", {
-      label: `Line: test accuracy by round; ${said}.`, level, y, pick,
-      series: [{ name: "federated", tone: "first", points: byRound }],
+    h("div", { class: "card" }, figure(`${title} by round`, chart("by-round", {
+      label: `Line: test ${study.choice.title} by round; ${said}.${accuracy.length ? ` Second line: accuracy, ${format.percentage(accuracy.at(-1)[1])} at the end.` : ""}`, level, y, pick,
+      series: [{ name: byAccuracy(study) ? "federated" : study.choice.title, tone: "first", points: byRound }, { name: "accuracy", tone: "second", points: accuracy }],
       x: { name: "round", text: (value) => String(value), whole: true, low: 0, high: Math.max(study.rounds_planned, last.number, 1), tip: (value) => `round ${value}` },
-    }), { id: "by-round", key, columns, rows: rounds })),
-    h("div", { class: "card" }, figure("Test accuracy by bytes on the wire", chart("by-bytes", {
-      label: `Line: test accuracy by bytes on the wire so far; ${said}, after ${format.bytes(last.wire_cumulative)}.`, level, y,
+    }), { id: "by-round", key: keyOfRounds, columns, rows: rounds })),
+    h("div", { class: "card" }, figure(`${title} by bytes on the wire`, chart("by-bytes", {
+      label: `Line: test ${study.choice.title} by bytes on the wire so far; ${said}, after ${format.bytes(last.wire_cumulative)}.`, level, y,
       series: [{ name: "federated", tone: "first", points: byBytes }],
       x: { name: `${name}, both directions`, text: (value) => `${Number(value.toPrecision(4))}`, low: 0, tip: (value) => `${format.bytes(value * unit)}` },
     }), { id: "by-bytes", key, columns, rows: rounds })));
@@ -263,11 +313,12 @@ function lastRounds(study) {
 
 /** Columns of a list of rounds, here and in the list of all. */
 export function roundColumns(study) {
-  const before = new Map(measured(study).map((round, index, all) => [round.number, index ? all[index - 1].accuracy : null]));
+  const before = new Map(measured(study).map((round, index, all) => [round.number, index ? all[index - 1].test_score : null]));
   return [
     { name: "Round", sort: "number", cell: (round) => h("a", { href: to.round(study.name, round.number) }, round.number === 0 ? "0, preparation" : round.number) },
     { name: "State", cell: (round) => badge(round.state) },
-    { name: "Accuracy", sort: "accuracy", class: "digits", cell: (round) => [format.percentage(round.accuracy), change(round.accuracy, before.get(round.number))] },
+    { name: measureHeading(study), sort: "test_score", class: "digits", cell: (round) => [format.score(round.test_score, study.choice.measure), change(round.test_score, before.get(round.number), study.choice.measure)] },
+    ...(byAccuracy(study) ? [] : [{ name: "Accuracy", sort: "accuracy", class: "digits", cell: (round) => format.percentage(round.accuracy) }]),
     { name: "Answers", cell: (round) => answers(round) },
     { name: "Time", sort: "seconds", class: "digits", cell: (round) => (round.seconds === null ? since(round.opened_unix) : format.seconds(round.seconds)) },
     { name: "Down", sort: "wire_down", class: "digits", cell: (round) => format.bytes(round.wire_down) },
@@ -277,9 +328,9 @@ export function roundColumns(study) {
   ];
 }
 
-function change(value, before) {
+function change(value, before, measure) {
   if (typeof value !== "number" || typeof before !== "number") return null;
-  return h("span", { class: `change ${value >= before ? "up" : "down"}` }, ` ${format.points(value, before)}`);
+  return h("span", { class: `change ${value >= before ? "up" : "down"}` }, ` ${format.scoreChange(value, before, measure)}`);
 }
 
 const ORDER = ["updated", "abstained", "refused", "expired", "cancelled", "open"];

@@ -1,6 +1,7 @@
 // One round: its phases and when each silo worked in them, every answer with its reason, numbers and bytes.
 
 import { bar } from "../charts.js";
+import { byAccuracy, measureHeading } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { badge, card, empty, folded, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
@@ -28,7 +29,7 @@ export function view(route) {
       actions: [step("left", "Earlier round", route.number > 0 ? to.round(route.study, route.number - 1) : null), step("right", "Later round", route.number < last ? to.round(route.study, route.number + 1) : null)] }),
     round.reason ? trouble(round.state === "failed" ? "bad" : "warn", round.state === "failed" ? "The round has failed" : "Note", h("p", null, round.reason)) : null,
     h("section", { "aria-label": "Numbers of the round", key: "numbers" }, tiles(
-      tile("Accuracy", format.percentage(line?.accuracy ?? round.metrics.accuracy), round.state === "completed" ? "after this round" : "measured at its end"),
+      worth(study, line, round),
       tile("Down", wire(traffic, "down"), `${format.plural(traffic.downloads, "download")}, payload ${format.bytes(traffic.payload.down)}`),
       tile("Up", wire(traffic, "up"), `${format.plural(traffic.uploads, "update")}, payload ${format.bytes(traffic.payload.up)}`),
       tile("Of dense", traffic.wire.down + traffic.wire.up ? format.share(traffic.share_of_dense) : format.DASH, `dense would be ${format.bytes(traffic.dense_total)}`))),
@@ -37,6 +38,14 @@ export function view(route) {
     recall(round.metrics),
     metrics(round.metrics),
   ];
+}
+
+/** The study's measure of the round's model; accuracy while the study is not known. */
+function worth(study, line, round) {
+  const when = round.state === "completed" ? "after this round" : "measured at its end";
+  const accuracy = line?.accuracy ?? round.metrics.accuracy;
+  if (!study || byAccuracy(study)) return tile("Accuracy", format.percentage(accuracy), when);
+  return tile(measureHeading(study), format.score(line?.test_score, study.choice.measure), `${when}; accuracy ${format.percentage(accuracy)}`);
 }
 
 /** The wire is settled when a phase closes; until then there is no number, and 0 would be a wrong one. */

@@ -1,6 +1,7 @@
 // The queue: all studies of the federation in the order in which they run.
 
 import { bar } from "../charts.js";
+import { byAccuracy } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { badge, card, commands, empty, head, table } from "../parts.js";
@@ -17,7 +18,7 @@ export function view() {
     { name: "State", cell: (study) => [badge(study.state), study.reason ? h("p", { class: "reason" }, study.reason) : null] },
     { name: "Method", cell: (study) => [study.method, h("span", { class: "note block" }, format.words(study.scenario).replaceAll("-", " "))] },
     { name: "Rounds", class: "digits", cell: (study) => [h("span", { class: "block" }, `${study.round} of ${study.rounds}`), bar([[study.rounds ? study.round / study.rounds : 0, "first"]])] },
-    { name: "Accuracy", class: "digits", cell: (study) => [format.percentage(study.accuracy), typeof study.labelled_only_accuracy === "number" ? h("span", { class: "note block" }, `alone ${format.percentage(study.labelled_only_accuracy)}`) : null, study.labels_alone ? h("span", { class: "note block" }, `labels alone: ${study.labels_alone}`) : null] },
+    { name: studies.every(byAccuracy) ? "Accuracy" : "Measure", class: "digits", cell: (study) => [format.score(study.test_score, study.choice.measure), studies.every(byAccuracy) ? null : h("span", { class: "note block" }, study.choice.title), typeof study.labels_alone_test_score === "number" ? h("span", { class: "note block" }, `alone ${format.score(study.labels_alone_test_score, study.choice.measure)}`) : null, study.labels_alone ? h("span", { class: "note block" }, `labels alone: ${study.labels_alone}`) : null, study.choice.text ? h("span", { class: "note block" }, `model of ${study.choice.text}`) : null] },
     { name: "On the wire", class: "digits", cell: (study) => format.bytes(study.wire_bytes) },
     { name: "Time left", class: "digits", cell: (study) => (study.seconds_left === null ? format.DASH : `about ${format.seconds(study.seconds_left)}`) },
   ];

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from semisilo.common.errors import BadData
-from semisilo.coordinator.export.calibration import (
+from semisilo.common.measures.calibration import (
     auroc,
     calibration_of,
     fit_temperature,
@@ -85,14 +85,28 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_order_with_ties_too()
         assert found.macro == pytest.approx(np.mean(expected), rel=1e-12)
 
 
-def test_predicting_does_not_load_scikit_learn() -> None:
-    """The probabilities of a prediction need numpy alone; the first measure that needs more loads it."""
-    code = ("import sys, numpy, semisilo.coordinator.export.calibration as c; c.probabilities(numpy.zeros((1, 2)));"
-            "print('sklearn' in sys.modules); c.auroc(numpy.zeros((2, 2)), numpy.array([0, 1]));"
-            "print('sklearn' in sys.modules)")
+@pytest.mark.parametrize("decimals", [None, 2, 1, 0])
+def test_areas_and_brier_score_are_those_of_scikit_learn_with_ties_too(decimals: int | None) -> None:
+    from sklearn.metrics import brier_score_loss, roc_auc_score
+
+    p = probabilities(LOGITS)
+    scores = p if decimals is None else np.round(p, decimals)
+    found = auroc(scores, LABELS)
+    assert found is not None
+    for label, area in enumerate(found.per_class):
+        assert area == pytest.approx(roc_auc_score(label == LABELS, scores[:, label]), rel=1e-12)
+    assert calibration_of(p, LABELS).brier == pytest.approx(
+        brier_score_loss(LABELS, p, labels=range(4), scale_by_half=False), rel=1e-12)
+
+
+def test_measuring_does_not_load_scikit_learn_nor_torch() -> None:
+    """It is done in every round, and by people who predict without torch."""
+    code = ("import sys, numpy, semisilo.common.measures.calibration as c; p = c.probabilities(numpy.zeros((2, 2)));"
+            "c.auroc(p, numpy.array([0, 1])); c.calibration_of(p, numpy.array([0, 1]));"
+            "print('sklearn' in sys.modules, 'torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=100,
                           env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])})
-    assert done.stdout.split() == ["False", "True"]
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_a_class_that_does_not_occur_has_no_area() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from semisilo.common.learning import tensors
-from semisilo.common.learning.normalised_averaging import (
+from semisilo.common.learning.averaging.normalised import (
     control_increment,
     correction,
     local_steps,

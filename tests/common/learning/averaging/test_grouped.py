@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from semisilo.common.errors import LayoutMismatch
-from semisilo.common.learning.grouped_averaging import group_mean, mean_of_groups, split_into_groups
+from semisilo.common.learning.averaging.grouped import group_mean, mean_of_groups, split_into_groups
 
 
 def _model(values: list[float]) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""How updates are averaged where a plain weighted mean is not meant, as pure functions."""

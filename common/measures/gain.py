@@ -1,0 +1,178 @@
+"""What silos have brought: a measure of the federated model less that of labels alone, with its interval and in words.
+
+Every reader says it through this module, so that "no difference shown" means the same wherever it stands. Intervals
+follow from counts and areas alone, so an old study, a card and a comparison need no images for them.
+
+Shapes: K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from semisilo.common.measures.intervals import (
+    Interval,
+    area_interval,
+    dependent_mean_interval,
+    difference_interval,
+    mean_interval,
+    wilson,
+)
+from semisilo.common.measures.study_measure import StudyMeasure
+from semisilo.common.text.describe import describe_points
+
+__all__ = ["Gain", "ImageCounts", "describe_gain", "gain_interval_text", "gain_of", "gain_text", "gain_verdict",
+           "interval_of", "mean_gain"]
+
+_NO_DIFFERENCE = "no difference shown"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCounts:
+    """The images that both models were measured on."""
+
+    total: int
+    by_class: tuple[int, ...] = ()
+    """Of each class, in label order; () where nobody has counted them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """The difference of two models in one measure."""
+
+    measure: StudyMeasure
+    federated: float
+    """0 to 1, like the next."""
+    labels_alone: float
+    interval: Interval | None
+    """Of `value`, with a confidence of 95 %; None where the images of each class were not counted."""
+
+    @property
+    def value(self) -> float:
+        """The federated model's less that of labels alone, -1 to 1."""
+        return self.federated - self.labels_alone
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a difference beyond what chance explains: the interval does not contain 0."""
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+
+def gain_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCounts, federated: Mapping[str, float],
+            labels_alone: Mapping[str, float]) -> Gain | None:
+    """The gain in a measure, from the metrics of two models on the same images.
+
+    | measure           | interval of each model                                                    |
+    |-------------------|---------------------------------------------------------------------------|
+    | accuracy, recall  | Wilson's of right / images; of the difference it is Newcombe's            |
+    | balanced accuracy | of the mean of the recalls, each class by itself (`mean_interval`)        |
+    | AUROC             | of the mean of the areas, each with `area_interval`, as if all err alike  |
+
+    The two are then put together as Newcombe does (`difference_interval`), as if the models were measured on images of
+    their own: since these are the same ones, the interval is wider than it need be, and a difference that it shows is
+    shown all the more.
+
+    Args:
+        classes: names in label order, (K,).
+        federated: as the metrics of a round are named.
+        labels_alone: likewise.
+    Returns: None where either was not measured.
+    Source: Newcombe, Statistics in Medicine 17 (1998), method 10; Zou and Donner, Statistics in Medicine 27 (2008), for
+        sums and differences of any two estimates with intervals.
+    """
+    ours, theirs = federated.get(measure.metric), labels_alone.get(measure.metric)
+    if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
+        return None
+    first, second = (interval_of(measure, classes=classes, images=images, metrics=metrics)
+                     for metrics in (federated, labels_alone))
+    return Gain(measure=measure, federated=ours, labels_alone=theirs, interval=None if first is None or second is None
+                else difference_interval(ours, first, theirs, second))
+
+
+def interval_of(measure: StudyMeasure, *, classes: Sequence[str], images: ImageCounts, metrics: Mapping[str, float]
+                ) -> Interval | None:
+    """The interval of a measure of one model, as the table of `gain_of` has it.
+
+    Returns: None without images, and where those of each class are needed and not known.
+    """
+    if measure.kind == "accuracy":
+        share = metrics.get(measure.metric)
+        return None if share is None else wilson(round(share * images.total), images.total)
+    by_class = dict(zip(classes, images.by_class, strict=False))
+    if measure.kind == "recall":
+        return _of_recall(metrics.get(measure.metric), by_class.get(measure.class_name, 0))
+    if not by_class:
+        return None
+    if measure.kind == "balanced_accuracy":
+        found = [(share, _of_recall(share, count)) for name, count in by_class.items()
+                 if (share := metrics.get(f"recall/{name}")) is not None]
+    else:
+        total = sum(by_class.values())
+        found = [(area, area_interval(area, inside=count, outside=total - count) if 0 < count < total else None)
+                 for name, count in by_class.items() if (area := metrics.get(f"auroc/{name}")) is not None]
+    known = [(value, interval) for value, interval in found if interval is not None]
+    if not known or len(known) < len(found):
+        return None
+    return mean_interval(known) if measure.kind == "balanced_accuracy" else \
+        dependent_mean_interval([interval for _, interval in known])
+
+
+def _of_recall(share: float | None, images: int) -> Interval | None:
+    return None if share is None else wilson(round(share * images), images)
+
+
+def mean_gain(gains: Sequence[Gain]) -> Gain | None:
+    """The mean of the gains of several runs in one measure; None of none.
+
+    Its interval is the mean of theirs: runs may be measured on the same images, so that it is not taken for granted
+    that their errors cancel. It speaks of the images; how far runs differ is the spread over seeds.
+    """
+    if not gains:
+        return None
+    intervals = [each.interval for each in gains if each.interval is not None]
+    return Gain(measure=gains[0].measure, federated=math.fsum(each.federated for each in gains) / len(gains),
+                labels_alone=math.fsum(each.labels_alone for each in gains) / len(gains),
+                interval=None if len(intervals) < len(gains) else dependent_mean_interval(intervals))
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+
+def gain_text(gain: Gain, *, decimals: int = 1) -> str:
+    """How large it is: "+1.2 points", of an AUROC "+0.012"."""
+    number = _signed(gain.measure, gain.federated, gain.labels_alone, decimals)
+    return number if gain.measure.kind == "auroc" else f"{number} points"
+
+
+def gain_interval_text(gain: Gain, *, decimals: int = 1) -> str:
+    """From where to where: "95 % interval −0.3 to +2.7"."""
+    if gain.interval is None:
+        return "interval not known"
+    low, high = (_signed(gain.measure, end, 0.0, decimals) for end in (gain.interval.low, gain.interval.high))
+    return f"95 % interval {low} to {high}"
+
+
+def gain_verdict(gain: Gain) -> str:
+    """What it comes to: "no difference shown" where the interval contains 0; empty where that is not known."""
+    if gain.interval is None:
+        return ""
+    if not gain.is_shown:
+        return _NO_DIFFERENCE
+    return "the silos have helped" if gain.value > 0 else "the silos have not helped"
+
+
+def describe_gain(gain: Gain, *, decimals: int = 1) -> str:
+    """All of it: "+1.2 points, 95 % interval −0.3 to +2.7, no difference shown"."""
+    return ", ".join(filter(None, (gain_text(gain, decimals=decimals), gain_interval_text(gain, decimals=decimals),
+                                   gain_verdict(gain))))
+
+
+def _signed(measure: StudyMeasure, after: float, before: float, decimals: int) -> str:
+    """The difference of what stands there for each, so that who subtracts finds the same."""
+    if measure.kind != "auroc":
+        return describe_points(after, before, decimals=decimals)
+    places = decimals + 2
+    difference = round(round(after, places) - round(before, places), places)
+    return f"{'−' if difference < 0 else '+'}{abs(difference):.{places}f}"

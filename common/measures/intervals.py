@@ -1,0 +1,205 @@
+"""Intervals of confidence for shares that were counted on a set of images.
+
+All of them treat the images as drawn one by one from those to come. Several images of one patient are not, so that with
+such sets the true intervals are wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+
+__all__ = ["LEVEL", "Interval", "area_error", "area_interval", "around", "balanced_accuracy_interval",
+           "dependent_mean_interval", "difference_interval", "mean_interval", "newcombe", "standard_error", "wilson"]
+
+LEVEL = 0.95
+"""Of every interval here."""
+_Z = 1.959963984540054
+"""The standard normal's quantile at (1 + LEVEL) / 2."""
+_RESAMPLES = 2000
+_HALVINGS = 60
+"""That leave nothing of a double's digits to be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Between which two numbers a share lies with confidence `LEVEL`."""
+
+    low: float
+    high: float
+
+
+def wilson(successes: int, count: int) -> Interval | None:
+    """Wilson's score interval of a share successes / count; None without trials.
+
+        (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    It stays within 0 and 1 and is sound for small counts and for shares near 0 and 1, where p -+ z sqrt(p (1 - p) / n)
+    is not.
+    Raises: ValueError unless 0 <= successes <= count.
+    Source: Wilson, Journal of the American Statistical Association 22 (1927).
+    """
+    if not 0 <= successes <= count:
+        raise ValueError(f"{successes} successes of {count}.")
+    if count == 0:
+        return None
+    share, square = successes / count, _Z * _Z
+    middle = share + square / (2 * count)
+    reach = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
+    whole = 1 + square / count
+    # At 0 and 1 the bound is exact; floating point would leave it a hair beside.
+    return Interval(0.0 if successes == 0 else max(0.0, (middle - reach) / whole),
+                    1.0 if successes == count else min(1.0, (middle + reach) / whole))
+
+
+def standard_error(successes: int, count: int) -> float:
+    """How far a share successes / count lies from the true one, typically: the reach of Wilson's interval at z = 1.
+
+        sqrt(p (1 - p) / n + 1 / 4n^2) / (1 + 1 / n)
+
+    For many trials it is the binomial sqrt(p (1 - p) / n); unlike that it is not 0 where all or none succeed.
+    Raises: ValueError unless 0 <= successes <= count and count >= 1.
+    Source: Wilson, Journal of the American Statistical Association 22 (1927).
+    """
+    if not 0 <= successes <= count or count < 1:
+        raise ValueError(f"{successes} successes of {count}.")
+    share = successes / count
+    return math.sqrt(share * (1 - share) / count + 1 / (4 * count * count)) / (1 + 1 / count)
+
+
+def around(value: float, error: float) -> Interval:
+    """value -+ z times its standard error, within 0 and 1: of a mean of shares, which is nearly normal.
+
+    Raises: ValueError unless 0 <= value <= 1 and error >= 0.
+    """
+    if not (0 <= value <= 1 and error >= 0):
+        raise ValueError(f"{value} -+ {error}.")
+    return Interval(max(0.0, value - _Z * error), min(1.0, value + _Z * error))
+
+
+def newcombe(successes: int, others: int, count: int) -> Interval:
+    """Interval of the difference of two shares, successes / count - others / count, from Wilson's of each.
+
+        d - sqrt((p - l_p)^2 + (u_q - q)^2)  to  d + sqrt((u_p - p)^2 + (q - l_q)^2)
+
+    Of two models on the same images it is wider than it need be, since it does not know which images both have right.
+    Args:
+        count: images, at least 1.
+    Raises: ValueError as `wilson`.
+    Source: Newcombe, Statistics in Medicine 17 (1998), method 10.
+    """
+    first, second = wilson(successes, count), wilson(others, count)
+    if first is None or second is None:
+        raise ValueError("There are no images to compare on.")
+    return difference_interval(successes / count, first, others / count, second)
+
+
+def difference_interval(first: float, of_first: Interval, second: float, of_second: Interval) -> Interval:
+    """Interval of first - second from the intervals of both, which hang on nothing in common.
+
+        d - sqrt((p - l_p)^2 + (u_q - q)^2)  to  d + sqrt((u_p - p)^2 + (q - l_q)^2)
+
+    Each end takes from either estimate how far it may be off on that side, so that it is sound where intervals are not
+    symmetric.
+    Source: Zou and Donner, Statistics in Medicine 27 (2008) 1693; with Wilson's of both it is `newcombe`.
+    """
+    return Interval(first - second - math.hypot(first - of_first.low, of_second.high - second),
+                    first - second + math.hypot(of_first.high - first, second - of_second.low))
+
+
+def mean_interval(estimates: Sequence[tuple[float, Interval]]) -> Interval:
+    """Interval of the mean of K estimates that hang on nothing in common, such as the recalls of K classes.
+
+        m - sqrt(sum_k (p_k - l_k)^2) / K  to  m + sqrt(sum_k (u_k - p_k)^2) / K
+
+    With p_k -+ z s_k for the ends it is m -+ z sqrt(sum_k s_k^2) / K: the variance of a mean. Unlike that it keeps
+    within 0 and 1 and is not of no width where every image of a class is right.
+
+    Args:
+        estimates: each with its interval, at least one.
+    Source: Zou and Donner, Statistics in Medicine 27 (2008) 1693, which gives it for sums of two.
+    """
+    count = len(estimates)
+    middle = math.fsum(value for value, _ in estimates) / count
+    return Interval(middle - math.hypot(*(value - of_it.low for value, of_it in estimates)) / count,
+                    middle + math.hypot(*(of_it.high - value for value, of_it in estimates)) / count)
+
+
+def dependent_mean_interval(intervals: Sequence[Interval]) -> Interval:
+    """Interval of the mean of estimates that may hang on one another in any way: the means of their ends.
+
+    It is what there is when all err together, and wider than need be otherwise. Of areas under the curve, one class
+    against the rest, all are measured on the same images: those of two classes are the same number.
+    """
+    return Interval(math.fsum(each.low for each in intervals) / len(intervals),
+                    math.fsum(each.high for each in intervals) / len(intervals))
+
+
+def area_error(area: float, *, inside: int, outside: int) -> float:
+    """The standard error of an area under the curve A, from n images of the class and m others:
+
+        A (1 - A) + (n - 1) (A / (2 - A) - A^2) + (m - 1) (2 A^2 / (1 + A) - A^2), over n m, and the root of that
+
+    0 for a perfect order.
+    Raises: ValueError unless 0 <= area <= 1 and both counts are at least 1.
+    Source: Hanley and McNeil, Radiology 143 (1982), equation 1.
+    """
+    if not 0 <= area <= 1 or min(inside, outside) < 1:
+        raise ValueError(f"area {area} of {inside} images against {outside}.")
+    square = area * area
+    variance = (area * (1 - area) + (inside - 1) * (area / (2 - area) - square)
+                + (outside - 1) * (2 * square / (1 + area) - square)) / (inside * outside)
+    return math.sqrt(max(0.0, variance))
+
+
+def area_interval(area: float, *, inside: int, outside: int) -> Interval:
+    """Interval of an area under the curve: all areas t that are not too far from what was measured, |A - t| <= z s(t),
+    with `area_error` for s.
+
+    To `area_error` it is what Wilson's is to the binomial's: sound for areas near 1, where A -+ z s(A) is of no width.
+    Raises: ValueError as `area_error`.
+    Source: Newcombe, Statistics in Medicine 25 (2006) 559, part 2, which inverts the same error; there with the mean of
+        both counts, here with each.
+    """
+    area_error(area, inside=inside, outside=outside)
+
+    def end(far: float) -> float:
+        """Between the area, which is never too far from itself, and the end of the scale."""
+        near = area
+        for _ in range(_HALVINGS):
+            middle = (near + far) / 2
+            if abs(area - middle) <= _Z * area_error(middle, inside=inside, outside=outside):
+                near = middle
+            else:
+                far = middle
+        return near
+    return Interval(end(0.0), end(1.0))
+
+
+def balanced_accuracy_interval(confusion: Sequence[Sequence[int]], *, generator: numpy.random.Generator,
+                               resamples: int = _RESAMPLES) -> Interval | None:
+    """Percentile bootstrap of the balanced accuracy, each class drawn anew among its own images.
+
+    Drawing n_k images of class k with replacement and counting the right ones is drawing from Binomial(n_k, recall_k),
+    so that no image is needed. A class with all or none of its images right adds no spread.
+    Args:
+        confusion: (K, K), confusion[true][predicted], in images. Classes without images do not count.
+        generator: from a named seed, so that the same images give the same interval.
+    Returns: None when no class has images.
+    Source: Efron, Annals of Statistics 7 (1979); stratified by class.
+    """
+    import numpy
+
+    pairs = [(row[label], sum(row)) for label, row in enumerate(confusion) if sum(row)]
+    if not pairs:
+        return None
+    hits_K, sizes_K = numpy.array(pairs, dtype=numpy.int64).T
+    drawn_RK = generator.binomial(sizes_K, hits_K / sizes_K, size=(resamples, len(pairs)))
+    balanced_R = (drawn_RK / sizes_K).mean(axis=1)
+    low, high = numpy.quantile(balanced_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low), float(high))

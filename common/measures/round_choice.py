@@ -1,0 +1,55 @@
+"""Which round of a study is handed over, and whether another one is worth its while: from selection scores alone.
+
+The rule looks back only: with one round more, the chosen one stays or is the new one. So its state can be kept, and
+nothing else need be (docs/decisions/0026-choosing-without-the-test-set.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["ScoredRound", "best_round", "chosen_round", "rounds_without_gain"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRound:
+    """A committed round with its selection score."""
+
+    number: int
+    score: float
+    """The study's measure on validation images; more is better."""
+    error: float
+    """Its standard error, at least 0."""
+
+
+def best_round(rounds: Sequence[ScoredRound]) -> ScoredRound | None:
+    """The highest score, of equals the earliest; None of none.
+
+    Args:
+        rounds: in order of their numbers.
+    """
+    return max(rounds, key=lambda each: (each.score, -each.number), default=None)
+
+
+def chosen_round(rounds: Sequence[ScoredRound]) -> ScoredRound | None:
+    """The latest round whose score is not below the best by more than the standard error of the best; None of none.
+
+    The highest of many noisy scores is the luckiest: it is no better than others within its error, and a model that has
+    learnt for longer is to be preferred among those that cannot be told apart.
+
+    Args:
+        rounds: in order of their numbers.
+    Source: the one-standard-error rule of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees
+        (1984), section 3.4.3, with the latest round in the place of the simplest model.
+    """
+    best = best_round(rounds)
+    if best is None:
+        return None
+    return next(each for each in reversed(rounds) if each.score >= best.score - best.error)
+
+
+def rounds_without_gain(rounds: Sequence[ScoredRound], *, last: int) -> int:
+    """How many rounds up to `last` the best score has stood for; 0 of none, and while the last round is the best."""
+    best = best_round(rounds)
+    return 0 if best is None else last - best.number

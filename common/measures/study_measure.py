@@ -1,0 +1,140 @@
+"""The one number that a study is about: how it is named, decided and computed, and how far it may be off by chance.
+
+Shapes: K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from semisilo.common.measures.intervals import area_error, standard_error
+
+__all__ = ["ACCURACY", "IMBALANCED", "VALIDATION_PREFIX", "MeasureKind", "Score", "StudyMeasure", "decided_measure",
+           "parse_measure", "score_of"]
+
+MeasureKind = Literal["accuracy", "balanced_accuracy", "auroc", "recall"]
+VALIDATION_PREFIX = "validation_"
+"""Before the names of metrics that are measured on validation images."""
+IMBALANCED = 1.5
+"""Classes of which the largest has more than so many times the images of the smallest are imbalanced."""
+_RECALL = "recall:"
+_WITHOUT_CLASS: tuple[MeasureKind, ...] = ("accuracy", "balanced_accuracy", "auroc")
+
+
+@dataclass(frozen=True, slots=True)
+class StudyMeasure:
+    """What a study chooses, stops and compares by; more is better."""
+
+    kind: MeasureKind
+    class_name: str = ""
+    """Of "recall"; empty otherwise."""
+
+    def __str__(self) -> str:
+        """As a study file has it."""
+        return f"{_RECALL}{self.class_name}" if self.kind == "recall" else self.kind
+
+    @property
+    def metric(self) -> str:
+        """The name of this number among the metrics of a round."""
+        return f"recall/{self.class_name}" if self.kind == "recall" else self.kind
+
+    @property
+    def title(self) -> str:
+        """For a person."""
+        if self.kind == "recall":
+            return f"recall of {self.class_name}"
+        return "AUROC" if self.kind == "auroc" else self.kind.replace("_", " ")
+
+    @property
+    def heading(self) -> str:
+        """For a person, at the beginning of a line: "Balanced accuracy"."""
+        return f"{self.title[:1].upper()}{self.title[1:]}"
+
+    @property
+    def with_article(self) -> str:
+        """In a sentence: "a balanced accuracy", "an AUROC"."""
+        return f"{'an' if self.kind in ('accuracy', 'auroc') else 'a'} {self.title}"
+
+
+ACCURACY = StudyMeasure("accuracy")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A measure on some images."""
+
+    value: float
+    """0 to 1."""
+    error: float
+    """Its standard error: how far it lies from what all images to come would give, typically."""
+
+
+def parse_measure(text: str) -> StudyMeasure:
+    """A measure as a study file names it: "accuracy", "balanced_accuracy", "auroc" or "recall:CLASS".
+
+    Raises: ValueError for anything else.
+    """
+    if text.startswith(_RECALL) and len(text) > len(_RECALL):
+        return StudyMeasure("recall", text.removeprefix(_RECALL))
+    for kind in _WITHOUT_CLASS:
+        if text == kind:
+            return StudyMeasure(kind)
+    raise ValueError(f'"{text}": choose "accuracy", "balanced_accuracy", "auroc" or "recall:CLASS".')
+
+
+def decided_measure(images_K: Sequence[int]) -> StudyMeasure:
+    """Balanced accuracy where the largest class has more than `IMBALANCED` times the images of the smallest, or a class
+    has none; else accuracy, also where there are no images at all.
+
+    Args:
+        images_K: images of each class, (K,).
+    """
+    if not any(images_K) or max(images_K) <= IMBALANCED * min(images_K):
+        return ACCURACY
+    return StudyMeasure("balanced_accuracy")
+
+
+def score_of(measure: StudyMeasure, *, classes: Sequence[str], hits_K: Sequence[int], images_K: Sequence[int],
+             areas_K: Sequence[float | None]) -> Score | None:
+    """A measure and its standard error, from counts and areas under the curve.
+
+    | measure           | standard error                                                                 |
+    |-------------------|--------------------------------------------------------------------------------|
+    | accuracy, recall  | Wilson's at z = 1 (`standard_error`)                                           |
+    | balanced accuracy | sqrt(sum of the squares of those of the recalls) / number of classes           |
+    | AUROC             | the same of Hanley and McNeil's, as if the areas did not hang on one another   |
+
+    Args:
+        classes: names in label order, (K,).
+        hits_K: images of each class that are classified right.
+        images_K: images of each class.
+        areas_K: area under the curve of each class against the rest; None where it has none.
+    Returns: None where it cannot be measured: no images, none of the class, or no class with an area.
+    Raises: ValueError for a class that is not among `classes`.
+    """
+    if measure.kind == "accuracy":
+        return _share(sum(hits_K), sum(images_K))
+    if measure.kind == "recall":
+        label = list(classes).index(measure.class_name)
+        return _share(hits_K[label], images_K[label])
+    if measure.kind == "balanced_accuracy":
+        return _mean([_share(hits, images) for hits, images in zip(hits_K, images_K, strict=True)])
+    total = sum(images_K)
+    return _mean([None if area is None else Score(area, area_error(area, inside=images, outside=total - images))
+                  for area, images in zip(areas_K, images_K, strict=True)])
+
+
+def _share(hits: int, images: int) -> Score | None:
+    return Score(hits / images, standard_error(hits, images)) if images else None
+
+
+def _mean(scores: Sequence[Score | None]) -> Score | None:
+    """The mean of independent scores, over those that there are."""
+    found = [each for each in scores if each is not None]
+    if not found:
+        return None
+    return Score(math.fsum(each.value for each in found) / len(found),
+                 math.sqrt(math.fsum(each.error**2 for each in found)) / len(found))

@@ -1,0 +1,177 @@
+"""Self-training with the class shares of every silo estimated: semisilo's own method.
+
+Hospitals see classes in other shares than the hub and than each other. A model of the hub's labels then labels their
+images by the wrong prior, and training on these labels moves the average towards whatever most silos see. Here the
+prior is taken out of the model and put back where it belongs:
+
+1. The coordinator trains first, until its model is as good as its labels alone make it: strong and weak views, MixUp,
+   logit adjustment, so that the model stands for equal classes.
+2. A silo estimates the class shares of its own images (expectation and maximisation), labels them with the posterior
+   under these shares, and keeps the confident ones.
+3. It trains on them as SemiFL does, with the logarithm of the shares of its kept labels added to the logits: what its
+   classes' frequency explains is not learnt, and classes that it does not see are not unlearnt.
+4. The coordinator averages, takes over what does not harm its own images, and trains on its labels again.
+
+Where the labels are at the silos, each trains on its own ones after its pseudo-labels, with their class shares added to
+the logits; in the first rounds on these alone, so that there is a model that can label.
+
+Nothing but what SemiFL tells leaves a silo: the estimate stays there.
+
+Tests: tests/test_contract.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.spec import (
+    PSEUDO_LABEL_METRICS,
+    MethodSpec,
+    StatisticsSource,
+    at_least,
+    below_one,
+    positive,
+    refuse_unused,
+    within,
+)
+
+__all__ = ["SELF_TRAINING", "SelfTrainingSettings"]
+
+_THRESHOLDS = {"labels-at-coordinator": 0.65, "labels-at-silo": 0.9}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfTrainingSettings:
+    """Settings of self-training. Sources stand beside each; the combination is ours
+    (docs/decisions/0031-self-training.md)."""
+
+    scenario: Literal["labels-at-coordinator", "labels-at-silo"] = "labels-at-coordinator"
+    """Who holds the labels."""
+    warm_up_steps: int | None = None
+    """Steps on the labels before round 1, on a cosine of their own; silos get the average of their weights. Left out:
+    800 passes, but between 600 and 4000 steps, as many as labels alone are trained for. 0: none."""
+    coordinator_steps: int = 40
+    """Steps on the labels after every aggregation."""
+    warm_up_rounds: int = 2
+    """With labels-at-silo: rounds in which silos learn from their labels alone; others then abstain."""
+    labelled_steps: int = 40
+    """With labels-at-silo: steps of a silo on its own labels in a round, after its pseudo-labels."""
+    labelled_batch: int = 32
+    """Images in such a step: half of them strong views, half weak ones, mixed in pairs (MixUp)."""
+    logit_adjustment: float = 1.0
+    """tau of Menon et al. (ICLR 2021, Eq. 10) for labelled images; at the coordinator where its classes differ by more
+    than 1.5 to 1, at a silo always, since it may lack classes. The model stands for shares^(1 - tau), with 1 for equal
+    classes. 0 turns it off."""
+    silo_prior: Literal["estimated", "model"] = "estimated"
+    """Under which class shares a silo labels: those of its own images, estimated once a round (Saerens, Latinne and
+    Decaestecker, Neural Computation 2002), or those that the model stands for."""
+    prior_smoothing: float = 0.3
+    """The estimate counts this share of the silo's images once more, evenly over the classes (the mode under a
+    Dirichlet prior), so that no class is ever impossible."""
+    local_logit_adjustment: float = 1.0
+    """tau of the logit adjustment in a silo's losses, by the class shares of the labels that it kept (as FedLC, Zhang
+    et al., ICML 2022, does with true labels). 0 turns it off."""
+    confidence_threshold: float | None = None
+    """tau: what a pseudo-label's probability must reach, 0..1. Left out: 0.65 with labels at the coordinator, which is
+    lower than elsewhere since a model that was trained on mixtures is less sure of itself than it may be; 0.9 with
+    labels at silos, where nobody with labels of all classes puts the average right."""
+    local_epochs: int = 3
+    """Passes over the kept images in a round."""
+    unlabelled_batch: int = 32
+    """Images in a batch at a silo."""
+    lr: float = 0.03
+    """eta: learning rate of the warm-up and of round 1."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How `lr` falls over the rounds: lr_t = lr/2 (1 + cos(pi (t-1) / rounds)), or not at all."""
+    momentum: float = 0.9
+    """SGD momentum at silos and coordinator."""
+    nesterov: bool = True
+    """Nesterov momentum."""
+    weight_decay: float = 5e-4
+    """L2 decay of every parameter."""
+    clip_norm: float = 1.0
+    """Largest global norm of a gradient; 0 turns clipping off."""
+    global_momentum: float = 0.5
+    """beta_g: server momentum on the averaged pseudo-gradient, as in SemiFL."""
+    fix_weight: float = 1.0
+    """Weight of the fix loss (strong view, pseudo-label)."""
+    mix_weight: float = 1.0
+    """Weight of the mix loss; 0 turns MixUp at silos off."""
+    mixup_a: float = 0.75
+    """a: MixUp's Beta(a, a)."""
+    weighting: Literal["uniform", "size", "fedfreq"] = "uniform"
+    """Weights of accepted updates: equal, by the number of unlabelled images, or FedFreq's."""
+    gate: bool = True
+    """Whether only so much of what the silos return is taken over (all, 1/2, 1/4 or nothing) as does not make the
+    coordinator's validation images, or without any its labelled ones, worse beyond noise."""
+    sbn_source: StatisticsSource = "auto"
+    """Whose images give the static batch-norm statistics; with silos it takes a phase of its own, is a little better
+    where labels are few, and tells more. "auto": the coordinator where it has labelled or validation images, else the
+    silos."""
+    joined_passes: bool = False
+    """As SemiFL's: whether the strong and the mixed batch go through the network as one."""
+    persist_local_momentum: bool = True
+    """Whether a silo keeps its SGD momentum between rounds."""
+    momentum_max_age_rounds: int = 0
+    """A silo's momentum older than this many rounds is reset; 0 keeps it for ever."""
+    round_lr: float = 0.0
+    """lr_t of the current round; set by the strategy in every task, never by a person."""
+    model_prior: tuple[float, ...] = ()
+    """Class shares that the model stands for; set by the strategy likewise. Equal ones, unless logit_adjustment is not
+    1 and the labels are imbalanced."""
+
+    def __post_init__(self) -> None:
+        within("confidence_threshold", self.threshold, 0.0, 1.0)
+        here, there = ("warm_up_steps", "coordinator_steps"), ("warm_up_rounds", "labelled_steps")
+        for name in here if self.scenario == "labels-at-silo" else there:
+            refuse_unused(self, name, f'scenario = "{self.scenario}"')
+        for name in ("local_epochs", "unlabelled_batch", "labelled_batch", "labelled_steps"):
+            at_least(name, getattr(self, name), 1)
+        if self.warm_up_steps is not None:
+            at_least("warm_up_steps", self.warm_up_steps, 0)
+        for name in ("coordinator_steps", "warm_up_rounds", "logit_adjustment", "local_logit_adjustment",
+                     "momentum_max_age_rounds", "clip_norm", "weight_decay", "fix_weight", "mix_weight", "lr",
+                     "round_lr"):
+            at_least(name, getattr(self, name), 0)
+        for name in ("momentum", "global_momentum"):
+            below_one(name, getattr(self, name))
+        for name in ("mixup_a", "prior_smoothing"):
+            positive(name, getattr(self, name))
+        if self.joined_passes and not (self.fix_weight and self.mix_weight):
+            raise ValueError("joined_passes = true has no effect: there is one pass only.")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov = true needs momentum above 0.")
+        if self.silo_prior == "model":
+            refuse_unused(self, "prior_smoothing", 'silo_prior = "model"')
+
+    @property
+    def threshold(self) -> float:
+        """`confidence_threshold`, or the scenario's where it is left out."""
+        if self.confidence_threshold is None:
+            return _THRESHOLDS[self.scenario]
+        return self.confidence_threshold
+
+    @property
+    def passes_side_by_side(self) -> int:
+        """Those of the fix and of the mix loss."""
+        return 2 if self.fix_weight and self.mix_weight and not self.joined_passes else 1
+
+
+SELF_TRAINING = MethodSpec(
+    name="self_training",
+    source="semisilo; after Diao et al., SemiFL, NeurIPS 2022; Saerens et al., Neural Computation 2002; Menon et al., "
+           "ICLR 2021; Zhang et al., FedLC, ICML 2022",
+    scenarios=("labels-at-coordinator", "labels-at-silo"),
+    down={"model": Meaning.VALUES, "batch_norm": Meaning.VALUES},
+    up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
+    metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps", "labelled_loss"),
+    settings=SelfTrainingSettings,
+    set_by_strategy=("round_lr", "model_prior"),
+    discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
+              "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
+              "silo took part; where silos measure batch-norm statistics also mean, variance and count at every "
+              "batch-norm layer. The estimated class shares stay at the silo. A silo learns the class shares of the "
+              "labelled images at the coordinator only where logit_adjustment is not 1 and they are imbalanced.",
+)

@@ -1,0 +1,233 @@
+"""What `coordinator status` prints for people. Apart from the facts, so that `--json` does without rich.
+
+Tests: tests/coordinator/monitoring/test_status.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from semisilo.common.measures.study_measure import ACCURACY
+from semisilo.common.text.describe import (
+    describe_bytes,
+    describe_metric,
+    describe_progress,
+    describe_seconds,
+    describe_share,
+)
+from semisilo.common.text.logs import printable
+from semisilo.coordinator.federation.folder import folder_option
+from semisilo.coordinator.ledger.states import StudyState
+from semisilo.coordinator.monitoring.silo_state import SiloState
+from semisilo.coordinator.monitoring.status import RoundFacts, SiloFacts, StatusCost, StatusFacts
+from semisilo.coordinator.monitoring.study_facts import StudyFacts
+from semisilo.coordinator.monitoring.summary import measure_text
+
+__all__ = ["render"]
+
+_STYLES: Mapping[str, str] = {
+    SiloState.REVOKED: "red", SiloState.CONNECTED: "green", SiloState.WORKING: "green",
+    SiloState.LATE: "yellow", SiloState.AWAY: "yellow", SiloState.AWAY_BY_POLICY: "yellow"}
+_GAP = "  "
+_LEAST_WIDTH = 4
+
+
+def render(console: Console, facts: StatusFacts) -> None:
+    """Prints the facts; fits 80 columns."""
+    console.print(Text.assemble(("federation ", "dim"), (facts.federation, "bold"), ("  at ", "dim"), facts.address,
+                                ("  in ", "dim"), facts.folder), soft_wrap=True)
+    console.print(_serve_line(facts), soft_wrap=True)
+    if facts.live is not None and facts.live.page:
+        console.print(Text.assemble(("operator page at ", "dim"), facts.live.page), soft_wrap=True)
+    console.print()
+    console.print(_study_table(facts) if facts.studies
+                  else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
+                  soft_wrap=not facts.studies)
+    for study in facts.studies:
+        if study.labels_alone:
+            console.print(Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone), soft_wrap=True)
+        if study.choice.conclusion:
+            console.print(Text.assemble((f"{study.name}: ", "dim"), study.choice.conclusion), soft_wrap=True)
+        elif study.choice.text:
+            console.print(Text.assemble((f"model of {study.name}: ", "dim"), study.choice.text), soft_wrap=True)
+        if study.choice.measure_reason and study.choice.measure != str(ACCURACY):
+            console.print(Text.assemble((f"rounds of {study.name} are compared by ", "dim"), study.choice.title,
+                                        (f" ({study.choice.measure_reason})", "dim")), soft_wrap=True)
+        if study.reason:
+            paused = "paused: " if study.state == StudyState.PAUSED else ""
+            console.print(Text(f"{study.name}: {paused}{printable(study.reason, limit=800)}",
+                               "" if study.state == StudyState.COMPLETED else "red"), soft_wrap=True)
+        if study.state == StudyState.FAILED:
+            console.print(Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"),
+                          soft_wrap=True)
+    beside = next((study for study in reversed(facts.studies) if study.beside), None)
+    if beside is not None:
+        console.print()
+        console.print(_beside_table(beside))
+    if facts.current_round is not None:
+        console.print()
+        console.print(_round_text(facts.current_round, facts.unix), soft_wrap=True)
+    console.print()
+    console.print(_silo_table(facts) if facts.silos
+                  else Text("No silo has enrolled yet. Invite one: coordinator invite NAME"
+                            f"{folder_option(facts.folder)}", "dim"), soft_wrap=not facts.silos)
+    for silo in facts.silos:
+        if silo.away_until_unix is not None:
+            console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
+                                        (f" until {_utc(silo.away_until_unix)}, by its own policy", "dim")),
+                          soft_wrap=True)
+    for refusal in facts.refusals:
+        what = f" refused round {refusal.round} of {refusal.study}: "
+        console.print(Text.assemble(("silo ", "dim"), refusal.silo, (what, "dim"), (printable(refusal.reason), "red")),
+                      soft_wrap=True)
+    for invitation in facts.invitations:
+        console.print(Text.assemble(("open invitation for ", "dim"), invitation.silo,
+                                    (f", {describe_seconds(invitation.expires_unix - facts.unix)} left", "dim")))
+    for cost in facts.costs:
+        if cost.wire_down or cost.wire_up or cost.payload_down or cost.payload_up:
+            console.print()
+            console.print(_cost_table(cost))
+
+
+def _serve_line(facts: StatusFacts) -> Text:
+    live = facts.live
+    if live is None:
+        return Text(f"serve is not running. Start it: coordinator serve{folder_option(facts.folder)}", "yellow")
+    present = sum(silo.present for silo in facts.silos)
+    line = Text.assemble(("serve is running", "green"), f" (process {live.pid}), {_count(present, 'silo')} connected")
+    doing = live.activity or live.text
+    if doing:
+        progress = f" {describe_progress(live.fraction)}" if live.activity and live.fraction > 0 else ""
+        line.append(f": {printable(doing, limit=200)}{progress}")
+    return line
+
+
+def _study_table(facts: StatusFacts) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    titles = {study.choice.title for study in facts.studies}  # of several, lines below say which study has which
+    for name, justify in (("study", "left"), ("state", "left"), ("method", "left"), ("round", "right"),
+                          (titles.pop() if len(titles) == 1 else "measure", "right"), ("labelled only", "right"),
+                          ("time left", "right")):
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for study in facts.studies:
+        table.add_row(study.name, study.state, study.method, f"{study.round}/{study.rounds}",
+                      describe_metric(study.choice.metric, study.test_score),
+                      describe_metric(study.choice.metric, study.labels_alone_test_score),
+                      "–" if study.seconds_left is None else describe_seconds(study.seconds_left))
+    return table
+
+
+def _beside_table(study: StudyFacts) -> Table:
+    """The numbers of the study's model beside those of labels alone; those by class are on page and report."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(study.name, overflow="fold")
+    for name in ("federated", "labels alone"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in study.beside:
+        if "/" in each.name:
+            continue
+        table.add_row(each.words, measure_text(each, each.federated), measure_text(each, each.labels_alone))
+    return table
+
+
+def _round_text(row: RoundFacts, now: float) -> Text:
+    line = Text.assemble((f"round {row.number}/{row.rounds} ", "bold"), f"of {row.study}: {row.state}")
+    if row.phase:
+        line.append(f", phase {row.phase}")
+    if row.tasks:
+        line.append(f"; {', '.join(f'{count} {state}' for state, count in row.tasks.items())}; quorum {row.quorum}")
+    if row.deadline_unix is not None:
+        left = row.deadline_unix - now
+        line.append(f"; deadline in {describe_seconds(left)}" if left >= 0
+                    else f"; {describe_seconds(-left)} past its deadline")
+    if row.waiting_for:
+        line.append(f"; waiting for {', '.join(row.waiting_for)}")
+    return line
+
+
+def _silo_table(facts: StatusFacts) -> _Rows:
+    labels = any(silo.labelled_count for silo in facts.silos)
+    columns = [_Column("silo", most=24), _Column("state"), _Column("last seen", "right"),
+               _Column("certificate", "right"), _Column("images", "right"),
+               *([_Column("labelled", "right")] if labels else []), _Column("version", most=12)]
+    return _Rows(columns, [_silo_row(silo, facts.unix, labels=labels) for silo in facts.silos])
+
+
+def _silo_row(silo: SiloFacts, now: float, *, labels: bool) -> list[_Cell]:
+    seen = "never" if silo.seen_unix is None else f"{describe_seconds(now - silo.seen_unix)} ago"
+    days, known = silo.certificate_days_left, bool(silo.version)
+    return [(silo.name, ""),
+            (silo.doing if silo.state == SiloState.WORKING else silo.state, _STYLES.get(silo.state, "dim")), (seen, ""),
+            ("expired", "red") if days <= 0 else (f"{days:.0f} days", "yellow" if days < 7 else ""),
+            (str(silo.labelled_count + silo.unlabelled_count) if known else "–", ""),
+            *([(str(silo.labelled_count) if known else "–", "")] if labels else []), (silo.version or "–", "")]
+
+
+_Cell = tuple[str, str]
+"""A text and its style."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    justify: Literal["left", "right"] = "left"
+    most: int = 1000
+    """Cells that it may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A table of one line for each of perhaps a thousand rows, for which rich's own takes a third of a second."""
+
+    columns: Sequence[_Column]
+    rows: Sequence[Sequence[_Cell]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The head and the rows, in columns as wide as what is in them; the widest gives way where that is too much."""
+        widths = [min(column.most, max(map(cell_len, (column.name, *(row[number][0] for row in self.rows)))))
+                  for number, column in enumerate(self.columns)]
+        while sum(widths) + len(_GAP) * (len(widths) - 1) > options.max_width and max(widths) > _LEAST_WIDTH:
+            widths[widths.index(max(widths))] -= 1
+        styles = {name: console.get_style(name) for name in {"dim", *(style for row in self.rows for _, style in row)}
+                  if name}
+        for row in ([(column.name, "dim") for column in self.columns], *self.rows):
+            for number, ((text, style), column, width) in enumerate(zip(row, self.columns, widths, strict=True)):
+                yield Segment((_GAP if number else "") + _fitted(text, width, column.justify), styles.get(style))
+            yield Segment.line()
+
+
+def _fitted(text: str, width: int, justify: Literal["left", "right"]) -> str:
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + "…"
+    return text + " " * (width - length) if justify == "left" else " " * (width - length) + text
+
+
+def _cost_table(cost: StatusCost) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(f"cost of {cost.study}", no_wrap=True, overflow="ellipsis", max_width=30)
+    for name in ("down", "up", "both"):
+        table.add_column(name, justify="right", no_wrap=True)
+    wire = "wire, estimated" if cost.estimated else "wire"
+    for name, down, up in (("payload", cost.payload_down, cost.payload_up),
+                           ("message", cost.message_down, cost.message_up), (wire, cost.wire_down, cost.wire_up)):
+        table.add_row(name, describe_bytes(down), describe_bytes(up), describe_bytes(down + up))
+    table.add_row("wire, % of dense", "", "", describe_share(cost.share_of_dense))
+    return table
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _utc(unix: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))

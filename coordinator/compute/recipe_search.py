@@ -1,0 +1,153 @@
+"""Which learning rate labels alone are trained with: found on held-out labels, never on test images.
+
+Shapes: N labelled images, n held-out ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semisilo.common.learning.seeds import torch_generator
+
+__all__ = ["LEARNING_RATES", "Estimate", "Trial", "chosen_rate", "class_weights", "estimate", "folds_of", "next_trial",
+           "num_trials", "trial_estimate"]
+
+
+LEARNING_RATES = (0.03, 0.1, 0.01)
+"""The first one is kept unless another one is clearly better, see `chosen_rate`."""
+_CLEARLY = 2.0
+"""Standard errors."""
+_MOST_FOLDS = 3
+"""More would be shorter trials for the same time, and short ones prefer what learns fast to what learns well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A short training of one learning rate with one part of the labels held out."""
+
+    rate: int
+    """Index in `LEARNING_RATES`."""
+    fold: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its standard error."""
+
+    value: float
+    error: float
+
+
+def folds_of(labels_N: Tensor, *, seed: int) -> list[Tensor]:
+    """Held-out images of each fold, each class dealt evenly: as many folds as the smallest class has images, but at
+    most 3. Classes of a single image are held out nowhere, and do not count.
+
+    Returns: index tensors int64, ascending; [] where no class has two images.
+    """
+    counts = torch.bincount(labels_N.cpu())
+    several = counts[counts > 1]
+    if not len(several):
+        return []
+    number = min(_MOST_FOLDS, int(several.min()))
+    generator = torch_generator(seed, "labels_alone_folds")
+    parts: list[list[int]] = [[] for _ in range(number)]
+    dealt = 0
+    for label, count in enumerate(counts.tolist()):
+        if count < 2:
+            continue
+        index_n = torch.nonzero(labels_N.cpu() == label).flatten()
+        for image in index_n[torch.randperm(count, generator=generator)].tolist():
+            parts[dealt % number].append(image)
+            dealt += 1
+    return [torch.tensor(sorted(part), dtype=torch.int64) for part in parts]
+
+
+def num_trials(folds: int) -> int:
+    """How many trials a search over so many folds makes: all rates on the first half of the folds, rounded down but
+    at least one, then the best two on the rest. With one fold, or none, that is each rate once, or no trial."""
+    first = _first_folds(folds)
+    return len(LEARNING_RATES) * first + 2 * (folds - first)
+
+
+def next_trial(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequence[float]]) -> Trial | None:
+    """The trial after those that are done; None when the search is over.
+
+    Successive halving over folds: trials of equal lengths, so that those of a rate are one estimate.
+
+    Args:
+        right: of each trial that is done, which held-out images were classified rightly.
+        weights: of the held-out images of each fold, see `class_weights`.
+    """
+    folds = len(weights)
+    first = _first_folds(folds)
+    for fold in range(first):
+        for rate in range(len(LEARNING_RATES)):
+            if Trial(rate, fold) not in right:
+                return Trial(rate, fold)
+    screened = {trial: each for trial, each in right.items() if trial.fold < first}
+    best = sorted(range(len(LEARNING_RATES)),
+                  key=lambda rate: (-trial_estimate(screened, weights, rate).value, rate))[:2]
+    for fold in range(first, folds):
+        for rate in sorted(best):
+            if Trial(rate, fold) not in right:
+                return Trial(rate, fold)
+    return None
+
+
+def chosen_rate(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequence[float]]) -> int:
+    """Index of the learning rate: the first one, unless another one with as many trials as any is better on the same
+    images by more than two standard errors of the difference; then the best of those.
+
+    A search on a few dozen labels is noisy, and its trials are shorter than the training, which flatters high rates.
+    """
+    trials = [sum(trial.rate == rate for trial in right) for rate in range(len(LEARNING_RATES))]
+    found, gain = 0, 0.0
+    for rate in range(1, len(LEARNING_RATES)):
+        shared = [trial.fold for trial in right if trial.rate == rate and Trial(0, trial.fold) in right]
+        if not shared or trials[rate] < max(trials):
+            continue
+        difference = estimate(
+            [float(mine) - float(its) for fold in shared
+             for mine, its in zip(right[Trial(rate, fold)], right[Trial(0, fold)], strict=True)],
+            [weight for fold in shared for weight in weights[fold]])
+        if difference.value > max(_CLEARLY * difference.error, gain):
+            found, gain = rate, difference.value
+    return found
+
+
+def trial_estimate(right: Mapping[Trial, Sequence[bool]], weights: Sequence[Sequence[float]],
+                   rate: int) -> Estimate:
+    """Share of the held-out images that a rate's trials have right, by their weights."""
+    folds = sorted(trial.fold for trial in right if trial.rate == rate)
+    return estimate([float(each) for fold in folds for each in right[Trial(rate, fold)]],
+                    [weight for fold in folds for weight in weights[fold]])
+
+
+def class_weights(labels_N: Tensor, *, balanced: bool) -> Tensor:
+    """Weight of every image, float64 (N,), for accuracy (all equal) or balanced accuracy (1 / images of its class)."""
+    labels_N = labels_N.cpu()
+    if not balanced:
+        return torch.ones(len(labels_N), dtype=torch.float64)
+    return 1.0 / torch.bincount(labels_N).to(torch.float64)[labels_N]
+
+
+def estimate(values: Sequence[float], weights: Sequence[float]) -> Estimate:
+    """m = sum w v / sum w, and its standard error sqrt(sum w^2 (v - m)^2) / sum w; with equal weights s / sqrt(n).
+
+    Source: the ratio estimator of survey sampling, Cochran, "Sampling Techniques", 1977, section 6.
+    """
+    total = math.fsum(weights)
+    if not total:
+        return Estimate(0.0, 0.0)
+    mean = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    squares = math.fsum((weight * (value - mean)) ** 2 for weight, value in zip(weights, values, strict=True))
+    return Estimate(mean, math.sqrt(squares) / total)
+
+
+def _first_folds(folds: int) -> int:
+    return min(folds, max(1, folds // 2))

@@ -1,0 +1,145 @@
+"""How much of what the silos return is taken over: as far as it does not make the coordinator's own images worse.
+
+    w + s (w' - w)        s the largest of 1, 1/2, 1/4, 0 that is accepted
+
+with w the model that was sent and w' the one after averaging and server momentum, before any training on labels. The
+images are the validation images, or the labelled ones where there are none: these the model knows, so there the gate
+shuts only on what destroys knowledge, such as silos that have collapsed or lie.
+
+Shapes: N images.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.evaluation import logits_of
+from semisilo.common.learning.losses import first_argmax
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.methods.contract import Environment
+from semisilo.coordinator.strategies.parts.averaging import apply_global_momentum
+from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
+
+__all__ = ["STEPS", "Gate", "accepted_step", "class_balanced_weights", "taken", "through_gate"]
+
+_LOG = logging.getLogger("semisilo.coordinator")
+
+STEPS = (1.0, 0.5, 0.25)
+"""What is tried, in this order, before nothing is taken."""
+_MOST_IMAGES = 2000
+_ROUNDING = 1e-9
+
+
+def class_balanced_weights(labels_N: Tensor) -> Tensor:
+    """1 / (C n_c) for an image of class c, of C classes that occur; float64 (N,), sums to 1.
+
+    The weighted mean of what is right is balanced accuracy, which is accuracy where classes are equally frequent.
+    """
+    _, index_N, counts_C = torch.unique(labels_N.cpu(), return_inverse=True, return_counts=True)
+    weights_N: Tensor = 1.0 / (len(counts_C) * counts_C.double()[index_N])
+    return weights_N
+
+
+def accepted_step(right_at: Callable[[float], Tensor], weights_N: Tensor) -> float:
+    """The largest step of `STEPS` at which images are not classified worse than at 0, beyond noise; else 0.
+
+        d = right_at(s) - right_at(0)         m = sum_i w_i d_i
+        accepted where m >= -sqrt(N / (N - 1) sum_i (w_i (d_i - m))^2)
+
+    that is, where the difference is not below 0 by more than its standard error: with equal weights one image may be
+    lost, and not two.
+    Args:
+        right_at: from a step to whether each image is classified rightly, bool (N,), on the CPU.
+        weights_N: float64, sum 1.
+    """
+    before_N = right_at(0.0).double()
+    for step in STEPS:
+        difference_N = right_at(step).double() - before_N
+        mean = (weights_N * difference_N).sum()
+        variance = (weights_N * (difference_N - mean)).square().sum() * len(weights_N) / max(len(weights_N) - 1, 1)
+        if float(mean + variance.sqrt()) >= -_ROUNDING:
+            return step
+    return 0.0
+
+
+class Gate:
+    """Of one study's coordinator. Holds no state of the study."""
+
+    def __init__(self, environment: Environment) -> None:
+        data = environment.data
+        self._images = next((each for each in (data.validation, data.labelled)
+                             if each is not None and len(each) and each.labels_N is not None), None)
+        self._environment = environment
+
+    def accepted(self, w: Mapping[str, Tensor], after: Mapping[str, Tensor], *, round: int) -> float:
+        """The step; 1 without images. Every model that is tried has batch-norm statistics of its own, of these images.
+
+        Args:
+            w: what was sent.
+            after: what all that the silos returned would make of it; may be not finite, which is not accepted.
+        """
+        if self._images is None:
+            return 1.0
+        chosen = self._images
+        if len(chosen) > _MOST_IMAGES:
+            chosen = chosen.subset(torch.arange(_MOST_IMAGES) * len(chosen) // _MOST_IMAGES)
+        model = model_at_coordinator(self._environment, w, round=round)
+        assert chosen.labels_N is not None
+        labels_N, change = chosen.labels_N.cpu(), tensors.subtract(after, w)
+
+        def right_at(step: float) -> Tensor:
+            tried = tensors.add(w, change, factor=step) if step else w
+            if not tensors.all_finite(tried):
+                return torch.zeros(len(chosen), dtype=torch.bool)
+            tensors.load_into(model, tried)
+            try:
+                batch_norm.load(model, batch_norm.to_tensors(batch_norm.measure(
+                    model, chosen.images_NCHW, form=self._environment.image,
+                    generator=torch_generator(self._environment.seed, "batch_norm_order", round=round))))
+            except BadPayload:  # statistics that no float32 can hold
+                return torch.zeros(len(chosen), dtype=torch.bool)
+            logits_NK = logits_of(model.eval(), chosen.images_NCHW, self._environment.image)
+            return first_argmax(logits_NK).cpu() == labels_N
+
+        step = accepted_step(right_at, class_balanced_weights(labels_N))
+        if step < 1.0:
+            _LOG.warning("round %d: %s what the silos returned is taken over; more of it makes the coordinator's own "
+                         "images worse", round, f"{step:.0%} of" if step else "nothing of")
+        return step
+
+
+def taken(w: Mapping[str, Tensor], after: Mapping[str, Tensor], buffer: Mapping[str, Tensor] | None,
+          buffer_after: Mapping[str, Tensor] | None, *, step: float
+          ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """Model and server momentum of which a step is taken over; of step 0 both as they were.
+
+    w + s (after - w), and s times the momentum after, so that what was refused does not come back in the next round.
+    """
+    if step == 0.0:
+        return dict(w), None if buffer is None else dict(buffer)
+    if step == 1.0:
+        return dict(after), None if buffer_after is None else dict(buffer_after)
+    return (tensors.add(w, tensors.subtract(after, w), factor=step),
+            None if buffer_after is None else tensors.scale(buffer_after, step))
+
+
+def through_gate(gate: Gate | None, w: Mapping[str, Tensor], buffer: Mapping[str, Tensor] | None,
+                 delta: Mapping[str, Tensor] | None, *, momentum: float, round: int
+                 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, float]:
+    """The server's step: `apply_global_momentum`, of which as much is taken over as the gate accepts.
+
+    Args:
+        gate: None lets everything through.
+    Returns: model, server momentum and the accepted step, 1 where nothing was returned.
+    """
+    after, buffer_after = apply_global_momentum(w, buffer, delta, momentum=momentum)
+    if gate is None or delta is None:
+        return after, buffer_after, 1.0
+    step = gate.accepted(w, after, round=round)
+    return (*taken(w, after, buffer, buffer_after, step=step), step)

@@ -1,0 +1,113 @@
+"""What silos are told of the coordinator's labelled images, where the settings against imbalance need it.
+
+Tests: tests/coordinator/strategies/parts/test_labelled_hints.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from semisilo.common.data.form import AugmentationSettings
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.averaged_training import log_prior
+from semisilo.common.learning.evaluation import logits_of
+from semisilo.common.learning.imbalance.labels import class_shares
+from semisilo.common.learning.imbalance.prevalence import implied_prior
+from semisilo.common.learning.imbalance.pseudo_labels import labelled_confidence
+from semisilo.common.learning.seeds import torch_generator
+from semisilo.common.learning.training import loaded_model
+from semisilo.common.methods.contract import Environment
+from semisilo.common.methods.imbalance import ImbalanceSettings
+from semisilo.common.methods.self_training import SelfTrainingSettings
+
+__all__ = ["LabelledHints", "model_prior", "training_prior"]
+
+
+class LabelledHints:
+    """The settings `semisilo.common.methods.imbalance.LABELLED_HINTS` of one study's tasks."""
+
+    def __init__(self, environment: Environment, settings: ImbalanceSettings | None) -> None:
+        """With labels at the silos, and without settings, nothing is told."""
+        labelled = environment.data.labelled
+        scenario = getattr(settings, "scenario", "")
+        has = scenario == "labels-at-coordinator" and labelled is not None and labelled.labels_N is not None
+        self._environment = environment
+        self._labelled = labelled if has else None
+        self._settings = settings
+
+    @property
+    def wanted(self) -> bool:
+        """Whether tasks need any of them."""
+        return (self._settings is not None and self._labelled is not None
+                and (self._settings.distribution_alignment == "labels" or self._settings.thresholds != "fixed"))
+
+    def settings(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor], *,
+                 round: int) -> dict[str, object]:
+        """Class shares, and how sure the model that is sent is of one weak view of each labelled image.
+
+        A function of model, statistics and round alone, so that a restart says the same.
+        Args:
+            parameters, statistics: of the model that silos are sent.
+            round: that they are sent in; names the views.
+        """
+        settings, environment, labelled = self._settings, self._environment, self._labelled
+        assert settings is not None
+        assert labelled is not None
+        assert labelled.labels_N is not None
+        model = loaded_model(environment.build_model, parameters, seed=environment.seed, round=round,
+                             device=environment.device)
+        batch_norm.load(model, statistics)
+        model.eval()
+        form = environment.image
+        found: dict[str, object] = {}
+        logits_1K = logits_of(model, labelled.images_NCHW[:1], form)
+        if settings.distribution_alignment == "labels":
+            found["labelled_prior"] = tuple(class_shares(labelled.labels_N, logits_1K.shape[1]).tolist())
+        if settings.thresholds != "fixed":
+            weak = settings.measures_weak_views
+            confidence = labelled_confidence(
+                lambda views_BCHW: logits_of(model, views_BCHW, form), labelled,
+                augmentation=environment.augmentation if weak else AugmentationSettings(policy="none"),
+                generator=torch_generator(environment.seed, "labelled_confidence", round=round),
+                device=environment.device)
+            found["labelled_confidence"] = confidence.mean
+            if settings.thresholds == "class_relative":
+                found["labelled_class_confidence"] = confidence.by_class
+        return found
+
+
+def training_prior(settings: object, labelled: ImageSet | None, num_classes: int) -> tuple[float, ...]:
+    """The class prior that the probabilities of a study's model stand for; empty where the labels are at the silos.
+
+    Args:
+        settings: of the method.
+        labelled: the coordinator's labelled images.
+    """
+    if (getattr(settings, "scenario", "") != "labels-at-coordinator" or labelled is None or labelled.labels_N is None
+            or len(labelled) == 0):
+        return ()
+    if isinstance(settings, SelfTrainingSettings):
+        return model_prior(labelled.labels_N, num_classes, logit_adjustment=settings.logit_adjustment)
+    shares_K, imbalance = class_shares(labelled.labels_N, num_classes), ImbalanceSettings()
+    if isinstance(settings, ImbalanceSettings):
+        imbalance = settings
+    return tuple(implied_prior(shares_K.numpy(), logit_adjustment=imbalance.logit_adjustment,
+                               class_balanced=imbalance.labelled_sampling == "class_balanced").tolist())
+
+
+def model_prior(labels_N: Tensor, num_classes: int, *, logit_adjustment: float) -> tuple[float, ...]:
+    """The class shares that a model of these labels stands for, of each class; they sum to 1.
+
+    Equal shares where the labels are balanced within 1.5 to 1 (nothing is adjusted then, and so small a difference is
+    not worth telling silos), else shares^(1 - tau), normalised.
+    Args:
+        labels_N: int64, at least one.
+    Source: Menon et al., ICLR 2021, section 4.
+    """
+    prior_K = log_prior(labels_N, num_classes)
+    shares_K = torch.ones(num_classes) if prior_K is None else prior_K.exp()
+    return tuple(implied_prior(shares_K.numpy(), logit_adjustment=logit_adjustment).tolist())

@@ -1,0 +1,102 @@
+"""Validation images held out of the coordinator's labelled ones, and images that stand in two of its sets.
+
+Shapes: N images, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.learning.seeds import numpy_generator
+
+__all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "check_apart", "draw_validation", "held_out_share",
+           "pixel_digests"]
+
+ENOUGH_LABELS = 200
+"""From so many labelled images on some are held out without being asked for."""
+SHARE_HELD_OUT = 0.2
+MOST_HELD_OUT = 2000
+"""More would sharpen the choice by less than a point, and cost labels."""
+_BLOCK = 256
+_NAMED = 3
+
+Digests = Sequence[bytes]
+
+
+def held_out_share(stated: float | None, num_labelled: int) -> float:
+    """Which share of the labelled images to hold out, 0 for none.
+
+    Args:
+        stated: what the study says; None: `SHARE_HELD_OUT` of `ENOUGH_LABELS` or more, else none, so that none of a few
+            is wasted.
+    """
+    if stated is not None:
+        return stated
+    return SHARE_HELD_OUT if num_labelled >= ENOUGH_LABELS else 0.0
+
+
+def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num_classes: int,
+                    digests: Digests | None = None) -> NDArray[np.int64]:
+    """Which labelled images are held out: this share of each class at random, rounded, at least one of a class that has
+    two, never the last of a class; at most `MOST_HELD_OUT` together, or the share of each class is smaller.
+
+    Args:
+        digests: of the pixels; an image that stands twice is not held out, for it would stand on both sides.
+        seed: of the study; the stream is called "validation split".
+    Returns: sorted indices, int64; empty for a share of 0.
+    """
+    if share <= 0:
+        return np.empty(0, dtype=np.int64)
+    share = min(share, MOST_HELD_OUT / max(1, len(labels_N)))
+    seen = Counter(digests or ())
+    once_N = np.array([seen[each] == 1 for each in digests], dtype=bool) if digests is not None else \
+        np.ones(len(labels_N), dtype=bool)
+    generator = numpy_generator(seed, "validation split")
+    drawn: list[NDArray[np.int64]] = []
+    for label in range(num_classes):
+        members = np.flatnonzero(labels_N == label)
+        wanted = min(max(1, round(share * len(members))), len(members) - 1)
+        candidates = generator.permutation(members)
+        drawn.append(candidates[once_N[candidates]][:max(0, wanted)])
+    return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+def pixel_digests(images: ImageSet) -> list[bytes]:
+    """A digest of the pixels of each image as it was read: equal for equal pixels, whatever the files are called."""
+    found: list[bytes] = []
+    for start in range(0, len(images), _BLOCK):  # they may be mapped from a disk
+        block = np.ascontiguousarray(images.images_NCHW[start : start + _BLOCK].cpu().numpy())
+        found.extend(hashlib.blake2b(image.data, digest_size=16).digest() for image in block)
+    return found
+
+
+def check_apart(sets: Mapping[str, ImageSet], digests: Mapping[str, Digests]) -> None:
+    """Whether no image stands in two sets: measured on what was trained on, a model looks better than it is.
+
+    Args:
+        sets: by the name that table [data] has for them.
+        digests: `pixel_digests` of each.
+    Raises: BadData with how many do, and the names of the first.
+    """
+    found = []
+    names = [name for name in ("labelled", "validation", "test") if name in sets]
+    for index, second in enumerate(names):
+        for first in names[:index]:
+            where = {digest: number for number, digest in reversed(list(enumerate(digests[first])))}
+            twice = [(number, where[digest]) for number, digest in enumerate(digests[second]) if digest in where]
+            if twice:
+                pairs = ", ".join(f"{sets[second].names[mine]} = {sets[first].names[other]}"
+                                  for mine, other in twice[:_NAMED])
+                more = ", ..." if len(twice) > _NAMED else ""
+                found.append(f"{len(twice)} of {len(sets[second])} {second} images have the pixels of {first} ones"
+                             f" ({pairs}{more})")
+    if found:
+        raise BadData(f"[data] {'; '.join(found)}.", remedy="Remove them from one of the two sets: what a model has"
+                                                            " seen cannot say what it is worth.")

@@ -1,0 +1,132 @@
+"""Which model a study hands over as things stand, why, and what it has come to, in words: never by test images.
+
+The rule itself is in `semisilo.common.measures.round_choice` and `semisilo.coordinator.ledger.progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from semisilo.common.measures.gain import Gain, describe_gain, gain_of
+from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure
+from semisilo.common.text.describe import describe_metric, describe_percentage
+from semisilo.coordinator.ledger.progress import handed_over, labels_alone_score, prefers_labels_alone
+from semisilo.coordinator.ledger.records import RoundHead, StudyRow
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+
+__all__ = ["ChoiceFacts", "choice_of", "gain_of_study"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChoiceFacts:
+    """Which round a study hands over as things stand, and why."""
+
+    measure: str
+    """The study's measure, as its file names it."""
+    metric: str
+    """The same among the metrics of a round."""
+    title: str
+    """The same for a person."""
+    measure_reason: str
+    """Why it is that one; empty until the images were read."""
+    num_validation: int
+    """Images that rounds are chosen on; 0: the last one is handed over."""
+    round: int | None
+    """None before the first commit."""
+    last: int | None
+    """The last committed round."""
+    score: float | None
+    """The measure on validation images after that round, 0 to 1; None without any."""
+    error: float | None
+    """Its standard error."""
+    last_score: float | None
+    """After the last committed round."""
+    labels_alone: bool
+    """Whether labels alone are handed over in the place of that round, since they score higher."""
+    labels_alone_score: float | None
+    """Theirs; None before they are trained and where there are no validation images."""
+    text: str
+    """All of it in one line; empty before the first commit."""
+    conclusion: str
+    """What the study has come to, in sentences, once it has ended; empty before."""
+
+
+def choice_of(row: StudyRow, rounds: Sequence[RoundHead]) -> ChoiceFacts:
+    """The choice of a study among its rounds, all of them in order: never by test images."""
+    measure = row.study_measure
+    images = 0 if row.frozen is None else row.frozen.num_validation
+    chosen = handed_over(rounds)
+    last = next((each for each in reversed(rounds) if each.state is RoundState.COMPLETED), None)
+    score, last_score = (None if each is None else each.metrics.get("selection_score")
+                         for each in (chosen, last))
+    facts = ChoiceFacts(
+        measure=str(measure), metric=measure.metric, title=measure.title, measure_reason="" if row.frozen is None else
+        row.frozen.measure_reason, num_validation=images, round=None if chosen is None else chosen.number,
+        last=None if last is None else last.number, score=score,
+        error=None if chosen is None else chosen.metrics.get("selection_error"), last_score=last_score,
+        labels_alone=prefers_labels_alone(row, chosen), labels_alone_score=labels_alone_score(row), text="",
+        conclusion="")
+    facts = replace(facts, text=_choice_text(facts))
+    if chosen is None or row.state not in (StudyState.COMPLETED, StudyState.STOPPED):
+        return facts
+    return replace(facts, conclusion=_conclusion(row, facts, chosen.metrics))
+
+
+def _choice_text(facts: ChoiceFacts) -> str:
+    if facts.round is None:
+        return ""
+    if facts.labels_alone:
+        alone, score = (describe_metric(facts.metric, each) for each in (facts.labels_alone_score, facts.score))
+        return (f"labels alone, without any silo: {facts.title} {alone} on {facts.num_validation} validation images,"
+                f" where round {facts.round} has {score}")
+    if facts.score is None:
+        why = "validation images have not measured any round" if facts.num_validation else \
+            "there are no validation images to choose by"
+        return f"round {facts.round}, the last one: {why}"
+    on = f"{facts.title} {describe_metric(facts.metric, facts.score)} on {facts.num_validation} validation images"
+    if facts.round == facts.last:
+        return f"round {facts.round}, the last one: {on}"
+    other = "was not measured on them" if facts.last_score is None else \
+        f"has {describe_metric(facts.metric, facts.last_score)}"
+    return f"round {facts.round}, {on}; the last round, {facts.last}, {other}"
+
+
+def _conclusion(row: StudyRow, facts: ChoiceFacts, chosen: Mapping[str, float]) -> str:
+    """Which model is handed over and why; what it gains over labels alone on the test images; the next command.
+
+    Args:
+        chosen: metrics of the chosen round.
+    """
+    found = [f"The model handed over is that of {facts.text}."]
+    gain = _shown_gain(row, chosen)
+    if gain is not None and row.frozen is not None:
+        federated, alone = (describe_metric(gain.measure.metric, each) for each in (gain.federated, gain.labels_alone))
+        found.append(f"On {row.frozen.num_test} test images round {facts.round} has {gain.measure.with_article} of"
+                     f" {federated} and labels alone {alone}: {describe_gain(gain)}.")
+        beside = gain_of_study(row, chosen, measure=ACCURACY)
+        if gain.measure != ACCURACY and beside is not None:
+            found.append(f"Their accuracy there: {describe_percentage(beside.federated)} and"
+                         f" {describe_percentage(beside.labels_alone)}.")
+    elif row.baseline is None or "accuracy" not in row.baseline.metrics:
+        found.append("Nothing to compare it with: labels alone were not trained.")
+    return " ".join(found)
+
+
+def gain_of_study(row: StudyRow, federated: Mapping[str, float], *, measure: StudyMeasure | None = None) -> Gain | None:
+    """What a round is better by than labels alone, on the test images.
+
+    Args:
+        federated: metrics of the round.
+        measure: None for the study's.
+    Returns: None where either was not measured.
+    """
+    if row.frozen is None or row.baseline is None or not row.frozen.num_test:
+        return None
+    return gain_of(measure or row.study_measure, classes=row.classes, images=row.frozen.test_counts,
+                   federated=federated, labels_alone=row.baseline.metrics)
+
+
+def _shown_gain(row: StudyRow, federated: Mapping[str, float]) -> Gain | None:
+    """In the study's measure; in accuracy where the test images do not give that."""
+    return gain_of_study(row, federated) or gain_of_study(row, federated, measure=ACCURACY)

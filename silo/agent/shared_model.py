@@ -1,0 +1,119 @@
+"""`silo model`: fetches the model that a study hands over to its silos, once the study is over.
+
+The bytes arrive in the home first, where a fetch that was cut goes on from what is there, and are checked against the
+digest; only a whole file is put where the person wants it.
+
+Tests: tests/test_own_test_images.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from semisilo.common.errors import BadData, NotPermitted, SemisiloError
+from semisilo.common.storage.store import PayloadStore
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent.daily_budget import DayBudget
+from semisilo.silo.link.diagnosis import diagnose
+from semisilo.silo.link.link import Link, LinkSettings, ModelDescription
+from semisilo.silo.link.traffic import Carried
+from semisilo.silo.membership.enrollment import open_channel
+from semisilo.silo.site.disclosures import DisclosureLog, message
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.identity_store import load_identity
+from semisilo.silo.site.policy import Limits, Policy, load_policy
+
+__all__ = ["FetchedModel", "check_size", "fetch_model", "note_question"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchedModel:
+    """A model on this machine's disk."""
+
+    path: str
+    study: str
+    round: int
+    labels_alone: bool
+    sha256: str
+    size_bytes: int
+    conclusion: str
+    """What the study has come to, for a person."""
+
+
+def note_question(disclosures: DisclosureLog, study: str) -> None:
+    """Records that this silo asks for a model, before it does. Raises: OSError."""
+    sent = pb.DescribeModelRequest(study=study).SerializeToString(deterministic=True)
+    disclosures.record(message("model", sent, study=study, text="asked for the model of the study"))
+
+
+def check_size(model: ModelDescription, limits: Limits) -> None:
+    """Whether a model may be fetched. Raises: NotPermitted."""
+    if model.size_bytes > limits.max_download_bytes:
+        raise NotPermitted(f"The model has {model.size_bytes} bytes; this silo takes at most "
+                           f"{limits.max_download_bytes}.", remedy="Raise [limits] max_download_bytes in silo.toml.")
+
+
+def fetch_model(folder: Path, study: str, out: Path | None, *, now: Callable[[], float],
+                on_bytes: Callable[[int, int], None] = lambda here, all_bytes: None,
+                use_http_proxy: bool = True) -> FetchedModel:
+    """Fetches the model of a study; goes on where an earlier try was cut. Blocks; tries again while the line is down.
+
+    Args:
+        folder: the silo's home; `silo join` may run there.
+        out: the file to write; None: STUDY.safetensors here. One that is there is replaced once the new one is whole.
+        now: Unix seconds.
+        on_bytes: told how many bytes are here, and how many there are.
+    Raises: ModelNotShared, ModelNotReady; NotPermitted or DailyBudget by silo.toml; UsageError where this is no silo;
+        BadData when the file cannot be written.
+    """
+    identity, home = load_identity(folder), SiloHome(folder)
+    policy = load_policy(home.policy)
+
+    async def fetch() -> tuple[ModelDescription, Path]:
+        note_question(DisclosureLog(home.disclosures), study)
+        link = Link(lambda: open_channel(identity, use_http_proxy=use_http_proxy), silo=identity.silo,
+                    settings=LinkSettings(),
+                    diagnose=lambda: diagnose(folder, identity.address, now(), use_http_proxy=use_http_proxy))
+        try:
+            model = await link.describe_model(study)
+            check_size(model, policy.limits)
+            budget = _budget(home, policy, now())
+            budget.check(model.size_bytes, "this model", now())
+            store = PayloadStore(home.models)
+            path = await link.download_model(model, store, on_bytes=lambda here: on_bytes(here, model.size_bytes))
+            if not home.is_running():  # else the agent writes the count of the day, and would not know of this
+                budget.carried(Carried(0, model.size_bytes), now(), durably=True)
+            return model, path
+        finally:
+            await link.close()
+
+    model, path = asyncio.run(fetch())
+    target = (out if out is not None else Path(f"{model.study}.safetensors")).expanduser().absolute()
+    _put(path, target)
+    path.unlink(missing_ok=True)
+    return FetchedModel(path=str(target), study=model.study, round=model.round, labels_alone=model.labels_alone,
+                        sha256=model.digest, size_bytes=model.size_bytes, conclusion=model.conclusion)
+
+
+def _budget(home: SiloHome, policy: Policy, now_unix: float) -> DayBudget:
+    return DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours, now_unix=now_unix)
+
+
+def _put(path: Path, target: Path) -> None:
+    """Copies a whole file into its place, which may be another disk; only then is what was there before replaced."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(path, temporary)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BadData(f"{target}: the model cannot be written: {error.strerror or error}.",
+                      remedy="Name another place: --out FILE.") from None
+    except SemisiloError:
+        temporary.unlink(missing_ok=True)
+        raise

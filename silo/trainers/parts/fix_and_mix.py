@@ -1,0 +1,192 @@
+"""Pseudo-labels of all images once a round, and training on them with a fix loss and a mix loss, as SemiFL does it.
+
+Source: Diao, Ding and Tarokh, "SemiFL", NeurIPS 2022, section 3 and algorithm 1; official code where marked [C].
+
+Shapes: N unlabelled images, F of them confidently labelled (FIX), B images in a batch, K classes.
+
+Tests: tests/silo/trainers/test_semifl.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from semisilo.common.data.augmentation import augment
+from semisilo.common.learning.evaluation import inference_batches, logits_of
+from semisilo.common.learning.losses import PseudoLabels, cross_entropy, mix, mix_loss
+from semisilo.common.learning.seeds import numpy_generator, torch_generator
+from semisilo.common.learning.sgd import SGD, learn, step
+from semisilo.common.learning.training import named_randomness, view_block_images
+from semisilo.common.methods.contract import SiloTask
+from semisilo.common.numerics.passes import Term
+from semisilo.silo.trainers.parts.model import load_received_statistics
+from semisilo.silo.trainers.parts.step_sums import StepSums
+
+__all__ = ["FixAndMixSettings", "logits_of_weak_views", "train_fix_and_mix"]
+
+_VIEW_BATCH, _VIEWS_TOGETHER = 250, 8
+"""Images whose views for labelling are drawn at once, and how many times as many are then labelled at once."""
+_LABELLING_SHARE = 0.1
+"""Of the reported progress; labelling is one forward pass, training 4 * local_epochs passes and more."""
+
+
+class FixAndMixSettings(Protocol):
+    """What the settings of a method need that trains so; see `semisilo.common.methods.semifl.SemiFLSettings`."""
+
+    @property
+    def local_epochs(self) -> int:
+        """Passes over the kept images."""
+
+    @property
+    def unlabelled_batch(self) -> int:
+        """Images in a batch."""
+
+    @property
+    def fix_weight(self) -> float:
+        """Of the fix loss."""
+
+    @property
+    def mix_weight(self) -> float:
+        """Of the mix loss."""
+
+    @property
+    def mixup_a(self) -> float:
+        """Of MixUp's Beta(a, a)."""
+
+    @property
+    def joined_passes(self) -> bool:
+        """Whether both batches go through the network as one."""
+
+
+def logits_of_weak_views(task: SiloTask, model: nn.Module, images_NCHW: Tensor) -> list[Tensor]:
+    """One weak view of every image, in order, through the model in evaluation mode with the received statistics.
+
+    Returns: logits, in parts, together float (N, K).
+    """
+    load_received_statistics(task, model)
+    model.eval()
+    views = torch_generator(task.seed, "label_views", round=task.round, silo=task.silo)
+    parts: list[Tensor] = []
+    cuts = list(inference_batches(len(images_NCHW), _VIEW_BATCH))
+    for some in (cuts[first:first + _VIEWS_TOGETHER] for first in range(0, len(cuts), _VIEWS_TOGETHER)):
+        weak_BCHW = torch.cat([augment.weak(images_NCHW[cut].to(task.device), task.augmentation, views)
+                               for cut in some])
+        parts.append(logits_of(model, weak_BCHW, task.image))
+        task.report(_LABELLING_SHARE * some[-1].stop / len(images_NCHW), "labelling")
+    return parts
+
+
+def train_fix_and_mix(task: SiloTask, model: nn.Module, optimiser: SGD, images_NCHW: Tensor, labels: PseudoLabels,
+                      sums: StepSums, *, log_prior_K: Tensor | None = None) -> None:
+    """Steps 2.4 and 2.5: `local_epochs` over the kept images, in place; at least one image must be kept.
+
+    Args:
+        log_prior_K: added to the logits in both losses, on the task's device; None adds nothing.
+    """
+    settings: FixAndMixSettings = task.settings
+    lams = numpy_generator(task.seed, "mixup", round=task.round, silo=task.silo)
+    kept_F = torch.nonzero(labels.keep_B).flatten()
+    train_step = _joined_step if settings.joined_passes else _step
+    total, done = settings.local_epochs * len(kept_F), 0
+    model.train()
+    with named_randomness(task.seed, "local_model", round=task.round, silo=task.silo, device=task.device):
+        for batch in _batches(task, images_NCHW, labels.hard_label_B, kept_F):
+            done += len(batch.fix_B)
+            lam = float(lams.beta(settings.mixup_a, settings.mixup_a))
+            with sums.batch():
+                found = train_step(task, model, optimiser, batch, lam, log_prior_K)
+                sums.add(loss=found.loss, fix_loss=found.fix, mix_loss=found.mix)
+            task.report(_LABELLING_SHARE + (1 - _LABELLING_SHARE) * done / total, f"training on {len(kept_F)} images")
+    sums.tell_skipped()
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """Of a step, scalars (), detached; None for a term of weight 0."""
+
+    loss: Tensor
+    fix: Tensor | None
+    mix: Tensor | None
+
+
+def _step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: float,
+          log_prior_K: Tensor | None) -> _Losses:
+    """fix_weight L_fix + mix_weight L_mix, with L_fix = CE(f(strong(x_fix)), y_fix). Source: Eq. 3 to 5.
+
+    Two passes: batch-norm uses the statistics of each. A term of weight 0 costs nothing.
+    """
+    def fix() -> Tensor:
+        return cross_entropy(_adjusted(model(_strong(task, batch)), log_prior_K), batch.fix_B)
+
+    def mixed() -> Tensor:
+        return mix_loss(_adjusted(model(_mixed(task, batch, lam)), log_prior_K), batch.fix_B, batch.mix_B, lam)
+
+    weighted = (task.settings.fix_weight, fix), (task.settings.mix_weight, mixed)
+    found = learn(optimiser, [Term(weight, loss) for weight, loss in weighted if weight])
+    losses = iter(found.losses)
+    return _Losses(found.total, *(next(losses) if weight else None for weight, _ in weighted))
+
+
+def _joined_step(task: SiloTask, model: nn.Module, optimiser: SGD, batch: _Batch, lam: float,
+                 log_prior_K: Tensor | None) -> _Losses:
+    """The same with one pass for both batches."""
+    logits_2BK = _adjusted(model(torch.cat([_strong(task, batch), _mixed(task, batch, lam)])), log_prior_K)
+    strong_logits_BK, mix_logits_BK = torch.split(logits_2BK, len(batch.fix_B))
+    fix = cross_entropy(strong_logits_BK, batch.fix_B)
+    mixed = mix_loss(mix_logits_BK, batch.fix_B, batch.mix_B, lam)
+    loss = task.settings.fix_weight * fix + task.settings.mix_weight * mixed
+    step(optimiser, loss)
+    return _Losses(loss.detach(), fix.detach(), mixed.detach())
+
+
+def _adjusted(logits_BK: Tensor, log_prior_K: Tensor | None) -> Tensor:
+    return logits_BK if log_prior_K is None else logits_BK + log_prior_K
+
+
+def _strong(task: SiloTask, batch: _Batch) -> Tensor:
+    return augment.to_input(batch.strong_BCHW, task.image)
+
+
+def _mixed(task: SiloTask, batch: _Batch, lam: float) -> Tensor:
+    """The mixture of weak views with one Beta(a, a) draw for the whole batch."""
+    weak_BCHW, other_BCHW = (augment.to_input(view, task.image) for view in (batch.weak_BCHW, batch.mix_BCHW))
+    return mix(weak_BCHW, other_BCHW, lam)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A FIX batch and its MIX batch, on the task's device: pseudo-labels int64 (B,), and views uint8 (B, C, H, W)."""
+
+    fix_B: Tensor
+    mix_B: Tensor
+    strong_BCHW: Tensor
+    weak_BCHW: Tensor
+    mix_BCHW: Tensor
+
+
+def _batches(task: SiloTask, images_NCHW: Tensor, hard_label_N: Tensor, kept_F: Tensor) -> Iterator[_Batch]:
+    """Every epoch: FIX in a new order, each image beside one drawn with replacement from all images.
+
+    The partners are drawn anew in every epoch, as the official code does at every access.
+    """
+    settings: FixAndMixSettings = task.settings
+    order, partners, views = (torch_generator(task.seed, purpose, round=task.round, silo=task.silo)
+                              for purpose in ("local_order", "mix_index", "local_views"))
+    size = settings.unlabelled_batch
+    block = view_block_images(images_NCHW, size)
+    for _ in range(settings.local_epochs):
+        fix_F = kept_F[torch.randperm(len(kept_F), generator=order)]
+        mix_F = torch.randint(len(images_NCHW), (len(kept_F),), generator=partners)
+        for fix, mixed in zip(torch.split(fix_F, block), torch.split(mix_F, block), strict=True):
+            images_BCHW, others_BCHW = (images_NCHW[index].to(task.device) for index in (fix, mixed))
+            strong = augment.strong(images_BCHW, task.augmentation, views)
+            weak = augment.weak(images_BCHW, task.augmentation, views)
+            other = augment.weak(others_BCHW, task.augmentation, views)
+            fix_B, mix_B = (hard_label_N[index].to(task.device) for index in (fix, mixed))
+            parts = zip(*(torch.split(part, size) for part in (fix_B, mix_B, strong, weak, other)), strict=True)
+            yield from (_Batch(*part) for part in parts)

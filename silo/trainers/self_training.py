@@ -1,0 +1,179 @@
+"""Self-training at a silo: estimate the class shares, label under them, train with them added to the logits.
+
+The equations and sources: `semisilo.common.methods.self_training`; the losses are SemiFL's.
+
+Shapes: N unlabelled images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning.averaged_training import AveragedTraining
+from semisilo.common.learning.imbalance.labels import smoothed_shares
+from semisilo.common.learning.imbalance.prevalence import estimate_prevalence
+from semisilo.common.learning.imbalance.pseudo_labels import align_logits
+from semisilo.common.learning.losses import PseudoLabels, pseudo_labels
+from semisilo.common.learning.sgd import make_optimiser, momentum_of, sgd_settings
+from semisilo.common.learning.tensors import parameters_of
+from semisilo.common.methods.contract import SiloData, SiloTask, Update
+from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
+from semisilo.silo.trainers.batch_norm_phase import outside_training
+from semisilo.silo.trainers.parts.fix_and_mix import logits_of_weak_views, train_fix_and_mix
+from semisilo.silo.trainers.parts.kept_momentum import KeptMomentum, momentum_to_go_on_from
+from semisilo.silo.trainers.parts.model import difference, task_model, trained_parameters
+from semisilo.silo.trainers.parts.step_sums import StepSums
+
+__all__ = ["SelfTrainingMemory", "SelfTrainingTrainer", "labels_under_own_prior", "log_shares_of_kept"]
+
+_KEPT_SMOOTHING = 0.1
+"""Share of the kept labels that is counted once more, evenly over the classes: a class that got none is then not
+impossible in the losses, and log of its share is finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfTrainingMemory(KeptMomentum):
+    """What a silo keeps between rounds."""
+
+
+class SelfTrainingTrainer:
+    """The silo half of self-training."""
+
+    Memory = SelfTrainingMemory
+
+    def train(self, task: SiloTask, data: SiloData,
+              memory: SelfTrainingMemory | None) -> tuple[Update, SelfTrainingMemory | None]:
+        """Phase "train": label, train on the labels made and on own ones, return the difference. Phase "statistics":
+        measure batch-norm statistics.
+
+        Abstains with "no_data", "no_labelled_data" in rounds in which only labels are learnt from,
+        "no_confident_example", or "no_usable_batch" when batch-norm could use no batch; memory then stays as it is.
+        Raises: BadPayload for another phase, or a prior of another number of classes; LayoutMismatch when the model is
+            not the task's; ComputeFailed when training diverges.
+        """
+        if (measured := outside_training(task, data, "Self-training")) is not None:
+            return measured, memory
+        settings: SelfTrainingSettings = task.settings
+        at_silo = settings.scenario == "labels-at-silo"
+        labelled = _some(data.labelled) if at_silo else None
+        unlabelled = _some(data.unlabelled)
+        if labelled is None and unlabelled is None:
+            return Update(abstention="no_data"), memory
+        if at_silo and task.round <= settings.warm_up_rounds:
+            if labelled is None:
+                return Update(abstention="no_labelled_data", num_examples=_count(unlabelled)), memory
+            unlabelled = None
+        size = _count(labelled) + _count(unlabelled)
+        received = task.groups["model"].tensors
+        model = task_model(task, received)
+        report, sums = PseudoLabelReport(), StepSums()
+        momentum = momentum_to_go_on_from(task, memory, received, persist=settings.persist_local_momentum,
+                                          max_age_rounds=settings.momentum_max_age_rounds)
+        kept = 0
+        if unlabelled is not None:
+            labels, num_classes = _labels(task, model, unlabelled)
+            report.add(labels.hard_label_B, labels.keep_B, unlabelled.labels_N)
+            if kept := int(labels.keep_B.sum()):
+                optimiser = make_optimiser(model, sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov),
+                                           momentum)
+                log_prior_K = log_shares_of_kept(labels, num_classes, strength=settings.local_logit_adjustment)
+                train_fix_and_mix(task, model, optimiser, unlabelled.images_NCHW, labels, sums,
+                                  log_prior_K=None if log_prior_K is None else log_prior_K.to(task.device))
+                momentum = momentum_of(optimiser)
+        told = {**report.metrics(), **sums.metrics()} if sums.steps else dict(report.metrics())
+        if labelled is not None:
+            training = _trained_on_own(task, model, labelled, momentum)
+            momentum, told = training.momentum(), {**told, "labelled_loss": training.loss}
+        elif not kept:
+            return Update(abstention="no_confident_example", num_examples=size, metrics=told), memory
+        elif sums.steps == 0:
+            return Update(abstention="no_usable_batch", num_examples=size, metrics=told), memory
+        assert momentum is not None
+        group = difference(task, trained_parameters(task, model))
+        return (Update(groups={"model": group}, num_examples=size, metrics=told),
+                SelfTrainingMemory(momentum=momentum, round=task.round))
+
+
+def _some(images: ImageSet | None) -> ImageSet | None:
+    return None if images is None or len(images) == 0 else images
+
+
+def _count(images: ImageSet | None) -> int:
+    return 0 if images is None else len(images)
+
+
+def _labels(task: SiloTask, model: nn.Module, unlabelled: ImageSet) -> tuple[PseudoLabels, int]:
+    """Of all images, with the number of classes. Raises: BadPayload without a prior for every class."""
+    settings: SelfTrainingSettings = task.settings
+    logits_NK = torch.cat([part.float().cpu() for part in logits_of_weak_views(task, model, unlabelled.images_NCHW)])
+    if len(settings.model_prior) != logits_NK.shape[1]:
+        raise _missing_prior()
+    return labels_under_own_prior(logits_NK, settings), logits_NK.shape[1]
+
+
+def _missing_prior() -> BadPayload:
+    return BadPayload("The task does not say model_prior for every class.",
+                      remedy="Tell the coordinator's operator: both sides may be of different versions.")
+
+
+def _trained_on_own(task: SiloTask, model: nn.Module, labelled: ImageSet,
+                    momentum: Mapping[str, Tensor] | None) -> AveragedTraining:
+    """`labelled_steps` on the silo's labels, from the weights that the model has, in place; done.
+
+    Their class shares are added to the logits, smoothed as those of kept labels: a silo may lack classes.
+    Raises: BadPayload without a prior for every class, whose number it tells.
+    """
+    settings: SelfTrainingSettings = task.settings
+    if not settings.model_prior:
+        raise _missing_prior()
+    assert labelled.labels_N is not None
+    log_prior_K = None
+    if settings.logit_adjustment:
+        counts_K = torch.bincount(labelled.labels_N.cpu(), minlength=len(settings.model_prior))
+        log_prior_K = (settings.logit_adjustment * smoothed_shares(counts_K, _KEPT_SMOOTHING).log()).float()
+    training = AveragedTraining(
+        task, model, labelled, log_prior_K=log_prior_K, initial=parameters_of(model), steps=settings.labelled_steps,
+        sgd=sgd_settings(settings, settings.round_lr, nesterov=settings.nesterov), cosine=False, momentum=momentum,
+        batch_size=settings.labelled_batch, purpose=f"own_labels_round_{task.round}_of_{task.silo}")
+    for _ in training.run():
+        task.report(training.done / training.steps, f"training on {len(labelled)} labelled images")
+    return training
+
+
+def labels_under_own_prior(logits_NK: Tensor, settings: SelfTrainingSettings) -> PseudoLabels:
+    """Pseudo-labels of a silo's images under the class shares that these images themselves speak for.
+
+        s = estimate_prevalence(softmax(f))      p_i = softmax(f_i + log s - log model_prior)
+
+    kept where the largest p reaches the threshold. With silo_prior = "model" p is softmax(f).
+
+    Args:
+        logits_NK: of weak views of all images, on the CPU; at least one image.
+    Source: Saerens, Latinne and Decaestecker, Neural Computation 14 (2002), Eq. 2.4 and 2.9.
+    """
+    logits_NK = logits_NK.double()
+    if settings.silo_prior == "estimated":
+        shares = estimate_prevalence(torch.softmax(logits_NK, dim=1).numpy(), trained=settings.model_prior,
+                                     smoothing=settings.prior_smoothing).shares
+        logits_NK = align_logits(logits_NK, torch.tensor(shares), torch.tensor(settings.model_prior))
+    return pseudo_labels(logits_NK, settings.threshold)
+
+
+def log_shares_of_kept(labels: PseudoLabels, num_classes: int, *, strength: float) -> Tensor | None:
+    """strength * log(class shares of the kept labels), float32 (K,); None for strength 0.
+
+    Added to the logits of a loss it lets the model learn what tells the classes apart and not how frequent they are
+    here; a class without kept labels is hardly pushed down. Kept labels must be some.
+    Source: Menon et al., ICLR 2021, Eq. 10, with the shares of one silo as in FedLC, Zhang et al., ICML 2022, Eq. 6.
+    """
+    if not strength:
+        return None
+    counts_K = torch.bincount(labels.hard_label_B[labels.keep_B], minlength=num_classes)
+    return (strength * smoothed_shares(counts_K, _KEPT_SMOOTHING).log()).float()

@@ -1,0 +1,113 @@
+"""The comparison of methods: its cells, its studies, and that the page follows from what was run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.learning import run as runner
+from benchmarks.learning.cells import (
+    ABLATION_CELLS,
+    ABLATIONS,
+    AT_ONE_PLACE,
+    CEILING,
+    CELLS,
+    METHODS,
+    OURS,
+    Cell,
+    digest_of,
+    methods_of,
+    study_of,
+)
+from benchmarks.learning.results import read_table, write_page
+from semisilo.coordinator.studies.study_file import config_from_dict
+
+FOLDER = Path(runner.__file__).parent
+DATA = Path("data")
+FEW = Cell("digits", "even", 2)
+
+
+def test_there_are_at_least_sixteen_cells_of_four_sets_and_four_splits() -> None:
+    assert len(set(CELLS)) == len(CELLS) >= 16
+    assert {cell.data for cell in CELLS} == {"digits", "blood cells", "Fashion-MNIST", "CIFAR-10"}
+    assert {cell.split for cell in CELLS} == {"even", "two classes", "Dirichlet 0.1", "imbalanced"}
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_every_study_is_valid_and_no_two_are_the_same(cell: Cell) -> None:
+    studies = {name: study_of(cell, name, seed=1, folder=DATA) for name in methods_of(cell)}
+    for study in studies.values():
+        config_from_dict(study, where="cell")
+    assert len({digest_of(study) for study in studies.values()}) == len(studies)
+    assert (set(studies) == set(METHODS)) is (cell.split == "even")
+    federated = [study["simulation"]["split"] for name, study in studies.items() if name not in AT_ONE_PLACE]
+    assert all(split == federated[0] for split in federated), "all methods have the same images"
+
+
+def test_the_ablation_changes_one_thing_and_draws_other_images() -> None:
+    for cell in ABLATION_CELLS:
+        whole = study_of(cell, "as it stands", seed=101, folder=DATA)
+        for name in ABLATIONS:
+            study = study_of(cell, name, seed=101, folder=DATA)
+            config_from_dict(study, where=name)
+            assert study["simulation"] == whole["simulation"]
+    assert runner.ABLATION_SEED > 100
+
+
+def test_a_digest_changes_with_the_study_and_not_with_the_folder() -> None:
+    here, there = (study_of(Cell("CIFAR-10", "even", 25), OURS, seed=1, folder=Path(folder)) for folder in ("a", "b"))
+    assert digest_of(here) == digest_of(there)
+    assert digest_of(here) != digest_of(study_of(Cell("CIFAR-10", "even", 25), OURS, seed=2, folder=Path("a")))
+
+
+def _line(method: str, seed: int, value: float, alone: float | None = None) -> str:
+    line = {"data": FEW.data, "split": FEW.split, "per_class": FEW.per_class, "method": method, "seed": seed,
+            "study": digest_of(study_of(FEW, method, seed=seed, folder=DATA)), "balanced_accuracy": value,
+            "processor_seconds": 1.0}
+    return json.dumps(line if alone is None else {**line, "labels_alone": {"balanced_accuracy": alone}}) + "\n"
+
+
+def test_the_page_counts_what_the_targets_ask(tmp_path: Path) -> None:
+    others = [name for name in METHODS if name != OURS and name not in AT_ONE_PLACE]
+    (tmp_path / "results.jsonl").write_text("".join([
+        _line(OURS, 1, 0.9, 0.8), _line(OURS, 2, 0.8, 0.82), *(_line(name, 1, 0.7) for name in others),
+        _line(CEILING, 1, 0.91), json.dumps({**json.loads(_line(OURS, 3, 0.1, 0.9)), "study": "of before"}) + "\n"]))
+    table = read_table(tmp_path / "results.jsonl")
+    assert table.differences(FEW, OURS, "labels alone") == pytest.approx([10.0, -2.0])
+    write_page(tmp_path)
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "| digits, even | 2 | 2 | 81.0 | 85.0 | 70.0 |" in page
+    assert "| +4.0 (-2.0) |" in page
+    assert "1 of 1, mean +4.0 points" in page
+    assert "worst seed -2.0" in page
+    assert "1 of 1, mean against each cell's best +20.0 points" in page
+    assert "40 % on average" in page  # (85 - 81) / (91 - 81)
+
+
+def test_the_committed_page_follows_from_the_committed_results(tmp_path: Path) -> None:
+    for name in ("results.jsonl", "notes.md"):
+        if (FOLDER / name).exists():
+            shutil.copy(FOLDER / name, tmp_path / name)
+    write_page(tmp_path)
+    assert (tmp_path / "RESULTS.md").read_text() == (FOLDER / "RESULTS.md").read_text(), \
+        "run: python -m benchmarks.learning.run --page"
+
+
+@pytest.mark.slow
+def test_a_cell_is_run_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                        capsys: pytest.CaptureFixture[str]) -> None:
+    """One study on the embedded digits in a process of its own, as `make bench-learning` does."""
+    monkeypatch.setattr(runner, "HERE", tmp_path)
+    monkeypatch.setattr(runner, "RESULTS", tmp_path / "results.jsonl")
+    arguments = ["--data", str(tmp_path), "--seeds", "1", "--cells", "digits, even, 2", "--methods", "SemiFL"]
+    assert runner.main(arguments) == 0
+    (line,) = runner.lines()
+    assert (line["method"], line["seed"], len(line["curve"])) == ("SemiFL", 1, 11)
+    assert 0.5 < line["balanced_accuracy"] <= 1
+    assert "[1/1]" in capsys.readouterr().err
+    assert runner.main(arguments) == 0
+    assert runner.lines() == [line]
+    assert "[1/1]" not in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Intervals of confidence, against their defining equations and reference samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from semisilo.common.measures.intervals import (
+    Interval,
+    area_error,
+    area_interval,
+    balanced_accuracy_interval,
+    difference_interval,
+    mean_interval,
+    standard_error,
+    wilson,
+)
+
+
+@pytest.mark.parametrize(("successes", "count"), [(1, 2), (7, 10), (95, 100), (999, 1000), (3, 200)])
+def test_both_ends_of_wilsons_interval_are_shares_that_the_score_test_just_does_not_reject(successes: int, count: int
+                                                                                            ) -> None:
+    """The definition: (p - pi)^2 = z^2 pi (1 - pi) / n at pi = either end, and at nothing between."""
+    found = wilson(successes, count)
+    assert found is not None
+    z = 1.959963984540054
+    for end in (found.low, found.high):
+        assert (successes / count - end) ** 2 == pytest.approx(z * z * end * (1 - end) / count, rel=1e-9)
+    assert 0 <= found.low < successes / count < found.high <= 1
+
+
+def test_wilsons_interval_has_its_analytic_limits() -> None:
+    z2 = 1.959963984540054**2
+    none, everything = wilson(0, 10), wilson(10, 10)
+    assert none is not None
+    assert everything is not None
+    assert none.low == 0.0
+    assert none.high == pytest.approx(z2 / (10 + z2))
+    assert everything.high == 1.0
+    assert everything.low == pytest.approx(10 / (10 + z2))
+    assert wilson(0, 0) is None
+    with pytest.raises(ValueError, match="11 successes of 10"):
+        wilson(11, 10)
+
+
+def test_the_published_example_of_wilsons_interval_comes_out() -> None:
+    """81 of 263 gives 0.2553 to 0.3662: Newcombe, Statistics in Medicine 17 (1998), Table I, method 3."""
+    found = wilson(81, 263)
+    assert found is not None
+    assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+
+
+CONFUSION = [[40, 10, 0], [5, 90, 5], [8, 2, 10]]
+
+
+def test_the_bootstrap_of_the_balanced_accuracy_agrees_with_drawing_images_themselves() -> None:
+    found = balanced_accuracy_interval(CONFUSION, generator=np.random.default_rng(1), resamples=20_000)
+    assert found is not None
+    generator = np.random.default_rng(0)
+    right = [np.repeat([1, 0], [row[label], sum(row) - row[label]]) for label, row in enumerate(CONFUSION)]
+    balanced = [np.mean([generator.choice(each, len(each)).mean() for each in right]) for _ in range(20_000)]
+    low, high = np.quantile(balanced, [0.025, 0.975])
+    assert found.low == pytest.approx(low, abs=0.004)
+    assert found.high == pytest.approx(high, abs=0.004)
+
+
+def test_the_bootstrap_approaches_the_normal_interval_for_many_images() -> None:
+    many = [[4000 * cell for cell in row] for row in CONFUSION]
+    recalls = [0.8, 0.9, 0.5]
+    sizes = [4000 * sum(row) for row in CONFUSION]
+    error = math.sqrt(sum(p * (1 - p) / n for p, n in zip(recalls, sizes, strict=True))) / 3
+    found = balanced_accuracy_interval(many, generator=np.random.default_rng(3), resamples=20_000)
+    assert found is not None
+    assert found.high - found.low == pytest.approx(2 * 1.95996 * error, rel=0.03)
+
+
+def test_the_bootstrap_follows_from_its_seed_alone() -> None:
+    once, again, other = (balanced_accuracy_interval(CONFUSION, generator=np.random.default_rng(seed))
+                          for seed in (1, 1, 2))
+    assert once == again != other
+
+
+def test_a_class_without_images_does_not_count() -> None:
+    with_empty = [[*row, 0] for row in CONFUSION] + [[0, 0, 0, 0]]
+    once, again = (balanced_accuracy_interval(confusion, generator=np.random.default_rng(1))
+                   for confusion in (with_empty, CONFUSION))
+    assert once == again
+    assert balanced_accuracy_interval([[0, 0], [0, 0]], generator=np.random.default_rng(1)) is None
+
+
+def test_a_standard_error_is_the_reach_of_wilsons_interval_at_one() -> None:
+    """(p - pi)^2 = pi (1 - pi) / n at both ends of the interval whose half width it is."""
+    for successes, count in ((1, 2), (7, 10), (95, 100), (0, 10), (10, 10)):
+        share, error = successes / count, standard_error(successes, count)
+        middle = (share + 1 / (2 * count)) / (1 + 1 / count)
+        for end in (middle - error, middle + error):
+            assert (share - end) ** 2 == pytest.approx(end * (1 - end) / count, abs=1e-12)
+    assert standard_error(5000, 10_000) == pytest.approx(0.005, rel=1e-3), "the binomial's, for many trials"
+    for wrong in ((3, 2), (0, 0)):
+        with pytest.raises(ValueError, match="successes of"):
+            standard_error(*wrong)
+
+
+def test_the_published_example_of_newcombes_interval_comes_out() -> None:
+    """56 of 70 against 48 of 80 is 0.0524 to 0.3339: Newcombe, Statistics in Medicine 17 (1998) 873, Table II, method
+    10."""
+    first, second = wilson(56, 70), wilson(48, 80)
+    assert first is not None
+    assert second is not None
+    found = difference_interval(56 / 70, first, 48 / 80, second)
+    assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
+
+
+def test_of_symmetric_intervals_the_mean_has_the_variance_of_a_mean_and_the_difference_that_of_a_difference() -> None:
+    estimates = [(0.5, Interval(0.4, 0.6)), (0.7, Interval(0.65, 0.75)), (0.2, Interval(0.0, 0.4))]
+    found = mean_interval(estimates)
+    reach = math.sqrt(0.1**2 + 0.05**2 + 0.2**2) / 3
+    assert (found.low, found.high) == pytest.approx((1.4 / 3 - reach, 1.4 / 3 + reach))
+    apart = difference_interval(*estimates[0], *estimates[1])
+    assert (apart.low, apart.high) == pytest.approx((-0.2 - math.hypot(0.1, 0.05), -0.2 + math.hypot(0.1, 0.05)))
+
+
+@pytest.mark.parametrize(("area", "inside", "outside"), [(0.95, 40, 160), (0.6, 10, 5), (0.5, 3, 300)])
+def test_both_ends_of_an_areas_interval_are_areas_that_are_just_not_too_far(area: float, inside: int, outside: int
+                                                                            ) -> None:
+    found = area_interval(area, inside=inside, outside=outside)
+    for end in (found.low, found.high):
+        assert abs(area - end) == pytest.approx(1.959963984540054 * area_error(end, inside=inside, outside=outside))
+    assert 0 <= found.low < area < found.high <= 1
+
+
+def test_a_perfect_order_of_few_images_leaves_doubt() -> None:
+    found = area_interval(1.0, inside=5, outside=5)
+    assert found.high == 1.0
+    assert 0.5 < found.low < 0.9

@@ -1,0 +1,102 @@
+"""Counts of one site, and what follows from them: impossible ones are refused, intervals are those of formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from semisilo.common.measures.intervals import around, wilson
+from semisilo.common.measures.site_evaluation import (
+    MAX_IMAGES,
+    ClassResult,
+    Estimate,
+    SiteEvaluation,
+    estimate_text,
+    site_scores,
+)
+from semisilo.common.measures.study_measure import ACCURACY, parse_measure
+
+CLASSES = ("benign", "malignant", "never seen")
+FOUND = SiteEvaluation(study="s", round=4, classes=(
+    ClassResult(images=80, correct=72, auroc=0.9), ClassResult(images=20, correct=10, auroc=0.8),
+    ClassResult(images=0, correct=0)))
+
+
+def test_accuracy_and_recall_have_wilsons_interval() -> None:
+    scores = site_scores(FOUND, parse_measure("recall:malignant"), CLASSES)
+    all_images, malignant = wilson(82, 100), wilson(10, 20)
+    assert all_images is not None
+    assert malignant is not None
+    assert scores.count == 100
+    assert scores.accuracy == Estimate(value=0.82, low=all_images.low, high=all_images.high)
+    assert scores.measure == Estimate(value=0.5, low=malignant.low, high=malignant.high)
+
+
+def test_balanced_accuracy_is_over_classes_with_images_and_its_interval_is_that_of_a_mean_of_shares() -> None:
+    """(0.9 + 0.5) / 2 = 0.7; the error of a share p of n is sqrt(p (1 - p) / n + 1 / 4n^2) / (1 + 1/n)."""
+    def error(p: float, n: int) -> float:
+        return math.sqrt(p * (1 - p) / n + 1 / (4 * n * n)) / (1 + 1 / n)
+
+    reach = 1.959963984540054 * math.hypot(error(0.9, 80), error(0.5, 20)) / 2
+    found = site_scores(FOUND, ACCURACY, CLASSES).balanced_accuracy
+    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.7 - reach, 0.7 + reach))
+
+
+def test_an_auroc_is_the_mean_over_classes_that_have_one() -> None:
+    found = site_scores(FOUND, parse_measure("auroc"), CLASSES).measure
+    assert found is not None
+    assert found.value == pytest.approx(0.85)
+    assert 0.7 < found.low < 0.85 < found.high <= 1
+
+
+@pytest.mark.parametrize(("measure", "found"), [
+    ("recall:never seen", FOUND),
+    ("auroc", SiteEvaluation(study="s", round=1, classes=(ClassResult(images=3, correct=2), *(
+        ClassResult(images=0, correct=0),) * 2)))])
+def test_a_measure_that_these_images_cannot_give_is_none(measure: str, found: SiteEvaluation) -> None:
+    assert site_scores(found, parse_measure(measure), CLASSES).measure is None
+
+
+@pytest.mark.parametrize(("images", "correct", "auroc"), [
+    (3, 4, None), (-1, 0, None), (3, -1, None), (MAX_IMAGES + 1, 0, None), (3, 1, 1.01), (3, 1, -0.1),
+    (3, 1, math.nan), (3, 1, math.inf)])
+def test_counts_of_a_class_that_cannot_be_are_refused(images: int, correct: int, auroc: float | None) -> None:
+    with pytest.raises(ValueError, match=r"cannot be right|no area"):
+        ClassResult(images=images, correct=correct, auroc=auroc)
+
+
+@pytest.mark.parametrize("changes", [
+    {"round": -1}, {"classes": ()}, {"classes": (ClassResult(images=0, correct=0),)},
+    {"classes": (ClassResult(images=MAX_IMAGES, correct=0), ClassResult(images=1, correct=0))},
+    {"classes": (ClassResult(images=5, correct=5, auroc=0.5), ClassResult(images=0, correct=0))},
+    {"classes": (ClassResult(images=5, correct=5), ClassResult(images=0, correct=0, auroc=0.5))},
+    {"labels_alone": True}])
+def test_an_evaluation_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"study": "s", "round": 2, "classes": (ClassResult(images=1, correct=1),)}
+    SiteEvaluation(**good)
+    with pytest.raises(ValueError, match=r"cannot be|no round|no area"):
+        SiteEvaluation(**good | changes)
+
+
+def test_scores_need_the_study_s_own_classes() -> None:
+    with pytest.raises(ValueError, match="3 classes; the study has 2"):
+        site_scores(FOUND, ACCURACY, CLASSES[:2])
+    with pytest.raises(ValueError, match="no class 'other'"):
+        site_scores(FOUND, parse_measure("recall:other"), CLASSES)
+
+
+def test_an_interval_around_a_value_stays_within_0_and_1() -> None:
+    assert (around(0.5, 0.1).low, around(0.5, 0.1).high) == pytest.approx((0.5 - 0.1959964, 0.5 + 0.1959964))
+    assert (around(0.99, 0.1).high, around(0.01, 0.1).low) == (1.0, 0.0)
+    for value, error in ((1.1, 0.1), (0.5, -0.1), (math.nan, 0.1)):
+        with pytest.raises(ValueError, match="-\\+"):
+            around(value, error)
+
+
+def test_a_person_reads_percentages_of_shares_and_digits_of_areas() -> None:
+    found = Estimate(value=0.8123, low=0.76, high=0.8549)
+    assert estimate_text(found, ACCURACY) == "81.2 % (76.0 to 85.5 %)"
+    assert estimate_text(found, parse_measure("auroc")) == "0.812 (0.760 to 0.855)"
+    assert estimate_text(None, ACCURACY) == "not measurable here"

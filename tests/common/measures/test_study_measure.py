@@ -1,0 +1,106 @@
+"""The study's measure: its names, the rule that decides it, its values against counting, its errors against drawing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from semisilo.common.measures.calibration import auroc
+from semisilo.common.measures.intervals import area_error
+from semisilo.common.measures.study_measure import (
+    ACCURACY,
+    StudyMeasure,
+    decided_measure,
+    parse_measure,
+    score_of,
+)
+
+CLASSES = ("a", "b", "rare")
+
+
+@pytest.mark.parametrize(("text", "metric", "title"), [
+    ("accuracy", "accuracy", "accuracy"), ("balanced_accuracy", "balanced_accuracy", "balanced accuracy"),
+    ("auroc", "auroc", "AUROC"), ("recall:rare", "recall/rare", "recall of rare"),
+    ("recall:a:b", "recall/a:b", "recall of a:b")])
+def test_a_measure_has_one_name_in_files_one_among_metrics_and_one_for_people(text: str, metric: str, title: str
+                                                                             ) -> None:
+    found = parse_measure(text)
+    assert (str(found), found.metric, found.title) == (text, metric, title)
+
+
+@pytest.mark.parametrize("text", ["", "acuracy", "recall", "recall:", "AUROC"])
+def test_another_name_is_refused_with_those_that_there_are(text: str) -> None:
+    with pytest.raises(ValueError, match="recall:CLASS"):
+        parse_measure(text)
+
+
+@pytest.mark.parametrize(("images", "kind"), [
+    ((10, 10, 10), "accuracy"), ((15, 10, 10), "accuracy"), ((16, 10, 12), "balanced_accuracy"),
+    ((3, 0, 3), "balanced_accuracy"), ((0, 0, 0), "accuracy"), ((), "accuracy")])
+def test_more_than_one_and_a_half_to_one_is_imbalanced_and_so_is_a_class_without_images(images: tuple[int, ...],
+                                                                                       kind: str) -> None:
+    assert decided_measure(images).kind == kind
+
+
+def _score(text: str, hits: list[int], images: list[int], areas: list[float | None] | None = None
+           ) -> tuple[float, float]:
+    found = score_of(parse_measure(text), classes=CLASSES, hits_K=hits, images_K=images, areas_K=areas or [None] * 3)
+    assert found is not None
+    return found.value, found.error
+
+
+def test_values_are_those_of_their_definitions() -> None:
+    """9 of 10, 3 of 10 and 1 of 2."""
+    hits, images = [9, 3, 1], [10, 10, 2]
+    assert _score("accuracy", hits, images)[0] == 13 / 22
+    assert _score("balanced_accuracy", hits, images)[0] == pytest.approx((0.9 + 0.3 + 0.5) / 3)
+    assert _score("recall:b", hits, images)[0] == 0.3
+    assert _score("auroc", hits, images, [0.9, None, 0.5])[0] == pytest.approx(0.7)
+    assert _score("balanced_accuracy", [9, 3, 0], [10, 10, 0])[0] == pytest.approx(0.6), "a class without images"
+
+
+def test_what_cannot_be_measured_has_no_score() -> None:
+    for text in ("accuracy", "balanced_accuracy", "auroc", "recall:a"):
+        assert score_of(parse_measure(text), classes=CLASSES, hits_K=[0] * 3, images_K=[0] * 3,
+                        areas_K=[None] * 3) is None
+    assert score_of(StudyMeasure("recall", "rare"), classes=CLASSES, hits_K=[1, 1, 0], images_K=[2, 2, 0],
+                    areas_K=[None] * 3) is None
+
+
+def test_errors_of_shares_are_the_spread_of_drawing_images_anew() -> None:
+    """For many images; for few they are wider, and never 0."""
+    hits, images, generator = [180, 90, 30], [200, 100, 60], np.random.default_rng(3)
+    drawn = np.stack([generator.binomial(n, h / n, 40_000) for h, n in zip(hits, images, strict=True)], axis=1)
+    balanced = (drawn / images).mean(axis=1).std()
+    assert _score("balanced_accuracy", hits, images)[1] == pytest.approx(balanced, rel=0.03)
+    share = sum(hits) / sum(images)
+    assert _score("accuracy", hits, images)[1] == pytest.approx(math.sqrt(share * (1 - share) / 360), rel=0.02)
+    assert _score("accuracy", [10, 0, 0], [10, 0, 0])[1] > 0
+
+
+def test_the_error_of_an_area_is_the_spread_over_samples_of_its_model() -> None:
+    """Hanley and McNeil's model: exponential scores, of which an area A has the ratio of means A / (1 - A)."""
+    generator, area = np.random.default_rng(5), 0.8
+    areas = []
+    for _ in range(3000):
+        scores = np.concatenate([generator.exponential(area / (1 - area), 30), generator.exponential(1.0, 50)])
+        found = auroc(np.stack([scores, -scores], axis=1), np.repeat([0, 1], [30, 50]))
+        assert found is not None
+        assert found.per_class[0] is not None
+        areas.append(found.per_class[0])
+    assert np.mean(areas) == pytest.approx(area, abs=0.005)
+    assert area_error(area, inside=30, outside=50) == pytest.approx(np.std(areas), rel=0.05)
+
+
+def test_an_area_of_single_images_is_a_coin_and_a_perfect_order_has_no_error() -> None:
+    """One image against one: the area is 0 or 1, with the variance A (1 - A)."""
+    assert area_error(0.8, inside=1, outside=1) == pytest.approx(math.sqrt(0.8 * 0.2))
+    assert area_error(1.0, inside=3, outside=4) == 0.0
+    with pytest.raises(ValueError, match="0 images"):
+        area_error(0.5, inside=0, outside=3)
+
+
+def test_a_measure_that_is_not_named_is_the_accuracy() -> None:
+    assert str(ACCURACY) == "accuracy"

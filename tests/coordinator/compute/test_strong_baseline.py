@@ -1,0 +1,153 @@
+"""The strong line of labels alone: it learns, is the same however it is cut, and test images choose nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.methods.contract import CoordinatorData, Environment
+from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.methods.semifl import SemiFLSettings
+from semisilo.coordinator.compute import labels_alone
+from semisilo.coordinator.compute.labels_alone import LabelledOnly
+from semisilo.coordinator.compute.strong_baseline import (
+    StrongLabelsAlone,
+    StrongRecipe,
+    images_of_study,
+    planned_steps,
+)
+from tests.coordinator.compute.test_baseline import _Clock, _drawing, _environment, _halves
+
+RECIPE = StrongRecipe(epochs=40, num_classes=2)
+
+
+def trained(environment: Environment, recipe: StrongRecipe = RECIPE) -> LabelledOnly:
+    alone = StrongLabelsAlone(environment, recipe)
+    alone.work(float("inf"))
+    assert alone.found is not None
+    return alone.found
+
+
+def _without_validation(**changes: Any) -> Environment:
+    return _environment(data=CoordinatorData(labelled=_halves(20, 0), test=_halves(101, 1)), **changes)
+
+
+def test_it_learns_and_says_how_and_what_the_labels_themselves_let_expect() -> None:
+    found = trained(_without_validation())
+    assert found.evaluation.accuracy > 0.9
+    assert (found.recipe, found.epochs, found.steps, found.ended) == ("strong", 40, 25, "epochs")
+    assert "3 folds" in found.description
+    assert found.validation is None
+    assert 0.5 < found.crossfit["crossfit_accuracy"] <= 1
+    assert found.crossfit.keys() == {f"crossfit_{name}{end}" for name in ("accuracy", "balanced_accuracy")
+                                     for end in ("", "_error")}
+    assert found.history[-1].accuracy == found.evaluation.accuracy
+
+
+def test_with_validation_images_the_search_is_on_them() -> None:
+    found = trained(_environment(data=CoordinatorData(
+        labelled=_halves(20, 0), test=_halves(101, 1), validation=_halves(30, 2))))
+    assert found.validation is not None
+    assert found.validation.count == 30
+    assert found.crossfit == {}
+    assert "validation images" in found.description
+
+
+def test_test_images_choose_nothing() -> None:
+    """Other test images change what is measured and no bit of the model."""
+    others = CoordinatorData(labelled=_halves(20, 0), test=ImageSet(
+        _halves(50, 9).images_NCHW, 1 - (torch.arange(50) % 2), tuple(map(str, range(50)))))
+    one, other = trained(_without_validation()), trained(_environment(data=others))
+    assert one.lr == other.lr
+    assert all(torch.equal(tensor, other.parameters[name]) for name, tensor in one.parameters.items())
+    assert one.evaluation != other.evaluation
+
+
+def test_trials_are_measured_on_held_out_labels_alone() -> None:
+    """The test images are 101, the labels 20: what a trial has right is of labels that it has not learnt from."""
+    alone = StrongLabelsAlone(_without_validation(), RECIPE)
+    alone.work(float("inf"))
+    held = {trial.fold: len(right) for trial, right in alone._right.items()}
+    assert sum(held.values()) == 20
+    for part in alone._parts:
+        assert part.held is alone._labelled
+        assert not set(part.held_n.tolist()) & set(part.learns_n.tolist())
+
+
+def test_left_after_any_batch_and_gone_on_with_by_another_process_the_bits_are_those_of_one_run(tmp_path: Path) -> None:
+    environment, file = _drawing(23), tmp_path / "alone.safetensors"
+    recipe = StrongRecipe(epochs=12, num_classes=2)
+    whole = trained(environment, recipe)
+    alone, lives, searched = StrongLabelsAlone(environment, recipe, file=file), 1, False
+    for slice_ in range(400):
+        torch.manual_seed(slice_)  # what others draw meanwhile
+        before = torch.random.get_rng_state()
+        alone.work(0.0)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        if alone.found is not None:
+            break
+        if slice_ % 2 == 0:
+            alone.save()
+        if slice_ % 5 == 4:  # killed: what was not saved is done again
+            searched = searched or bool(alone.doing)
+            alone, lives = StrongLabelsAlone(environment, recipe, file=file), lives + 1
+    assert lives > 3
+    assert searched
+    assert alone.found == whole
+    assert alone.found is not None
+    assert all(torch.equal(tensor, whole.parameters[name]) for name, tensor in alone.found.parameters.items())
+    assert all(torch.equal(tensor, whole.statistics[name]) for name, tensor in alone.found.statistics.items())
+
+
+def test_a_file_of_another_recipe_is_begun_again(tmp_path: Path) -> None:
+    file = tmp_path / "alone.safetensors"
+    alone = StrongLabelsAlone(_drawing(23), RECIPE, file=file)
+    alone.work(0.0)
+    alone.save()
+    assert StrongLabelsAlone(_drawing(23), RECIPE, file=file).fraction > 0
+    assert StrongLabelsAlone(_drawing(23), StrongRecipe(epochs=41, num_classes=2), file=file).fraction == 0
+    assert StrongLabelsAlone(_drawing(24), RECIPE, file=file).fraction == 0
+    file.write_bytes(b"{}")
+    assert StrongLabelsAlone(_drawing(23), RECIPE, file=file).fraction == 0
+
+
+@pytest.mark.parametrize("images", [23, 2])  # with folds to search on, and without
+def test_a_budget_ends_it_with_the_steps_that_fit(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
+    clock = _Clock(0.5)
+    monkeypatch.setattr(labels_alone, "time", clock)
+    data = CoordinatorData(labelled=_halves(images, 0), test=_halves(20, 1))
+    found = trained(_environment(data=data), StrongRecipe(budget_seconds=120.0, num_classes=2))
+    assert found.ended == "budget"
+    assert found.epochs < found.asked
+    assert 1 <= found.steps < 600
+    assert clock.now < 150
+
+
+def test_a_budget_that_is_not_spent_changes_no_bits() -> None:
+    assert trained(_drawing(23), StrongRecipe(epochs=12, budget_seconds=1e6, num_classes=2)) == \
+        trained(_drawing(23), StrongRecipe(epochs=12, num_classes=2))
+
+
+def test_without_labelled_or_test_images_it_is_refused() -> None:
+    with pytest.raises(BadData, match="labelled-only line needs"):
+        trained(_environment(data=CoordinatorData(labelled=_halves(4, 0))))
+
+
+@pytest.mark.parametrize(("recipe", "labels", "steps"), [
+    (StrongRecipe(num_classes=2), 20, 600), (StrongRecipe(num_classes=2), 100, 2500),
+    (StrongRecipe(num_classes=2, study_images=96000), 100, 3000), (StrongRecipe(num_classes=2), 400, 4000),
+    (StrongRecipe(num_classes=2, epochs=3), 100, 10)])
+def test_it_takes_as_many_steps_as_the_study_within_bounds(recipe: StrongRecipe, labels: int, steps: int) -> None:
+    assert planned_steps(recipe, num_labelled=labels, batch_size=32) == steps
+
+
+def test_what_a_study_looks_at_follows_from_its_settings() -> None:
+    assert images_of_study(SemiFLSettings(coordinator_epochs=4, local_epochs=3), rounds=10, num_labelled=20) == 1400
+    assert images_of_study(SelfTrainingSettings(coordinator_steps=5, local_epochs=3, labelled_batch=8, warm_up_steps=9),
+                           rounds=10, num_labelled=20) == 10 * 3 * 20 + 8 * (10 * 5 + 9)
+    assert images_of_study(object(), rounds=10, num_labelled=20) == 0

@@ -1,0 +1,118 @@
+"""The gate: which step is accepted, and that what destroys a model is not taken over."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import tensors
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.methods import SemiFLSettings
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.coordinator.strategies.parts.gate import STEPS, Gate, accepted_step, class_balanced_weights, taken
+from semisilo.coordinator.strategies.parts.phases import TRAIN
+from semisilo.coordinator.strategies.self_training import SelfTrainingStrategy
+from semisilo.coordinator.strategies.semifl import SemiFLStrategy
+
+FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
+
+
+def _right(**counts: int) -> dict[float, Tensor]:
+    """Of ten images, how many are right at each step: the first ones."""
+    return {float(name.removeprefix("at_").replace("_", ".")): torch.arange(10) < count
+            for name, count in counts.items()}
+
+
+@pytest.mark.parametrize(("rights", "expected"), [
+    ({"at_0": 8, "at_1": 8}, 1.0), ({"at_0": 8, "at_1": 9}, 1.0),
+    ({"at_0": 8, "at_1": 7}, 1.0),  # one of ten lost: -0.1, and its standard error is 0.1
+    ({"at_0": 8, "at_1": 6, "at_0_5": 7}, 0.5),  # two: -0.2, with 0.13
+    ({"at_0": 8, "at_1": 0, "at_0_5": 2, "at_0_25": 8}, 0.25),
+    ({"at_0": 8, "at_1": 0, "at_0_5": 0, "at_0_25": 3}, 0.0)])
+def test_the_largest_step_that_is_not_worse_beyond_noise(rights: dict[str, int], expected: float) -> None:
+    at = _right(**rights)
+    assert accepted_step(lambda step: at[step], torch.full((10,), 0.1, dtype=torch.float64)) == expected
+
+
+def test_rare_classes_count_as_much_as_frequent_ones() -> None:
+    weights = class_balanced_weights(torch.tensor([0] * 8 + [2] * 2))
+    assert weights.tolist() == pytest.approx([1 / 16] * 8 + [1 / 4] * 2)
+    lost_rare = torch.tensor([True] * 8 + [False] * 2)
+    assert accepted_step(lambda step: lost_rare if step else torch.ones(10).bool(), weights) == 0.0
+
+
+def test_what_is_taken_of_model_and_momentum() -> None:
+    w, after = {"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}
+    old, new = {"w": torch.tensor([5.0])}, {"w": torch.tensor([8.0])}
+    assert [float(taken(w, after, old, new, step=step)[0]["w"]) for step in (1.0, 0.5, 0.0)] == [3.0, 2.0, 1.0]
+    kept = [taken(w, after, old, new, step=step)[1] for step in (1.0, 0.5, 0.0)]
+    assert [float(each["w"]) for each in kept if each is not None] == [8.0, 4.0, 5.0]
+    broken = {"w": torch.tensor([math.nan])}
+    assert float(taken(w, broken, old, broken, step=0.0)[0]["w"]) == 1.0
+    assert taken(w, broken, None, broken, step=0.0)[1] is None
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), StaticBatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+def _images() -> ImageSet:
+    """Three classes that differ in brightness, so that they are learnt in a few steps."""
+    labels = torch.arange(30) % 3
+    pixels = (40 + 80 * labels[:, None, None, None] + torch.randint(
+        0, 30, (30, 1, 4, 4), generator=torch.Generator().manual_seed(0))).to(torch.uint8)
+    return ImageSet(pixels, labels, tuple(map(str, range(30))))
+
+
+def _environment() -> Environment:
+    return Environment(seed=1, rounds=4, num_silos=2, data=CoordinatorData(labelled=_images()), build_model=_net,
+                       image=FORM, num_classes=3, augmentation=AugmentationSettings(policy="none"))
+
+
+@pytest.mark.parametrize(("gate", "lies"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("method", ["self_training", "semifl"])
+def test_a_collapsed_average_is_not_taken_over_and_a_harmless_one_is(method: str, gate: bool, lies: bool) -> None:
+    """A silo that returns the negative of the model ten times over, or next to nothing."""
+    strategy = SelfTrainingStrategy(SelfTrainingSettings(
+        warm_up_steps=60, coordinator_steps=0, lr=0.1, gate=gate), _environment()) if method == "self_training" else \
+        SemiFLStrategy(SemiFLSettings(coordinator_epochs=20, lr=0.1, gate=gate), _environment())
+    state = strategy.start(initial_model(_net, 1))
+    if method == "semifl":
+        strategy._settings = SemiFLSettings(coordinator_epochs=0, final_epochs=0, gate=gate)  # type: ignore[assignment]
+    factor = -10.0 if lies else 1e-4
+    delta = {name: factor * tensor for name, tensor in state.w.items()}
+    header = UpdateHeader("a", 10)
+    tally = strategy.begin(state, TRAIN, (header,), round=1)
+    group = TensorGroup(delta, Meaning.DIFFERENCE, tensors.digest(state.w))
+    tally, _ = strategy.fold(state, tally, header, {"model": group}, None)
+    after = strategy.finish(state, TRAIN, tally, round=1)
+    told = strategy.diagnostics(after)
+    if not gate:
+        assert "accepted_step" not in told
+        assert all(torch.allclose(after.w[name], -9.0 * state.w[name]) for name in state.w)
+    elif lies:
+        assert told["accepted_step"] == 0.0
+        assert all(torch.equal(after.w[name], state.w[name]) for name in state.w)
+        assert after.global_buf is None
+    else:
+        assert told["accepted_step"] == 1.0
+        assert all(torch.allclose(after.w[name], (1 + 1e-4) * state.w[name]) for name in state.w)
+
+
+def test_an_average_that_is_not_finite_is_not_accepted_and_without_images_there_is_no_gate() -> None:
+    environment = _environment()
+    strategy = SelfTrainingStrategy(SelfTrainingSettings(warm_up_steps=60, lr=0.1), environment)
+    w = strategy.start(initial_model(_net, 1)).w
+    broken = {name: torch.full_like(tensor, math.inf) for name, tensor in w.items()}
+    assert Gate(environment).accepted(w, broken, round=1) == 0.0
+    assert STEPS[0] == 1.0
+    bare = Environment(seed=1, rounds=4, num_silos=2, data=CoordinatorData(), build_model=_net, image=FORM,
+                       augmentation=AugmentationSettings(policy="none"))
+    assert Gate(bare).accepted(w, broken, round=1) == 1.0

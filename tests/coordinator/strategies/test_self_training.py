@@ -1,0 +1,161 @@
+"""Self-training's coordinator half: the warm-up, a round, and the prior that silos are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadData
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.averaged_training import AveragedTraining, log_prior
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.training import SGDSettings, cosine_lr
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.parts.phases import TRAIN
+from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy, warm_up_steps
+
+FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), StaticBatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+def _images(labels: list[int]) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (len(labels), 1, 4, 4), generator=generator, dtype=torch.uint8)
+    return ImageSet(pixels, torch.tensor(labels), tuple(map(str, range(len(labels)))))
+
+
+EVEN, UNEVEN = _images([0, 1, 2] * 4), _images([0] * 8 + [1] * 3 + [2])
+
+
+def _environment(labelled: ImageSet | None = EVEN, **changes: Any) -> Environment:
+    values: dict[str, Any] = {"seed": 1, "rounds": 4, "num_silos": 2, "data": CoordinatorData(labelled=labelled),
+                              "build_model": _net, "image": FORM, "num_classes": 3,
+                              "augmentation": AugmentationSettings(policy="none")}
+    return Environment(**{**values, **changes})
+
+
+def _strategy(labelled: ImageSet = EVEN, **settings: Any) -> SelfTrainingStrategy:
+    return SelfTrainingStrategy(SelfTrainingSettings(
+        **{"labelled_batch": 6, "warm_up_steps": 5, "coordinator_steps": 3, **settings}), _environment(labelled))
+
+
+def _started(strategy: SelfTrainingStrategy) -> SelfTrainingState:
+    return strategy.start(initial_model(_net, 1))
+
+
+def _round(strategy: SelfTrainingStrategy, state: SelfTrainingState, factors: dict[str, float],
+           round: int) -> SelfTrainingState:
+    headers = tuple(UpdateHeader(silo, 10) for silo in sorted(factors))
+    tally = strategy.begin(state, TRAIN, headers, round=round)
+    for header in headers:
+        delta = {name: torch.full_like(tensor, factors[header.silo]) for name, tensor in state.w.items()}
+        group = TensorGroup(delta, Meaning.DIFFERENCE, tensors.digest(state.w))
+        tally, _ = strategy.fold(state, tally, header, {"model": group}, None)
+    return strategy.finish(state, TRAIN, tally, round=round)
+
+
+def _training(initial: dict[str, Tensor], *, lr: float, steps: int, round: int, cosine: bool,
+              momentum: dict[str, Tensor] | None, labelled: ImageSet = EVEN) -> AveragedTraining:
+    training = AveragedTraining(_environment(), _net(), labelled, initial=initial, sgd=SGDSettings(lr=lr), steps=steps,
+                                batch_size=6, log_prior_K=None if labelled.labels_N is None else log_prior(
+                                    labelled.labels_N, 3), purpose=f"labelled_round_{round}", cosine=cosine,
+                                momentum=momentum)
+    for _ in training.run():
+        pass
+    return training
+
+
+def _same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_silos_start_from_the_average_of_the_warm_up_with_its_own_statistics() -> None:
+    state = _started(_strategy(warm_up_steps=20))
+    initial = initial_model(_net, 1)
+    warm_up = _training(initial, lr=0.03, steps=20, round=0, cosine=True, momentum=None)
+    assert not _same(warm_up.average(), warm_up.position().parameters), "long enough to average"
+    assert _same(state.w, warm_up.average())
+    assert not _same(state.w, initial)
+    assert (state.opt_buf, state.global_buf) == (None, None)
+    model = _net()
+    tensors.load_into(model, state.w)
+    batch_norm.load(model, state.batch_norm)
+    assert torch.isfinite(model.eval()(torch.zeros(1, 1, 4, 4))).all()
+    assert [warm_up_steps(SelfTrainingSettings(), count) for count in (4, 40, 1000)] == [600, 1000, 4000]
+    assert warm_up_steps(SelfTrainingSettings(warm_up_steps=7), 1000) == 7
+    untouched = _started(_strategy(warm_up_steps=0))
+    assert _same(untouched.w, initial)
+
+
+def test_a_round_is_average_then_momentum_then_steps_with_its_learning_rate() -> None:
+    """Two rounds with the parts: server momentum 0.5, and the momentum of the steps carried over."""
+    strategy = _strategy()
+    state1 = _round(strategy, _started(strategy), {"a": 0.1, "b": 0.3}, 1)
+    state2 = _round(strategy, state1, {"a": -0.2}, 2)
+    assert state2.global_buf is not None
+    for name, tensor in state2.global_buf.items():  # g1 = -0.2; g2 = 0.2; buf2 = 0.5 * -0.2 + 0.2
+        assert torch.allclose(tensor, torch.full_like(tensor, 0.1), atol=1e-6), name
+    expected = _training(tensors.subtract(state1.w, state2.global_buf), lr=cosine_lr(0.03, round=2, rounds=4), steps=3,
+                         round=2, cosine=False, momentum=state1.opt_buf)
+    assert _same(state2.w, expected.position().parameters)
+    assert state2.opt_buf is not None
+    assert _same(state2.opt_buf, expected.momentum())
+    assert state2.labelled_loss == expected.loss
+
+
+def test_without_updates_and_steps_the_model_stays() -> None:
+    strategy = _strategy(coordinator_steps=0)
+    state = _round(strategy, _started(strategy), {"a": 0.1}, 1)
+    empty = _round(strategy, state, {}, 2)
+    assert _same(empty.w, state.w)
+
+
+@pytest.mark.parametrize(("labelled", "tau", "expected"), [
+    (EVEN, 0.0, (1 / 3, 1 / 3, 1 / 3)), (UNEVEN, 1.0, (1 / 3, 1 / 3, 1 / 3)), (UNEVEN, 0.0, (8 / 12, 3 / 12, 1 / 12))])
+def test_silos_are_told_the_prior_that_the_model_stands_for(labelled: ImageSet, tau: float,
+                                                            expected: tuple[float, ...]) -> None:
+    strategy = _strategy(labelled, logit_adjustment=tau)
+    state = _started(strategy)
+    task = strategy.task(state, TRAIN, "a", None, round=2)
+    assert task.settings["model_prior"] == pytest.approx(expected, abs=1e-6)
+    assert task.settings["round_lr"] == pytest.approx(cosine_lr(0.03, round=2, rounds=4))
+    assert set(task.groups) == {"model", "batch_norm"}
+
+
+def test_imbalanced_labels_are_learnt_with_their_prior_unless_it_is_off() -> None:
+    on, off = (_started(_strategy(UNEVEN, logit_adjustment=tau)).w for tau in (1.0, 0.0))
+    assert not _same(on, off)
+    assert _same(on, _training(initial_model(_net, 1), lr=0.03, steps=5, round=0, cosine=True, momentum=None,
+                               labelled=UNEVEN).average())
+
+
+def test_it_needs_labels_and_is_found_by_its_name() -> None:
+    with pytest.raises(BadData, match="needs labelled images"):
+        SelfTrainingStrategy(SelfTrainingSettings(), _environment(None))
+    assert load_strategy("self_training") is SelfTrainingStrategy
+
+
+def test_with_labels_at_silos_the_coordinator_averages_and_silos_stand_for_equal_classes() -> None:
+    strategy = SelfTrainingStrategy(SelfTrainingSettings(scenario="labels-at-silo"), _environment(None))
+    initial = initial_model(_net, 1)
+    state = strategy.start(initial)
+    assert _same(state.w, initial)
+    assert [phase.name for phase in strategy.phases(state, 1)] == ["statistics", "train", "statistics"]
+    assert strategy.task(state, TRAIN, "a", None, round=1).settings["model_prior"] == (1 / 3,) * 3
+    measured = {name: torch.ones(4) for name in ("1.mean", "1.var")}
+    after = _round(strategy, replace(state, batch_norm=measured), {"a": 0.1, "b": 0.3}, 1)
+    assert all(torch.allclose(after.w[name], state.w[name] + 0.2, atol=1e-6) for name in state.w)
+    assert after.batch_norm == measured, "until the silos have measured the new model"
+    assert set(strategy.diagnostics(after)) == {"accepted_step"}

@@ -1,0 +1,222 @@
+"""Validation images held out of the labelled ones, and images that stand in two sets: found before any training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from semisilo.common.data import image_set
+from semisilo.common.data.image_set import ImageSet, part_of
+from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.coordinator.studies import held_out
+from semisilo.coordinator.studies.held_out import check_apart, draw_validation, held_out_share, pixel_digests
+from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.study_file import config_from_dict
+
+GENERATOR = np.random.default_rng(3)
+
+
+def write(path: Path, labels: list[int], *, seed: int) -> None:
+    """Random pixels: no two images are alike."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (len(labels), 8, 8), dtype=np.uint8)
+    np.savez(path, images=pixels, labels=np.array(labels))
+
+
+def read(folder: Path, *, study: dict[str, object] | None = None, before: StudyData | None = None,
+         **data: object) -> StudyData:
+    config = config_from_dict({
+        "study": {"seed": 4, **(study or {})}, "model": {"name": "small_cnn"}, "method": {"name": "semifl"},
+        "data": {"labelled": "labelled.npz", "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.25]},
+                 **data}}, where="study")
+    return read_study_data(config, folder=folder, frozen=None if before is None else before.frozen)
+
+
+# What is drawn --------------------------------------------------------------------------------------------------------
+
+
+def test_two_hundred_labels_spare_a_fifth_and_fewer_spare_none() -> None:
+    assert (held_out_share(None, 200), held_out_share(None, 199)) == (0.2, 0.0)
+    assert (held_out_share(0.0, 5000), held_out_share(0.5, 10)) == (0.0, 0.5)
+
+
+def test_the_share_of_every_class_is_drawn_one_at_least_and_never_the_last_one() -> None:
+    labels = np.repeat([0, 1, 2, 3], [100, 12, 2, 1])
+    drawn = draw_validation(labels, 0.2, seed=1, num_classes=5)
+    assert np.bincount(labels[drawn], minlength=5).tolist() == [20, 2, 1, 0, 0]
+    assert (np.diff(drawn) > 0).all(), "sorted, none twice"
+    assert np.array_equal(drawn, draw_validation(labels, 0.2, seed=1, num_classes=5))
+    assert not np.array_equal(drawn, draw_validation(labels, 0.2, seed=2, num_classes=5))
+    assert len(draw_validation(labels, 0.0, seed=1, num_classes=5)) == 0
+
+
+def test_of_very_many_labels_no_more_than_two_thousand_are_held_out() -> None:
+    labels = np.repeat([0, 1], [30_000, 10_000])
+    drawn = draw_validation(labels, 0.2, seed=1, num_classes=2)
+    assert np.bincount(labels[drawn]).tolist() == [1500, 500]
+
+
+def test_an_image_that_stands_twice_is_not_held_out() -> None:
+    """All images of class 0 are pairs, of class 1 there is one that is none."""
+    labels = np.array([0, 0, 0, 0, 1, 1, 1])
+    digests = [b"a", b"a", b"b", b"b", b"c", b"c", b"d"]
+    assert draw_validation(labels, 0.9, seed=1, num_classes=2, digests=digests).tolist() == [6]
+
+
+# A study that is opened -----------------------------------------------------------------------------------------------
+
+
+def test_a_study_with_many_labels_holds_some_out_and_trains_on_the_rest(tmp_path: Path) -> None:
+    write(tmp_path / "labelled.npz", [0, 1, 2, 3] * 60, seed=1)
+    found = read(tmp_path)
+    labelled, validation = found.images.labelled, found.images.validation
+    assert labelled is not None
+    assert validation is not None
+    assert validation.labels_N is not None
+    assert (found.frozen.num_labelled, found.frozen.num_validation, found.frozen.num_held_out) == (192, 48, 48)
+    assert torch.bincount(validation.labels_N).tolist() == [12] * 4
+    assert sorted(labelled.names + validation.names) == sorted(f"labelled.npz[{index}]" for index in range(240)) \
+        or len(set(labelled.names) | set(validation.names)) == 240
+    again = read(tmp_path, before=found)
+    assert again.frozen == found.frozen
+    assert again.images.validation is not None
+    assert again.images.validation.names == validation.names
+
+
+def test_a_study_with_few_labels_or_none_to_spare_trains_on_all(tmp_path: Path) -> None:
+    write(tmp_path / "labelled.npz", [0, 1] * 99, seed=1)
+    found = read(tmp_path)
+    assert (found.frozen.num_labelled, found.frozen.num_validation, found.frozen.num_held_out) == (198, 0, 0)
+    write(tmp_path / "labelled.npz", [0, 1] * 100, seed=1)
+    assert read(tmp_path, validation_share="0%").frozen.num_validation == 0
+    assert read(tmp_path, validation_share="10%").frozen.num_validation == 20
+
+
+def test_a_study_that_began_without_holding_images_out_goes_on_with_all_of_them(tmp_path: Path) -> None:
+    """One that an earlier version began, which knew neither the share nor the measure."""
+    write(tmp_path / "labelled.npz", [0, 1] * 150, seed=1)
+    whole = read(tmp_path, validation_share="0%")
+    earlier = replace(whole, frozen=replace(whole.frozen, measure="", measure_reason=""))
+    found = read(tmp_path, before=earlier)
+    assert found.frozen == earlier.frozen
+    assert found.images.validation is None
+    assert found.images.labelled is not None
+    assert len(found.images.labelled) == 300
+
+
+def test_patience_without_validation_images_is_refused_when_they_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "labelled.npz", [0, 1] * 20, seed=1)
+    with pytest.raises(BadConfiguration, match="patience = 3 looks at validation images") as caught:
+        read(tmp_path, study={"patience": 3})
+    assert "validation_share" in caught.value.remedy
+    assert read(tmp_path, study={"patience": 3}, validation_share="20%").frozen.num_validation == 8
+
+
+def test_where_nothing_can_be_held_out_a_stated_share_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "labelled.npz", [0, 1, 2], seed=1)
+    with pytest.raises(BadData, match="none can be held out"):
+        read(tmp_path, validation_share="20%")
+
+
+# The measure ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("labels", "measure", "said"), [
+    ([0, 1] * 10, "accuracy", "balanced, 10 images of the largest class to 10"),
+    ([0] * 16 + [1] * 10, "balanced_accuracy", "imbalanced, 16 images of the largest class to 10")])
+def test_the_measure_follows_the_labels_and_is_frozen_with_its_reason(tmp_path: Path, labels: list[int], measure: str,
+                                                                      said: str) -> None:
+    write(tmp_path / "labelled.npz", labels, seed=1)
+    found = read(tmp_path).frozen
+    assert found.measure == measure
+    assert said in found.measure_reason
+    assert said in found.choice_line
+    stated = read(tmp_path, study={"measure": "recall:1"}).frozen
+    assert (stated.measure, stated.measure_reason) == ("recall:1", "as the study file says")
+
+
+def test_without_labels_the_measure_follows_the_validation_images(tmp_path: Path) -> None:
+    write(tmp_path / "validation.npz", [0] * 4 + [1], seed=2)
+    method = {"name": "fedavg", "scenario": "labels-at-silo"}
+    config = config_from_dict({
+        "study": {}, "model": {"name": "small_cnn"}, "method": method,
+        "data": {"validation": "validation.npz", "classes": ["0", "1"],
+                 "image": {"size": 8, "channels": 1, "mean": [0.5], "std": [0.25]}}}, where="study")
+    found = read_study_data(config, folder=tmp_path, frozen=None).frozen
+    assert (found.measure, found.num_validation) == ("balanced_accuracy", 5)
+    assert "the validation images are imbalanced" in found.measure_reason
+
+
+def test_a_recall_of_a_class_that_there_is_not_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path / "labelled.npz", [0, 1], seed=1)
+    with pytest.raises(BadConfiguration, match="there is no class '2'"):
+        read(tmp_path, study={"measure": "recall:2"})
+
+
+# Images that stand twice ----------------------------------------------------------------------------------------------
+
+
+def images(*pixels: int, name: str) -> ImageSet:
+    content = torch.tensor(pixels, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous()
+    return ImageSet(content, torch.zeros(len(pixels), dtype=torch.int64),
+                    tuple(f"{name}{index}.png" for index in range(len(pixels))))
+
+
+def test_images_with_the_same_pixels_in_two_sets_are_told_with_number_and_names() -> None:
+    sets = {"labelled": images(1, 2, 3, name="l"), "validation": images(9, 2, name="v"), "test": images(3, 1, 7, 9,
+                                                                                                       name="t")}
+    with pytest.raises(BadData) as caught:
+        check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()})
+    line = caught.value.line()
+    assert "\n" not in line
+    assert "1 of 2 validation images have the pixels of labelled ones (v1.png = l1.png)" in line
+    assert "2 of 4 test images have the pixels of labelled ones (t0.png = l2.png, t1.png = l0.png)" in line
+    assert "1 of 4 test images have the pixels of validation ones (t3.png = v0.png)" in line
+    assert "Remove them from one of the two sets" in line
+
+
+def test_sets_that_are_apart_pass_whatever_stands_twice_within_one() -> None:
+    sets = {"labelled": images(1, 1, name="l"), "test": images(2, 2, name="t")}
+    check_apart(sets, {name: pixel_digests(each) for name, each in sets.items()})
+
+
+def test_digests_hang_on_pixels_alone_and_not_on_the_block_that_they_are_read_in(monkeypatch: pytest.MonkeyPatch
+                                                                                 ) -> None:
+    many = ImageSet(torch.from_numpy(GENERATOR.integers(0, 256, (7, 3, 5, 5), dtype=np.uint8)), None,
+                    tuple("abcdefg"))
+    whole = pixel_digests(many)
+    assert len(set(whole)) == 7
+    monkeypatch.setattr(held_out, "_BLOCK", 2)
+    assert pixel_digests(many) == whole
+    assert pixel_digests(many.subset([4])) == whole[4:5]
+
+
+def test_a_study_whose_test_images_were_trained_on_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    write(tmp_path / "labelled.npz", [0, 1] * 5, seed=1)
+    write(tmp_path / "test.npz", [0, 1] * 5, seed=1)
+    with pytest.raises(BadData, match="10 of 10 test images have the pixels of labelled ones"):
+        read(tmp_path, test="test.npz")
+    write(tmp_path / "test.npz", [0, 1] * 5, seed=2)
+    assert read(tmp_path, test="test.npz").frozen.num_test == 10, "a control: with others it opens"
+
+
+# On a disk ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_that_is_too_large_for_memory_lies_on_the_disk_with_the_same_pixels(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ImageSet(torch.from_numpy(GENERATOR.integers(0, 256, (9, 1, 4, 4), dtype=np.uint8)), torch.arange(9),
+                     tuple("abcdefghi"))
+    wanted = np.array([8, 0, 3, 3])
+    expected = whole.subset(wanted)
+    monkeypatch.setattr(image_set, "_place", lambda count, channels, size, disk: tmp_path)
+    monkeypatch.setattr(image_set, "_BLOCK", 3)
+    found = part_of(whole, wanted, disk=tmp_path)
+    assert torch.equal(found.images_NCHW, expected.images_NCHW)
+    assert expected.labels_N is not None
+    assert found.labels_N is not None
+    assert torch.equal(found.labels_N, expected.labels_N)
+    assert found.names == expected.names

@@ -1,0 +1,79 @@
+"""What a study says of the model that it hands over; the whole way is in tests/semisilo/simulation/test_choice.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semisilo.common.data.form import ImageForm
+from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult, RoundHead, StudyRow
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
+
+
+def frozen(*, num_test: int, measure: str) -> FrozenStudy:
+    image = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+    return FrozenStudy(classes=("a", "b"), image=image, num_labelled=20,
+                       num_validation=50, num_test=num_test, num_parameters=1, dense_bytes=4, measure=measure,
+                       measure_reason="")
+
+
+def choice(accuracy: float, alone: float | None, *, num_test: int = 400, state: StudyState = StudyState.COMPLETED,
+           measure: str = "accuracy", **validation: float) -> ChoiceFacts:
+    """Of a study with one round beyond round 0."""
+    baseline = None if alone is None else LabelledOnlyResult(
+        metrics={"accuracy": alone, "balanced_accuracy": alone / 2, **validation}, epochs=1, lr=0.1, batch_size=10,
+        steps=2, num_labelled=20, history=(), model_digest="d")
+    row = StudyRow(name="s", position=1, state=state, config={}, frozen=frozen(num_test=num_test, measure=measure),
+                   numerics=None, baseline=baseline, queued_unix=0.0, started_unix=0.0, ended_unix=None, reason="")
+    metrics = {"accuracy": accuracy, "balanced_accuracy": 0.25, "selection_score": 0.8, "selection_error": 0.05}
+    return choice_of(row, [round_of(0, {"selection_score": 0.1, "selection_error": 0.05}), round_of(1, metrics)])
+
+
+def round_of(number: int, metrics: dict[str, float]) -> RoundHead:
+    return RoundHead(number=number, state=RoundState.COMPLETED, phase=0, opened_unix=0.0, closed_unix=1.0,
+                     start_digest="", state_digest=f"d{number}", metrics=metrics, reason="")
+
+
+@pytest.mark.parametrize(("accuracy", "alone", "said"), [
+    (0.9, 0.7, ":+20.0 points, 95 % interval +14.6 to +25.3, the silos have helped."),
+    (0.7, 0.9, ": −20.0 points, 95 % interval −25.3 to −14.6, the silos have not helped."),
+    (0.81, 0.8, ":+1.0 points, 95 % interval −4.5 to +6.5, no difference shown."),
+])
+def test_the_conclusion_claims_a_difference_only_beyond_newcombes_interval(accuracy: float, alone: float, said: str
+                                                                           ) -> None:
+    found = choice(accuracy, alone).conclusion
+    assert found.replace(" ", "").endswith(said.replace(" ", ""))
+    assert found.startswith("The model handed over is that of round 1, the last one: accuracy 80.0 % on 50 validation")
+
+
+def test_there_is_no_conclusion_before_the_end_and_no_comparison_without_labels_alone_or_test_images() -> None:
+    assert choice(0.9, 0.7, state=StudyState.RUNNING).conclusion == ""
+    assert "labels alone were not trained" in choice(0.9, None).conclusion
+    assert "test images" not in choice(0.9, 0.7, num_test=0).conclusion
+
+
+def test_a_study_by_another_measure_is_concluded_by_it_with_the_accuracy_beside() -> None:
+    found = choice(0.9, 0.7, measure="balanced_accuracy").conclusion
+    assert "round 1 has a balanced accuracy of 25.0 % and labels alone 35.0 %: −10.0 points, interval not known." \
+        in found, "it was begun by a version that did not count the images of each class"
+    assert "Their accuracy there: 90.0 % and 70.0 %." in found
+
+
+def test_where_the_test_images_do_not_give_the_measure_accuracy_is_compared() -> None:
+    found = choice(0.9, 0.7, measure="auroc").conclusion
+    assert "round 1 has an accuracy of 90.0 % and labels alone 70.0 %: +20.0 points, 95 % interval" in found
+
+
+@pytest.mark.parametrize(("score", "handed_over"), [(0.81, True), (0.8, False), (0.79, False)])
+def test_labels_alone_are_handed_over_only_where_they_score_higher(score: float, handed_over: bool) -> None:
+    found = choice(0.9, 0.7, validation_accuracy=score)
+    assert found.labels_alone is handed_over
+    alone = "labels alone, without any silo: accuracy 81.0 % on 50 validation images, where round 1"
+    assert found.text.startswith(alone if handed_over else "round 1, the last one")
+
+
+def test_the_measure_of_the_study_decides_not_the_accuracy() -> None:
+    scores: dict[str, Any] = {"validation_accuracy": 0.99, "validation_balanced_accuracy": 0.5}
+    assert not choice(0.9, 0.7, measure="balanced_accuracy", **scores).labels_alone

@@ -1,0 +1,80 @@
+"""What a comparison says of runs, from numbers that stand here; whole comparisons are in test_simulate.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semisilo.api.results import Comparison, Round, Run
+from semisilo.common.measures.gain import ImageCounts
+from semisilo.common.measures.intervals import newcombe
+from semisilo.common.text.describe import describe_percentage
+from semisilo.coordinator.studies.model_choice import ChoiceFacts
+
+CHOICE = ChoiceFacts(measure="accuracy", metric="accuracy", title="accuracy", measure_reason="", num_validation=0,
+                     round=1, last=1, score=None, error=None, last_score=None, labels_alone=False,
+                     labels_alone_score=None, text="", conclusion="")
+ALONE = {"accuracy": 0.8, "balanced_accuracy": 0.6, "auroc": 0.9, "recall/a": 0.9, "recall/b": 0.3}
+
+
+def run(seed: int, recall: float, *, measure: str = "recall:b", label: str = "m", alone: bool = True) -> Run:
+    metrics = {"accuracy": 0.85, "balanced_accuracy": (0.9 + recall) / 2, "recall/a": 0.9, "recall/b": recall}
+    choice = CHOICE if measure == "accuracy" else replace(CHOICE, measure=measure, metric="recall/b",
+                                                          title="recall of b")
+    return Run(label=label, study="s", method="semifl", seed=seed, folder=Path(), state="completed", classes=("a", "b"),
+               rounds=(Round(round=1, state="completed", accuracy=0.85, balanced_accuracy=metrics["balanced_accuracy"],
+                             label_ratio=None, payload_down=1, payload_up=1, wire_down=None, wire_up=None,
+                             dense_bytes=4, seconds=1.0, metrics=metrics),),
+               labelled_only_accuracy=0.8 if alone else None, labelled_only=ALONE if alone else {}, digest="",
+               dense_bytes=4, silos=(), choice=choice, test_images=ImageCounts(100, (80, 20)))
+
+
+def comparison(*runs: Run) -> Comparison:
+    return Comparison(runs=runs)
+
+
+def test_runs_are_compared_by_their_studies_measure_with_the_accuracy_beside() -> None:
+    (found,) = comparison(run(1, 0.7), run(2, 0.8)).summary()
+    assert (found.measure, found.labelled_only_score, found.labelled_only) == ("recall:b", 0.3, 0.8)
+    assert found.test_score == pytest.approx(0.75)
+    assert found.gain == pytest.approx(0.45)
+    ends = [newcombe(14, 6, 20), newcombe(16, 6, 20)]
+    assert found.gain_interval is not None
+    assert found.gain_interval.low == pytest.approx((ends[0].low + ends[1].low) / 2)
+    assert found.gain_interval.high == pytest.approx((ends[0].high + ends[1].high) / 2)
+    text = str(comparison(run(1, 0.7), run(2, 0.8)))
+    for words in ("recall of b", "accuracy", "75.00 %".removesuffix(" %"), "+45.00 points", "the silos have helped",
+                  "labels alone: recall of b 30.00 %", describe_percentage(0.85, decimals=2).removesuffix(" %")):
+        assert words in text, words
+
+
+def test_a_difference_that_chance_explains_is_not_shown() -> None:
+    found = comparison(run(1, 0.4))
+    assert found.summary()[0].gain_verdict == "no difference shown"
+    assert "no difference shown" in str(found)
+    assert "no difference shown" in found._repr_html_()
+
+
+def test_each_run_is_compared_with_the_labels_alone_of_its_seed_whoever_has_trained_them() -> None:
+    first, second = comparison(run(1, 0.7), run(1, 0.7, label="other", alone=False)).summary()
+    assert first.gain_interval == second.gain_interval is not None
+    lonely = comparison(run(1, 0.7), run(2, 0.7, alone=False)).summary()[0]
+    assert lonely.gain_interval is None, "of a seed without them there is nothing to compare"
+    assert lonely.gain_verdict == ""
+
+
+def test_studies_that_do_not_agree_on_a_measure_are_compared_by_accuracy() -> None:
+    found = comparison(run(1, 0.7), run(2, 0.8, measure="accuracy")).summary()[0]
+    assert (found.measure, found.test_score, found.gain) == ("accuracy", 0.85, pytest.approx(0.05))
+
+
+def test_the_plot_draws_the_measure() -> None:
+    (axes,) = run(1, 0.7).plot().axes
+    assert axes.get_ylabel() == "test recall of b (%)"
+    assert [list(line.get_ydata()) for line in axes.lines] == [[pytest.approx(70.0)], [pytest.approx(30.0)] * 2]
+
+
+def test_the_note_says_each_measure_of_the_labels_alone_once() -> None:
+    assert str(comparison(run(1, 0.7))).count("balanced accuracy") == 1

@@ -1,0 +1,176 @@
+"""The agent evaluates global models on its own test images while it waits, and says so only where it may."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisilo.common.errors import ComputeFailed
+from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.agent import site_evaluation
+from semisilo.silo.compute.messages import Evaluated
+from semisilo.silo.site.evaluations import read_evaluations
+from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.policy import Permit, Policy
+from tests.silo.agent.test_agent import OVER, Bench, agent_at, run, until
+from tests.silo.fake_coordinator import FakeCompute, FakeCoordinator, make_task, random_bytes, serving
+
+TESTED = JoinChoice(source="/scans", test="/scans-for-testing")
+PERMITTED = Policy(permit=Permit(site_evaluation=True))
+
+
+def coordinator_with(*model_rounds: int | None, **changes: Any) -> FakeCoordinator:
+    """Tasks of rounds 1, 2, ... that bring the model of these rounds."""
+    made = FakeCoordinator(after=OVER)
+    payload = made.add_file(random_bytes(3000), tensors="7e" * 32)
+    made.tasks = [make_task(number, task_id=f"first/{number}/train/a", payloads=(payload,), model_round=model_round,
+                            measure="recall:y", **changes) for number, model_round in enumerate(model_rounds, 1)]
+    return made
+
+
+def coordinator_payloads(coordinator: FakeCoordinator) -> tuple[PayloadRef, ...]:
+    ((digest, data),) = coordinator.files.items()
+    return (PayloadRef(digest, len(data), ("model",), tensors="7e" * 32),)
+
+
+def recorded(bench: Bench) -> list[int]:
+    return [each.evaluation.round for each in read_evaluations(bench.home.evaluations)]
+
+
+def told(coordinator: FakeCoordinator) -> list[pb.SiteEvaluation]:
+    return [each for hello in coordinator.hellos for each in hello.evaluations]
+
+
+def kinds(bench: Bench) -> list[str]:
+    return [each["kind"] for each in bench.disclosures()]
+
+
+def test_by_default_the_numbers_are_recorded_and_shown_here_and_nothing_of_them_leaves(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0, 1)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED) as bench:
+            await bench.agent.run()
+            assert recorded(bench) == [0, 1]
+            (first, second) = bench.compute.evaluated
+            assert (first.task.model_round, second.task.round, first.choice) == (0, 2, TESTED)
+            assert "study first, model of round 1: accuracy 72.5 % (57.2 to 83.9 %)" in bench.text
+            assert "recall of y 90.0 %" in bench.text
+            assert told(coordinator) == []
+            assert kinds(bench) == ["update", "update", "model"], "the last one asks for the study's model"
+    run(work())
+
+
+def test_where_the_policy_permits_every_evaluation_is_written_down_and_sent_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0, 1)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, policy=PERMITTED) as bench:
+            await bench.agent.run()
+            assert [(each.study, each.round, [(one.image_count, one.correct_count, one.auroc) for one in each.classes])
+                    for each in told(coordinator)] == [("first", number, [(30, 20, 0.8), (10, 9, 0.8)])
+                                                       for number in (0, 1)]
+            entries = [each for each in bench.disclosures() if each["kind"] == "evaluation"]
+            assert [(each["round"], each["content"]["images"]) for each in entries] == [(0, [30, 10]), (1, [30, 10])]
+    run(work())
+
+
+def test_after_a_restart_the_newest_is_told_again_and_recorded_as_disclosed_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0, 1)
+        for _ in range(2):
+            async with serving(coordinator) as port, \
+                    agent_at(port, tmp_path, choice=TESTED, policy=PERMITTED) as bench:
+                await bench.agent.run()
+            coordinator.tasks = [make_task(3, task_id="first/3/train/a", payloads=coordinator_payloads(coordinator))]
+        assert [each.round for each in told(coordinator)] == [0, 1, 1]
+        assert kinds(bench).count("evaluation") == 2
+    run(work())
+
+
+def test_without_test_images_or_the_global_model_in_the_task_nothing_is_evaluated(tmp_path: Path) -> None:
+    async def work(choice: JoinChoice, model_round: int | None, name: str) -> None:
+        async with serving(coordinator_with(model_round)) as port, \
+                agent_at(port, tmp_path / name, choice=choice) as bench:
+            await bench.agent.run()
+            assert bench.compute.evaluated == []
+            assert len(bench.compute.trained) == 1
+    run(work(JoinChoice(source="/scans"), 0, "one"))
+    run(work(TESTED, None, "two"))
+
+
+def test_a_model_that_was_evaluated_is_not_again(tmp_path: Path) -> None:
+    """After a failed round the next one starts from the same model."""
+    async def work() -> None:
+        async with serving(coordinator_with(0, 0)) as port, agent_at(port, tmp_path, choice=TESTED) as bench:
+            await bench.agent.run()
+            assert len(bench.compute.evaluated) == 1
+    run(work())
+
+
+def test_an_evaluation_that_fails_costs_no_task_and_the_next_model_is_evaluated(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0, 1)
+        compute = FakeCompute(evaluation_errors=[ComputeFailed("out of memory")])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, compute=compute) as bench:
+            await bench.agent.run()
+            assert coordinator.outcomes() == ["update", "update"]
+            assert recorded(bench) == [1]
+    run(work())
+
+
+def test_a_task_waits_for_an_evaluation_only_so_long_and_then_stops_it(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_evaluation.SiteEvaluator.__init__, "__kwdefaults__", {"patience_seconds": 0.05})
+
+    async def work() -> None:
+        coordinator = coordinator_with(0, 1)
+        compute = FakeCompute(evaluation_hangs=True)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, compute=compute) as bench:
+            await bench.agent.run()
+            assert coordinator.outcomes() == ["update", "update"]
+            assert len(compute.trained) == len(compute.evaluated) == 2
+            assert recorded(bench) == []
+    run(work())
+
+
+def test_the_silo_asks_on_while_it_evaluates(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = coordinator_with(0)
+        coordinator.after = None
+        compute = FakeCompute(evaluation_hangs=True)
+        async with serving(coordinator) as port, agent_at(port, tmp_path, choice=TESTED, compute=compute) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: bool(compute.evaluated))
+            asked = len(coordinator.hellos)
+            await until(lambda: len(coordinator.hellos) > asked + 2)
+            compute.evaluation_hangs = False
+            await until(lambda: recorded(bench) == [0])
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    run(work())
+
+
+def test_why_a_network_cannot_be_evaluated_here_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        compute = FakeCompute(evaluation=Evaluated(classes=(), why_not="it needs statistics"))
+        async with serving(coordinator_with(0, 1)) as port, \
+                agent_at(port, tmp_path, choice=TESTED, compute=compute) as bench:
+            with caplog.at_level("INFO"):
+                await bench.agent.run()
+            assert caplog.text.count("it needs statistics") == 1
+            assert recorded(bench) == []
+    run(work())
+
+
+def test_a_model_that_a_crash_has_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(coordinator_with(0)) as port, agent_at(port, tmp_path, choice=TESTED) as bench:
+            left = bench.home.evaluated_models / ("ab" * 32)
+            left.parent.mkdir(parents=True)
+            left.write_bytes(b"model")
+            await bench.agent.run()
+            assert not left.exists()
+    run(work())

@@ -1,0 +1,263 @@
+"""Self-training's silo half: labels under the silo's own prior, that prior in the losses; SemiFL where both are off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semisilo.common.data.augmentation import augment
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import BadPayload
+from semisilo.common.learning import batch_norm, tensors
+from semisilo.common.learning.averaged_training import AveragedTraining
+from semisilo.common.learning.batch_norm import StaticBatchNorm
+from semisilo.common.learning.losses import PseudoLabels
+from semisilo.common.learning.seeds import numpy_generator, torch_generator
+from semisilo.common.learning.sgd import SGDSettings
+from semisilo.common.methods import METHODS, SemiFLSettings, check_metrics
+from semisilo.common.methods.contract import SiloData, SiloTask, TensorGroup
+from semisilo.common.methods.self_training import SelfTrainingSettings
+from semisilo.common.models.factory import initial_model
+from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.self_training import (
+    SelfTrainingMemory,
+    SelfTrainingTrainer,
+    labels_under_own_prior,
+    log_shares_of_kept,
+)
+from semisilo.silo.trainers.semifl import SemiFLTrainer
+
+FORM = ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,))
+THIRDS = (1 / 3, 1 / 3, 1 / 3)
+PLAIN = {"silo_prior": "model", "local_logit_adjustment": 0.0}
+"""What makes it SemiFL."""
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), StaticBatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+def _images(count: int = 23) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
+    return ImageSet(pixels, None, tuple(str(index) for index in range(count)))
+
+
+def _task(settings: Any, **changes: Any) -> SiloTask:
+    w = initial_model(_net, 3)
+    model = _net()
+    tensors.load_into(model, w)
+    statistics = batch_norm.to_tensors(batch_norm.measure(model, _images().images_NCHW, form=FORM,
+                                                          generator=torch.Generator().manual_seed(1)))
+    values = {"study": "s", "round": 1, "rounds": 5, "phase": "train", "silo": "a", "seed": 1, "settings": settings,
+              "groups": {"model": TensorGroup(w), "batch_norm": TensorGroup(statistics)}, "build_model": _net,
+              "augmentation": AugmentationSettings(policy="semifl_official"), "image": FORM}
+    return SiloTask(**{**values, **changes})
+
+
+def _settings(**changes: Any) -> SelfTrainingSettings:
+    return SelfTrainingSettings(**{"confidence_threshold": 0.0, "round_lr": 0.03,
+                                   "local_epochs": 2, "unlabelled_batch": 10, "model_prior": THIRDS, **changes})
+
+
+def _logits(count: int = 40, seed: int = 5) -> Tensor:
+    return 2.0 * torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def test_labels_are_those_of_the_posterior_under_the_estimated_shares() -> None:
+    """Recomputed with numpy: EM from the model's prior to its fixed point, then Bayes' rule."""
+    logits_NK, prior, smoothing = _logits(), np.array([0.5, 0.3, 0.2]), 0.4
+    p = np.exp(logits_NK.double().numpy())
+    p /= p.sum(1, keepdims=True)
+    shares = prior
+    for _ in range(3000):
+        q = p * shares / prior
+        q /= q.sum(1, keepdims=True)
+        shares = (q.sum(0) + smoothing * len(p) / 3) / (len(p) * (1 + smoothing))
+    expected = p * shares / prior
+    expected /= expected.sum(1, keepdims=True)
+    found = labels_under_own_prior(logits_NK, _settings(
+        confidence_threshold=0.7, model_prior=tuple(prior), prior_smoothing=smoothing))
+    assert found.hard_label_B.tolist() == expected.argmax(1).tolist()
+    assert found.max_prob_B.tolist() == pytest.approx(expected.max(1).tolist(), abs=1e-5)
+    assert found.keep_B.tolist() == (expected.max(1) >= 0.7).tolist()
+    assert 0 < int(found.keep_B.sum()) < len(p)
+    assert found.hard_label_B.tolist() != p.argmax(1).tolist(), "the prior decides some images"
+
+
+def test_images_that_a_model_of_equal_classes_doubts_go_to_the_frequent_class() -> None:
+    """Ninety images that show class 0 and ten that could be 0 or 1: these are 0's, far more often than not."""
+    sure, unsure = torch.tensor([[6.0, 0.0, 0.0]]).expand(90, 3), torch.tensor([[1.0, 1.2, -3.0]]).expand(10, 3)
+    logits_NK = torch.cat([sure, unsure])
+    labels = {prior: labels_under_own_prior(logits_NK, _settings(
+        silo_prior=prior, confidence_threshold=0.9)) for prior in ("estimated", "model")}
+    assert labels["model"].hard_label_B[90:].unique().tolist() == [1]
+    assert not labels["model"].keep_B[90:].any()
+    assert labels["estimated"].hard_label_B[90:].unique().tolist() == [0]
+
+
+def test_the_prior_of_kept_labels_is_counted_over_these_alone_and_never_of_a_share_of_zero() -> None:
+    labels = PseudoLabels(torch.ones(6), torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([1, 1, 1, 1, 0, 0]).bool())
+    log_prior_K = log_shares_of_kept(labels, 3, strength=1.0)
+    assert log_prior_K is not None
+    expected = [(count + 0.1 * 4 / 3) / (4 * 1.1) for count in (3, 1, 0)]
+    assert log_prior_K.exp().tolist() == pytest.approx(expected)
+    half = log_shares_of_kept(labels, 3, strength=0.5)
+    assert half is not None
+    assert half.tolist() == pytest.approx((0.5 * log_prior_K).tolist())
+    assert log_shares_of_kept(labels, 3, strength=0.0) is None
+
+
+def test_without_priors_it_is_semifl_to_the_bit() -> None:
+    data = SiloData(unlabelled=_images())
+    same = {"confidence_threshold": 0.4, "round_lr": 0.03, "local_epochs": 2, "unlabelled_batch": 10}
+    ours, memory = SelfTrainingTrainer().train(_task(_settings(**PLAIN, **same)), data, None)
+    theirs, their_memory = SemiFLTrainer().train(_task(SemiFLSettings(**same)), data, None)
+    assert memory is not None
+    assert their_memory is not None
+    for name, tensor in theirs.groups["model"].tensors.items():
+        assert torch.equal(ours.groups["model"].tensors[name], tensor), name
+        assert torch.equal(memory.momentum[name], their_memory.momentum[name]), name
+    assert dict(ours.metrics) == dict(theirs.metrics)
+
+
+def test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_was_kept() -> None:
+    """One batch, recomputed with tensors only."""
+    settings = _settings(silo_prior="model", local_epochs=1, unlabelled_batch=23, local_logit_adjustment=0.7)
+    task = _task(settings, augmentation=AugmentationSettings(policy="none"))
+    update, _ = SelfTrainingTrainer().train(task, SiloData(unlabelled=_images()), None)
+    x = augment.to_input(_images().images_NCHW, FORM)
+    model = _net()
+    tensors.load_into(model, task.groups["model"].tensors)
+    batch_norm.load(model, task.groups["batch_norm"].tensors)
+    labels = model.eval()(x).detach().argmax(1)
+    counts = torch.bincount(labels, minlength=3).double()
+    log_prior = 0.7 * ((counts + 0.1 * 23 / 3) / (23 * 1.1)).log().float()
+    order, partner = (torch_generator(1, purpose, round=1, silo="a") for purpose in ("local_order", "mix_index"))
+    fix, other = torch.randperm(23, generator=order), torch.randint(23, (23,), generator=partner)
+    lam = float(numpy_generator(1, "mixup", round=1, silo="a").beta(0.75, 0.75))
+    model.train()
+    log_p, log_p_mix = (torch.log_softmax(model(inputs) + log_prior, dim=1)
+                        for inputs in (x[fix], lam * x[fix] + (1 - lam) * x[other]))
+    row = torch.arange(23)
+    loss = -log_p[row, labels[fix]].mean() - lam * log_p_mix[row, labels[fix]].mean() \
+        - (1 - lam) * log_p_mix[row, labels[other]].mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
+    for (name, w), gradient in zip(model.named_parameters(), gradients, strict=True):
+        g = gradient * min(1.0, 1.0 / (norm + 1e-6)) + 5e-4 * w.detach()
+        assert torch.allclose(update.groups["model"].tensors[name], -0.03 * 1.9 * g, atol=1e-6), name
+    assert update.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_it_abstains_without_images_or_confident_ones_and_keeps_its_memory() -> None:
+    memory = SelfTrainingMemory(momentum={}, round=1)
+    none, kept = SelfTrainingTrainer().train(_task(_settings()), SiloData(), memory)
+    assert (none.abstention, kept) == ("no_data", memory)
+    unsure, kept = SelfTrainingTrainer().train(_task(_settings(confidence_threshold=1.0)),
+                                               SiloData(unlabelled=_images()), memory)
+    assert (unsure.abstention, unsure.num_examples, kept) == ("no_confident_example", 23, memory)
+    assert unsure.metrics["label_ratio"] == 0.0
+
+
+@pytest.mark.parametrize("prior", [(), (0.5, 0.5)])
+def test_a_task_without_a_prior_for_every_class_is_refused(prior: tuple[float, ...]) -> None:
+    with pytest.raises(BadPayload, match="model_prior"):
+        SelfTrainingTrainer().train(_task(_settings(model_prior=prior)), SiloData(unlabelled=_images()), None)
+
+
+def test_momentum_goes_on_from_the_last_participation_unless_it_is_too_old() -> None:
+    data = SiloData(unlabelled=_images())
+    _, memory = SelfTrainingTrainer().train(_task(_settings()), data, None)
+    fresh, on, old = (SelfTrainingTrainer().train(_task(settings, round=4), data, kept)[0].groups["model"].tensors
+                      for settings, kept in ((_settings(), None), (_settings(), memory),
+                                             (_settings(momentum_max_age_rounds=2), memory)))
+    assert not all(torch.equal(fresh[name], on[name]) for name in fresh)
+    assert all(torch.equal(fresh[name], old[name]) for name in fresh)
+
+
+def _labelled() -> ImageSet:
+    """Ten images of two of the three classes."""
+    images = _images(10)
+    return ImageSet(images.images_NCHW, torch.tensor([0] * 7 + [1] * 3), images.names)
+
+
+AT_SILO = {"scenario": "labels-at-silo", "warm_up_rounds": 1, "labelled_steps": 3, "labelled_batch": 4}
+
+
+def _own_training(task: SiloTask, initial: dict[str, Tensor], momentum: dict[str, Tensor] | None) -> AveragedTraining:
+    """Of the silo's labels 7, 3 and 0 of 10, a tenth counted once more, evenly."""
+    log_prior_K = torch.tensor([(count + 1 / 3) / 11 for count in (7, 3, 0)]).log()
+    training = AveragedTraining(task, _net(), _labelled(), log_prior_K=log_prior_K, initial=initial, steps=3,
+                                sgd=SGDSettings(lr=0.03), batch_size=4, cosine=False, momentum=momentum,
+                                purpose=f"own_labels_round_{task.round}_of_a")
+    for _ in training.run():
+        pass
+    return training
+
+
+def test_in_the_first_rounds_a_silo_learns_from_its_labels_alone_and_one_without_abstains() -> None:
+    task = _task(_settings(**AT_SILO))
+    received = task.groups["model"].tensors
+    update, memory = SelfTrainingTrainer().train(task, SiloData(labelled=_labelled(), unlabelled=_images()), None)
+    expected = _own_training(task, received, None)
+    for name, tensor in expected.position().parameters.items():
+        assert torch.allclose(update.groups["model"].tensors[name], tensor - received[name], atol=1e-6), name
+    assert memory is not None
+    assert all(torch.allclose(memory.momentum[name], each, atol=1e-5) for name, each in expected.momentum().items())
+    assert (update.num_examples, dict(update.metrics)) == (10, {"labelled_loss": pytest.approx(expected.loss)})
+    none, kept = SelfTrainingTrainer().train(task, SiloData(unlabelled=_images()), None)
+    assert (none.abstention, kept) == ("no_labelled_data", None)
+
+
+def test_then_pseudo_labels_come_first_and_its_own_after_them_with_their_momentum() -> None:
+    task = _task(_settings(**AT_SILO), round=2)
+    both, _ = SelfTrainingTrainer().train(task, SiloData(labelled=_labelled(), unlabelled=_images()), None)
+    pseudo, of_pseudo = SelfTrainingTrainer().train(task, SiloData(unlabelled=_images()), None)
+    assert of_pseudo is not None
+    received = task.groups["model"].tensors
+    after = tensors.add(received, pseudo.groups["model"].tensors)
+    expected = _own_training(task, after, of_pseudo.momentum)
+    for name, tensor in expected.position().parameters.items():
+        assert torch.allclose(both.groups["model"].tensors[name], tensor - received[name], atol=1e-5), name
+    assert (pseudo.num_examples, both.num_examples) == (23, 33)
+    assert {name: both.metrics[name] for name in pseudo.metrics} == dict(pseudo.metrics)
+    labels_only, _ = SelfTrainingTrainer().train(task, SiloData(labelled=_labelled()), None)
+    assert labels_only.num_examples == 10
+    check_metrics(METHODS["self_training"], both.metrics, update=True)
+
+
+def test_the_threshold_is_the_scenarios_unless_it_is_set() -> None:
+    assert SelfTrainingSettings().threshold == 0.65
+    assert SelfTrainingSettings(scenario="labels-at-silo").threshold == 0.9
+    assert SelfTrainingSettings(confidence_threshold=0.0).threshold == 0.0
+    with pytest.raises(ValueError, match="confidence_threshold"):
+        SelfTrainingSettings(confidence_threshold=1.5)
+
+
+def test_settings_of_the_other_scenario_are_refused() -> None:
+    for changes, what in (({"scenario": "labels-at-silo", "coordinator_steps": 3}, "coordinator_steps"),
+                          ({"scenario": "labels-at-silo", "warm_up_steps": 3}, "warm_up_steps"),
+                          ({"labelled_steps": 3}, "labelled_steps"), ({"warm_up_rounds": 3}, "warm_up_rounds")):
+        with pytest.raises(ValueError, match=what):
+            SelfTrainingSettings(**changes)  # type: ignore[arg-type]
+
+
+def test_settings_without_effect_are_refused() -> None:
+    for changes, what in (({"silo_prior": "model", "prior_smoothing": 0.1}, "prior_smoothing"),
+                          ({"prior_smoothing": 0.0}, "prior_smoothing"),
+                          ({"joined_passes": True, "mix_weight": 0.0}, "one pass"),
+                          ({"nesterov": True, "momentum": 0.0}, "nesterov")):
+        with pytest.raises(ValueError, match=what):
+            SelfTrainingSettings(**changes)  # type: ignore[arg-type]
+
+
+def test_what_it_says_of_itself_is_declared() -> None:
+    update, _ = SelfTrainingTrainer().train(_task(_settings()), SiloData(unlabelled=_images()), None)
+    check_metrics(METHODS["self_training"], update.metrics, update=True)
+    assert load_trainer("self_training") is SelfTrainingTrainer
