@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.imbalance import LABELLED_HINTS, ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, StatisticsSource, at_least, positive
 
 __all__ = ["FED_SHVR", "FedSHVRSettings"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     MethodSpec,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
-from semisilo.common.methods.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, refuse_unused, within
 
 __all__ = ["FEDMIX", "FedMixSettings"]

@@ -22,7 +22,7 @@ from semisilo.common.errors import BadPayload, ComputeFailed, DiskFull
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, Tensors
-from semisilo.common.methods.imbalance import check_class_prior
+from semisilo.common.methods.parts.imbalance import check_class_prior
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.models.exported import ModelFacts, inference_settings
 from semisilo.common.models.factory import initial_model

@@ -20,7 +20,7 @@ from semisilo.common.learning.imbalance.pseudo_labels import Alignment
 from semisilo.common.learning.soft_labels import ramp
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.methods.contract import SiloTask
-from semisilo.common.methods.objectives import ObjectiveSettings
+from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.silo.objectives.fixmatch import FixMatch
 from semisilo.silo.objectives.labelling import alignment_of, threshold_of
 from semisilo.silo.objectives.mean_teacher import MeanTeacher

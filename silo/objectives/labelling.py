@@ -1,8 +1,8 @@
 """How a silo's pseudo-labels are balanced in one task: what they are aligned with, and what they must reach.
 
-The settings are `semisilo.common.methods.imbalance.ImbalanceSettings`, the same for every method. With labels at the
-coordinator what follows from its labelled images comes with the task; with labels at the silos it follows from the
-silo's own.
+The settings are `semisilo.common.methods.parts.imbalance.ImbalanceSettings`, the same for every method. With labels at
+the coordinator what follows from its labelled images comes with the task; with labels at the silos it follows from
+the silo's own.
 
 Shapes: K classes, B images in a batch.
 
@@ -30,7 +30,7 @@ from semisilo.common.learning.imbalance.pseudo_labels import (
 )
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods.contract import SiloTask
-from semisilo.common.methods.imbalance import ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import ImbalanceSettings
 
 __all__ = ["alignment_of", "balance_of", "threshold_of"]
 

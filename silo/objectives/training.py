@@ -22,7 +22,7 @@ from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import SGD, descend
 from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask
-from semisilo.common.methods.objectives import ObjectiveSettings
+from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.silo.objectives.labelling import balance_of
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.objectives.step import Objective, Step, StepTerms
@@ -46,7 +46,7 @@ class LocalTraining:
     skipped: int
     """Steps left out because a batch-norm layer saw one value per channel."""
     metrics: Mapping[str, float]
-    """`semisilo.common.methods.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
+    """`semisilo.common.methods.parts.objectives.OBJECTIVE_METRICS` and those of the pseudo-labels."""
 
 
 def usable_data(settings: ObjectiveSettings, data: SiloData) -> tuple[ImageSet | None, ImageSet | None, str]:

@@ -21,14 +21,14 @@ from semisilo.common.learning.imbalance.pseudo_labels import labelled_confidence
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import loaded_model
 from semisilo.common.methods.contract import Environment
-from semisilo.common.methods.imbalance import ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import ImbalanceSettings
 from semisilo.common.methods.self_training import SelfTrainingSettings
 
 __all__ = ["LabelledHints", "model_prior", "training_prior"]
 
 
 class LabelledHints:
-    """The settings `semisilo.common.methods.imbalance.LABELLED_HINTS` of one study's tasks."""
+    """The settings `semisilo.common.methods.parts.imbalance.LABELLED_HINTS` of one study's tasks."""
 
     def __init__(self, environment: Environment, settings: ImbalanceSettings | None) -> None:
         """With labels at the silos, and without settings, nothing is told."""

@@ -15,7 +15,7 @@ from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.sgd import SGDSettings
 from semisilo.common.learning.training import check_finite, loaded_model, train_labelled
 from semisilo.common.methods.contract import Environment
-from semisilo.common.methods.imbalance import ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import ImbalanceSettings
 
 __all__ = ["CoordinatorTraining", "labelled_images", "model_at_coordinator", "train_on_labels", "weak_views"]
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from semisilo.common.methods.contract import Environment, GroupLayout, Phase, Task, TensorGroup, UpdateHeader
-from semisilo.common.methods.imbalance import ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import ImbalanceSettings
 from semisilo.common.methods.spec import StatisticsSource
 from semisilo.coordinator.strategies.parts.averaging import difference_to
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS, StaticStatistics, StatisticsTally

@@ -16,7 +16,7 @@ from semisilo.common.learning.imbalance.labels import class_balanced_order
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import CoordinatorData, Environment
-from semisilo.common.methods.imbalance import LABELLED_HINTS
+from semisilo.common.methods.parts.imbalance import LABELLED_HINTS
 from semisilo.common.methods.self_training import SelfTrainingSettings
 from semisilo.common.models.factory import initial_model
 from semisilo.coordinator.strategies import load_strategy

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from semisilo.common.methods.imbalance import ImbalanceSettings
+from semisilo.common.methods.parts.imbalance import ImbalanceSettings
 from semisilo.common.methods.spec import Scenario, at_least, below_one, positive, refuse_unused, within
 
 __all__ = ["OBJECTIVE_METRICS", "Objective", "ObjectiveSettings"]

@@ -12,8 +12,8 @@ from semisilo.common.methods import METHODS
 from semisilo.common.methods.fedavg import FedAvgSettings
 from semisilo.common.methods.fednova import FedNovaSettings
 from semisilo.common.methods.fedprox import FedProxSettings
-from semisilo.common.methods.imbalance import LABELLED_HINTS
 from semisilo.common.methods.local import LocalSettings
+from semisilo.common.methods.parts.imbalance import LABELLED_HINTS
 
 OBJECTIVES = ("sl", "uda", "fixmatch", "pseudo_label", "mean_teacher")
 

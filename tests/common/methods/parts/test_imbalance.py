@@ -10,7 +10,7 @@ import pytest
 from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods import METHODS
-from semisilo.common.methods.imbalance import LABELLED_HINTS, ImbalanceSettings, check_class_prior
+from semisilo.common.methods.parts.imbalance import LABELLED_HINTS, ImbalanceSettings, check_class_prior
 
 ALL = sorted(METHODS.keys() - {"self_training"})
 """Self-training has what it needs of them built in, and on."""

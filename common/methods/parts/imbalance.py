@@ -1,6 +1,6 @@
 """Settings against imbalance that the methods share: labelled images, pseudo-labels, thresholds; off by default.
 
-Tests: tests/common/methods/test_imbalance.py.
+Tests: tests/common/methods/parts/test_imbalance.py.
 """
 
 from __future__ import annotations
