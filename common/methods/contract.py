@@ -41,6 +41,7 @@ Tensors = Mapping[str, "torch.Tensor"]
 ModelBuilder = Callable[[], "torch.nn.Module"]
 """Makes the network of a study on the CPU; every call gives a new one, with weights from torch's global generator."""
 State = TypeVar("State")
+T = TypeVar("T")
 Tally = Any
 """What a strategy carries while it folds: its own frozen dataclass."""
 Memory = Any
@@ -307,6 +308,20 @@ class SiloData:
     a test set)."""
 
 
+class StartWork(Protocol):
+    """Keeps long work before round 1, so that a process that comes after a kill goes on with it."""
+
+    def left(self, kind: type[T]) -> T | None:
+        """What an earlier process has left, if it is of this kind."""
+
+    def keep(self, position: Callable[[], object]) -> None:
+        """Takes note of where the work stands, now and then; cheap to call after every batch.
+
+        Args:
+            position: makes a dataclass as `semisilo.common.storage.checkpoint` writes them; called when one is wanted.
+        """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
     """What a strategy may use besides its state: handed to its constructor."""
@@ -325,6 +340,8 @@ class Environment:
     progress: Any = None
     trained_before: bool = False
     """Whether the initial model is one that was trained before, so that it must be started from as it is."""
+    start_work: StartWork | None = None
+    """Where the work of `Strategy.start` is kept while it is under way; None where nobody goes on with it."""
 
     def report(self, fraction: float, text: str = "") -> None:
         """Tells how far the work is; cheap to call after every batch."""

@@ -8,8 +8,6 @@ the files it names, so that a process that died may be replaced and the operatio
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 
 from semisilo.common.config import from_dict, to_dict
-from semisilo.common.errors import BadPayload, ComputeFailed, DiskFull
+from semisilo.common.errors import BadPayload, ComputeFailed
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, Tensors
@@ -71,22 +69,23 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
+from semisilo.coordinator.compute.start_work import SavingPace, StartWork
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
 from semisilo.coordinator.ledger.cleanup import open_payloads
-from semisilo.coordinator.ledger.records import LABELS_ALONE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL, LabelledOnlyResult
+from semisilo.coordinator.ledger.records import (
+    LABELS_ALONE,
+    LABELS_ALONE_FILE,
+    LABELS_ALONE_MODEL,
+    START_FILE,
+    LabelledOnlyResult,
+)
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Operations"]
-
-_LOG = logging.getLogger("semisilo.study")
-_SAVE_SECONDS = 30.0
-"""Work on labels alone that a kill may cost, or more where writing takes long."""
-_SAVING_SHARE = 0.05
-"""Share of the time that writing it may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +118,7 @@ class Operations:
         self._expects: tuple[tuple[str, str, int], Mapping[str, GroupLayout]] = (("", "", 0), {})
         self._sound = SoundFiles()
         self._labels_alone: LabelsAlone[Any, Any] | None = None
-        self._save_alone = 0.0
+        self._alone_pace = SavingPace(what="labels alone")
 
     def handlers(self) -> tuple[Handler, ...]:
         """See `semisilo.common.process.messages.Operations`."""
@@ -139,7 +138,7 @@ class Operations:
         now = replace(settings.numerics, threads=settings.numerics.threads or request.threads)
         record = numerics.apply(now, device=device)
         if request.frozen is None:  # what other settings have begun no longer counts
-            for name in (LABELS_ALONE_FILE, LABELS_ALONE_MODEL):
+            for name in (START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL):
                 (folder / name).unlink(missing_ok=True)
         data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress,
                                disk=request.images_folder)
@@ -153,7 +152,7 @@ class Operations:
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation,
             num_classes=len(data.frozen.classes), device=device, progress=self._progress,
-            trained_before=bool(data.frozen.weights_digest))
+            trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE))
         strategy = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()
@@ -168,6 +167,7 @@ class Operations:
         """Round 0, from the initial model."""
         study = self._opened()
         state = self._save(study.strategy.start(initial_model(study.data.build_model, study.config.study.seed)))
+        StartWork(study.folder / START_FILE).done()
         return Prepared(state=state, metrics=self._measured(state))
 
     def baseline(self, request: Baseline) -> BaselineFound:
@@ -181,7 +181,7 @@ class Operations:
         alone, self._labels_alone = self._labels_alone, None  # after an error it is of no more use
         if alone is None:
             alone = self._begun(study, request)
-            self._save_alone = time.monotonic() + _SAVE_SECONDS
+            self._alone_pace.start()
         alone.work(request.slice_seconds)
         if (found := alone.found) is not None:
             model = LabelsAloneModel(parameters=found.parameters, batch_norm=found.statistics)
@@ -190,13 +190,7 @@ class Operations:
                 ended=found.ended, lr=found.lr, batch_size=found.batch_size, steps=found.steps,
                 num_labelled=found.num_labelled, history=found.history, recipe=found.recipe,
                 description=found.description, model_digest=checkpoint.save(study.folder / LABELS_ALONE_MODEL, model)))
-        if (began := time.monotonic()) >= self._save_alone:
-            try:
-                alone.save()
-            except DiskFull as error:  # nobody waits for this file: it is tried again
-                _LOG.warning("labels alone: where it stands is not written: %s", error.line())
-            took = time.monotonic() - began
-            self._save_alone = began + max(_SAVE_SECONDS, took / _SAVING_SHARE)
+        self._alone_pace.save(alone.save)
         self._labels_alone = alone
         return BaselineFound(done=False, result=None, progress=BaselineProgress(
             epochs=alone.epochs, planned=alone.planned, fraction=alone.fraction, seconds_left=alone.seconds_left,
@@ -217,6 +211,7 @@ class Operations:
 
     def phases(self, request: Phases) -> PhasesOfRound:
         """The phases of a round."""
+        StartWork(self._opened().folder / START_FILE).done()  # a kill may have come between the state and this
         return PhasesOfRound(phases=self._opened().strategy.phases(self._load(request.state), request.round))
 
     def tasks(self, request: Tasks) -> WrittenTasks:

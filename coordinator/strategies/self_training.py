@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from semisilo.common.learning import tensors
-from semisilo.common.learning.averaged_training import AveragedTraining, enough_steps, log_prior
+from semisilo.common.learning.averaged_training import AveragedPosition, AveragedTraining, enough_steps, log_prior
 from semisilo.common.learning.sgd import sgd_settings
 from semisilo.common.learning.training import check_finite, lr_of_round
 from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
@@ -152,6 +152,7 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
 
         Raises: ComputeFailed when it diverges.
         """
+        kept = None if round else self._environment.start_work
         settings, when = self._settings, f"in round {round}" if round else "before round 1"
         assert self._labelled is not None
         assert self._labelled.labels_N is not None
@@ -161,10 +162,13 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
         training = AveragedTraining(
             self._environment, model, self._labelled, initial=initial, steps=steps, momentum=momentum, cosine=not round,
             sgd=sgd_settings(settings, self._lr(round), nesterov=settings.nesterov),
-            batch_size=settings.labelled_batch, log_prior_K=log_prior_K, purpose=f"labelled_round_{round}")
+            batch_size=settings.labelled_batch, log_prior_K=log_prior_K, purpose=f"labelled_round_{round}",
+            position=None if kept is None else kept.left(AveragedPosition))
         text = f"{'training' if round else 'warm-up'} on {len(self._labelled)} labelled images"
         for _ in training.run():
             self._environment.report(_TRAINING * training.done / steps, text)
+            if kept is not None:
+                kept.keep(training.position)
         check_finite(tensors.parameters_of(model), where=f"at the coordinator {when}")
         return training
 

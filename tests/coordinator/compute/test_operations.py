@@ -44,7 +44,7 @@ from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.process.messages import Request, answer_from_json, as_json, handlers_of, run_operation
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
-from semisilo.coordinator.compute import downlink
+from semisilo.coordinator.compute import downlink, start_work
 from semisilo.coordinator.compute import operations as operations_module
 from semisilo.coordinator.compute.messages import (
     Aggregate,
@@ -58,6 +58,7 @@ from semisilo.coordinator.compute.messages import (
     Export,
     OpenedStudy,
     OpenStudy,
+    Phases,
     Prepare,
     Prepared,
     SpooledUpdate,
@@ -69,6 +70,7 @@ from semisilo.coordinator.compute.operations import Operations
 from semisilo.coordinator.ledger.records import (
     LABELS_ALONE_FILE,
     LABELS_ALONE_MODEL,
+    START_FILE,
     BaselineRecipe,
     FrozenStudy,
     LabelledOnlyResult,
@@ -618,8 +620,8 @@ def test_the_coordinators_images_on_the_disk_give_the_same_bits_as_in_memory(
 @pytest.mark.parametrize("recipe", ["paper", "strong"])
 def test_the_baseline_in_slices_of_one_batch_by_processes_that_die_has_the_bits_of_one_run(
         federation: Path, monkeypatch: pytest.MonkeyPatch, recipe: BaselineRecipe) -> None:
-    monkeypatch.setattr(operations_module, "_SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(operations_module, "_SAVING_SHARE", 1e9)
+    monkeypatch.setattr(start_work, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(start_work, "_SAVING_SHARE", 1e9)
     operations, first = opened(federation)
     epochs = 3 if recipe == "paper" else 12
     expected = operations.baseline(Baseline(recipe=recipe, epochs=epochs, slice_seconds=1e9))
@@ -669,12 +671,52 @@ def test_the_baseline_of_a_process_that_is_killed_in_the_middle_of_a_slice_has_t
     assert asyncio.run(scenario(first.frozen)) == operations.baseline(Baseline(epochs=300, slice_seconds=1e9))
 
 
+def test_a_warm_up_whose_process_dies_again_and_again_goes_on_where_it_was_and_has_the_bits_of_one_run(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = {"name": "self_training", "warm_up_steps": 12}
+    fresh = config()
+    fresh["method"] = to_dict(config_from_dict({**fresh, "method": method}, where="test").method)
+    begin = dataclasses.replace(opening(federation), config=config_from_dict(fresh, where="test"))
+    undisturbed = Operations(lambda fraction, text: None)
+    first = answered(undisturbed, begin)
+    expected = prepare(undisturbed)
+    file = federation / "studies" / "first" / START_FILE
+    assert not file.exists()
+    monkeypatch.setattr(start_work, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(start_work, "_SAVING_SHARE", 1e9)
+    told: list[float] = []
+
+    class Killed(Exception):
+        pass
+
+    def dies(fraction: float, text: str) -> None:
+        if "warm-up" in text:
+            told.append(fraction)
+            if len(told) % 3 == 0:  # two steps of every process are kept, the third one is lost
+                raise Killed
+
+    processes, found = 0, None
+    while found is None and processes < 20:
+        operations, processes = Operations(dies), processes + 1
+        answered(operations, dataclasses.replace(begin, frozen=first.frozen))
+        try:
+            found = prepare(operations)
+        except Killed:
+            assert file.exists()
+    assert found is not None
+    assert (found, processes) == (expected, 6)
+    assert not file.exists()
+    file.write_bytes(b"what a kill has left before the first task")
+    operations.phases(Phases(state=found.state, round=1))
+    assert not file.exists()
+
+
 def test_work_on_the_baseline_that_cannot_be_written_down_goes_on_in_memory(
         federation: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def full(self: object) -> None:
         raise DiskFull("No space.")
 
-    monkeypatch.setattr(operations_module, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(start_work, "_SAVE_SECONDS", 0.0)
     monkeypatch.setattr(operations_module.LabelsAlone, "save", full)
     operations, _ = opened(federation)
     slices = 1
