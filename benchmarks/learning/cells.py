@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 __all__ = ["ABLATIONS", "ABLATION_CELLS", "AT_ONE_PLACE", "CEILING", "CELLS", "FIXMATCH_AT_ONE_PLACE", "LABELS_ALONE",
-           "METHODS", "OURS", "SETS", "Cell", "ImageSetOf", "digest_of", "methods_of", "study_of"]
+           "METHODS", "NO_PSEUDO_LABELS", "OURS", "SETS", "SILO_CELLS", "SILO_METHODS", "Cell", "ImageSetOf",
+           "digest_of", "methods_of", "study_of"]
 
 OURS = "self-training"
 LABELS_ALONE = "labels alone"
 FIXMATCH_AT_ONE_PLACE = "FixMatch on all images in one place"
 CEILING = "self-training on all images in one place"
+NO_PSEUDO_LABELS = "self-training, labels only"
 _SILOS, _ROUNDS, _LOCAL_EPOCHS, _BATCH, _STEPS = 5, 10, 3, 32, 40
 _IMBALANCE = 10.0
 _OF_IMBALANCED = 3
@@ -64,7 +66,9 @@ class Cell:
     split: str
     """"even", "two classes", "Dirichlet 0.1" or "imbalanced"."""
     per_class: int
-    """Labels a class; of an imbalanced cell their mean."""
+    """Labels a class; of an imbalanced cell their mean, with labels at silos those at each of them."""
+    labels_at_silos: bool = False
+    """Instead of at the coordinator."""
 
     @property
     def imbalanced(self) -> bool:
@@ -74,7 +78,8 @@ class Cell:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.data}, {self.split}, {self.per_class} labels a class"
+        there = " at every silo" if self.labels_at_silos else ""
+        return f"{self.data}, {self.split}, {self.per_class} labels a class{there}"
 
 
 CELLS = (
@@ -84,9 +89,25 @@ CELLS = (
     *(Cell("blood cells", "imbalanced", labels) for labels in (10, 25)),
     *(Cell("Fashion-MNIST", split, 4) for split in ("even", "two classes", "Dirichlet 0.1")),
     Cell("Fashion-MNIST", "imbalanced", 10), Cell("CIFAR-10", "even", 25), Cell("CIFAR-10", "Dirichlet 0.1", 25))
+SILO_CELLS = (
+    *(Cell("digits", split, 1, labels_at_silos=True) for split in ("even", "two classes", "Dirichlet 0.1")),
+    Cell("digits", "labels of two classes", 5, labels_at_silos=True),
+    *(Cell("Fashion-MNIST", split, 2, labels_at_silos=True) for split in ("even", "Dirichlet 0.1")))
+"""As many labels in all as the cells with 4 to 10 labels a class have at the coordinator."""
+
+
+def _split_with_labels_at_silos(cell: Cell) -> dict[str, Any]:
+    of = SETS[cell.data]
+    split: dict[str, Any] = {"silos": _SILOS, "fraction": of.fraction, "labelled_per_class": cell.per_class}
+    if cell.split == "labels of two classes":
+        return {**split, "name": "shvr_noniid", "classes_per_silo": 2}
+    return {**split, **{"even": {"name": "iid"}, "two classes": {"name": "shards", "classes_per_silo": 2},
+                        "Dirichlet 0.1": {"name": "dirichlet_semifl", "dirichlet": 0.1}}[cell.split]}
 
 
 def _split(cell: Cell, method: str) -> dict[str, Any]:
+    if cell.labels_at_silos:
+        return _split_with_labels_at_silos(cell)
     of = SETS[cell.data]
     fraction = min(1.0, _OF_IMBALANCED * of.fraction) if cell.imbalanced else of.fraction
     split: dict[str, Any] = {"silos": 1 if method in AT_ONE_PLACE else _SILOS, "fraction": fraction,
@@ -142,6 +163,19 @@ def _fedmix(cell: Cell) -> dict[str, Any]:
             "lambda_s": 1.0, "lambda_l1": 0.0}
 
 
+_AT_SILO = {"scenario": "labels-at-silo"}
+SILO_METHODS: dict[str, dict[str, Any]] = {
+    OURS: {"name": "self_training", **_AT_SILO},
+    NO_PSEUDO_LABELS: {"name": "self_training", **_AT_SILO, "warm_up_rounds": _ROUNDS},
+    "Fed-SHVR": {"name": "fed_shvr", **_AT_SILO, "local_epochs": _LOCAL_EPOCHS, "unlabelled_batch": _BATCH,
+                 "labelled_batch": _BATCH, "ramp_epochs": _ROUNDS * _LOCAL_EPOCHS * 10 // 16, "lr": 0.05},
+    "FedAvg + FixMatch": {"name": "fedavg", **_AT_SILO, **_FIXMATCH},
+    "FedMatch": {"name": "fedmatch", **_AT_SILO, "preset": "paper_v1", "local_epochs": _LOCAL_EPOCHS,
+                 "unlabelled_batch": _BATCH, "labelled_batch": _BATCH, "lr": 0.003, "lambda_l1": 0.0,
+                 "helpers": "similarity"},
+}
+"""Of cells with labels at silos. Fed-SHVR's weight of the unlabelled loss rises over as large a share of the epochs as
+in its own comparison."""
 METHODS = {OURS: _ours, "SemiFL": _semifl, "FedAvg + FixMatch": _fixmatch, "FedMatch": _fedmatch, "FedMix": _fedmix,
            FIXMATCH_AT_ONE_PLACE: _fixmatch_at_one_place, CEILING: _ours}
 """Besides labels alone, which are measured in the study of our own method."""
@@ -165,6 +199,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "two local epochs": {"local_epochs": 2},
     "statistics of silos too": {"sbn_source": "coordinator+silos"},
     "uplink int8": {},
+    "uplink top-k 5%": {},
     "uplink top-k 3%": {},
     "uplink top-k 1%": {},
     "uplink top-k 0.5%": {},
@@ -179,6 +214,8 @@ ABLATION_CELLS = (Cell("digits", "even", 4), Cell("digits", "two classes", 4), C
 def methods_of(cell: Cell) -> tuple[str, ...]:
     """Those that are compared in a cell; labels and images in one place are the same however they would be dealt, so
     these are in the even cells alone."""
+    if cell.labels_at_silos:
+        return tuple(SILO_METHODS)
     return tuple(name for name in METHODS if name not in AT_ONE_PLACE or cell.split == "even")
 
 
@@ -190,15 +227,19 @@ def study_of(cell: Cell, method: str, *, seed: int, folder: Path) -> dict[str, A
         folder: of the .npz files.
     """
     of = SETS[cell.data]
-    settings = {**_ours(cell), **ABLATIONS[method]} if method in ABLATIONS else METHODS[method](cell)
+    if cell.labels_at_silos:
+        settings = dict(SILO_METHODS[method])
+    else:
+        settings = {**_ours(cell), **ABLATIONS[method]} if method in ABLATIONS else METHODS[method](cell)
     image: dict[str, Any] = {"size": of.size, "channels": of.channels}
-    if method == FIXMATCH_AT_ONE_PLACE:  # the coordinator has no images to measure them on
+    if settings.get("scenario") == "labels-at-silo":  # the coordinator has no images to measure them on
         image |= {"mean": [0.5] * of.channels, "std": [0.25] * of.channels}
     if cell.imbalanced and settings["name"] != "self_training":
         settings["logit_adjustment"] = 1.0
     return {
         **({"wire": {"uplink": _UPLINKS[method]}} if method in _UPLINKS else {}),
-        "study": {"rounds": _ROUNDS, "seed": seed, "labelled_only_baseline": method in (OURS, "as it stands")},
+        "study": {"rounds": _ROUNDS, "seed": seed,
+                  "labelled_only_baseline": method in (OURS, "as it stands") and not cell.labels_at_silos},
         "model": {"name": "small_cnn"},
         "data": {"image": image, "validation_share": "0%"},
         "augmentation": dict(of.augmentation), "method": settings,

@@ -18,7 +18,10 @@ from benchmarks.learning.cells import (
     FIXMATCH_AT_ONE_PLACE,
     LABELS_ALONE,
     METHODS,
+    NO_PSEUDO_LABELS,
     OURS,
+    SILO_CELLS,
+    SILO_METHODS,
     Cell,
     digest_of,
     study_of,
@@ -68,8 +71,9 @@ def read_table(file: Path) -> Table:
     seconds: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for text in file.read_text().splitlines() if file.exists() else ():
         line: dict[str, Any] = json.loads(text)
-        cell, method, seed = Cell(line["data"], line["split"], line["per_class"]), line["method"], line["seed"]
-        if method not in (*METHODS, *ABLATIONS):
+        method, seed = line["method"], line["seed"]
+        cell = Cell(line["data"], line["split"], line["per_class"], line.get("labels_at_silos", False))
+        if method not in (SILO_METHODS if cell.labels_at_silos else (*METHODS, *ABLATIONS)):
             continue
         if line["study"] != digest_of(study_of(cell, method, seed=seed, folder=Path("data"))):
             continue
@@ -85,7 +89,7 @@ def write_page(folder: Path) -> None:
     """Writes it anew from what is there."""
     table = read_table(folder / "results.jsonl")
     notes = folder / "notes.md"
-    parts = [_HEAD, *_cells(table), "", *_summary(table), "", *_ablation(table), "",
+    parts = [_HEAD, *_cells(table), "", *_summary(table), "", *_silo_cells(table), "", *_ablation(table), "",
              notes.read_text() if notes.exists() else ""]
     (folder / "RESULTS.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
 
@@ -108,6 +112,24 @@ def _cells(table: Table) -> list[str]:
         numbers = [*(_number(table.mean(cell, name)) for name in names), *map(_number, tops)]
         rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {len(gains)} | {' | '.join(numbers)} |"
                     f" {statistics.fmean(gains):+.1f} ({min(gains):+.1f}) |")
+    return rows
+
+
+def _silo_cells(table: Table) -> list[str]:
+    """The cells in which no label is at the coordinator."""
+    cells = [cell for cell in SILO_CELLS if table.values[cell][OURS]]
+    if not cells:
+        return []
+    rows = ["## With the labels at the silos\n",
+            f"*{NO_PSEUDO_LABELS.capitalize()}*: the same steps on the silos' labels in every round, and no"
+            " pseudo-label: what is above it came from unlabelled images. Labels a class are those at each silo.\n",
+            f"| cell | labels a class | seeds | {' | '.join(SILO_METHODS)} | ours - labels only (worst seed) |",
+            "|---|---:|---:|" + "---:|" * (len(SILO_METHODS) + 1)]
+    for cell in cells:
+        gains = table.differences(cell, OURS, NO_PSEUDO_LABELS)
+        gain = f"{statistics.fmean(gains):+.1f} ({min(gains):+.1f})" if gains else ""
+        rows.append(f"| {cell.data}, {cell.split} | {cell.per_class} | {len(table.values[cell][OURS])} |"
+                    f" {' | '.join(_number(table.mean(cell, name)) for name in SILO_METHODS)} | {gain} |")
     return rows
 
 

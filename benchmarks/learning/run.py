@@ -17,7 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.cells import ABLATION_CELLS, ABLATIONS, CELLS, Cell, digest_of, methods_of, study_of
+from benchmarks.learning.cells import (
+    ABLATION_CELLS,
+    ABLATIONS,
+    CELLS,
+    SILO_CELLS,
+    Cell,
+    digest_of,
+    methods_of,
+    study_of,
+)
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
@@ -102,7 +111,8 @@ def _missing(options: argparse.Namespace) -> list[Job]:
     done = {(line["method"], line["study"]) for line in lines()}
     wanted = [(seed + ABLATION_SEED - 1, cell, method) for seed in range(1, options.seeds + 1)
               for cell in ABLATION_CELLS for method in ABLATIONS] if options.ablation else \
-        [(seed, cell, method) for seed in range(1, options.seeds + 1) for cell in CELLS for method in methods_of(cell)]
+        [(seed, cell, method) for seed in range(1, options.seeds + 1) for cell in (*CELLS, *SILO_CELLS)
+         for method in methods_of(cell)]
     jobs = [Job(cell, method, seed, study_of(cell, method, seed=seed, folder=options.data.absolute()))
             for seed, cell, method in wanted if options.cells in cell.name and options.methods in method]
     return [job for job in jobs if (job.method, job.key) not in done]

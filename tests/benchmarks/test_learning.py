@@ -17,6 +17,8 @@ from benchmarks.learning.cells import (
     CELLS,
     METHODS,
     OURS,
+    SILO_CELLS,
+    SILO_METHODS,
     Cell,
     digest_of,
     methods_of,
@@ -45,6 +47,16 @@ def test_every_study_is_valid_and_no_two_are_the_same(cell: Cell) -> None:
     assert (set(studies) == set(METHODS)) is (cell.split == "even")
     federated = [study["simulation"]["split"] for name, study in studies.items() if name not in AT_ONE_PLACE]
     assert all(split == federated[0] for split in federated), "all methods have the same images"
+
+
+@pytest.mark.parametrize("cell", SILO_CELLS, ids=lambda cell: cell.name)
+def test_every_study_with_labels_at_silos_is_valid_and_has_the_same_images(cell: Cell) -> None:
+    studies = {name: study_of(cell, name, seed=1, folder=DATA) for name in methods_of(cell)}
+    for study in studies.values():
+        config_from_dict(study, where="cell")
+        assert study["simulation"] == studies[OURS]["simulation"]
+    assert set(studies) == set(SILO_METHODS)
+    assert len({digest_of(study) for study in studies.values()}) == len(studies)
 
 
 def test_the_ablation_changes_one_thing_and_draws_other_images() -> None:
