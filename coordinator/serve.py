@@ -163,7 +163,7 @@ class _Server:
             self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
-            await self._meter.settle(study=self._runtime.study, round=self._runtime.round, phase="standby")
+            await self._settle_once()
 
     def _page_service(self) -> PageService:
         federation = self._federation
@@ -273,11 +273,13 @@ class _Server:
 
     async def _settle(self) -> None:
         while True:
-            collecting = self._runtime.reason is StandbyReason.COLLECTING
             with contextlib.suppress(SemisiloError):  # such as a full disk; what was counted waits for the next time
-                await self._meter.settle(study=self._runtime.study, round=self._runtime.round,
-                                         phase=self._runtime.phase if collecting else "standby")
+                await self._settle_once()
             await asyncio.sleep(max(_SETTLE_SECONDS, len(self._runtime.held) * _SETTLE_SECONDS_PER_SILO))
+
+    async def _settle_once(self) -> None:
+        account = self._runtime.account()
+        await self._meter.settle(study=account.study, round=account.round, phase=account.phase)
 
     async def _checkpoint(self) -> None:
         self._ledger.checkpointed_elsewhere()

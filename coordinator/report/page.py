@@ -259,7 +259,8 @@ def _costs(study: StudySummary) -> Table | None:
     if traffic.simulated:
         totals = [row for row in totals if not row[0].startswith("Wire")]
         rows = [row for row in rows if not row[0].startswith("Wire")]
-    return Table("What went down and up", ("What", "Down", "Up", "Both", "Count"), rows, totals=totals)
+    return Table("What went down and up while rounds were under way", ("What", "Down", "Up", "Both", "Count"), rows,
+                 totals=totals)
 
 
 def _encodings(study: StudySummary) -> Table | None:

@@ -14,14 +14,25 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from semisilo.common.text.log_context import bind
 
-__all__ = ["RuntimeState", "SiloProgress", "StandbyReason"]
+__all__ = ["Account", "RuntimeState", "SiloProgress", "StandbyReason"]
 
 
 _TURNS_AT_ONCE = 4
 """So many silos take their tasks in one turn of the event loop, which is some milliseconds."""
+
+
+class Account(NamedTuple):
+    """What bytes are booked to."""
+
+    study: str
+    """Empty for what is outside of rounds."""
+    round: int
+    phase: str
+    """"standby" between phases."""
 
 
 class StandbyReason(StrEnum):
@@ -85,6 +96,14 @@ class RuntimeState:
     _called: asyncio.Event = field(default_factory=asyncio.Event)
     _turns: deque[asyncio.Future[None]] = field(default_factory=deque)
     _dealing: asyncio.Task[None] | None = None
+
+    def account(self) -> Account:
+        """What the traffic of now belongs to: without a study, and while one is paused or waits for silos, to none."""
+        if self.reason is StandbyReason.COLLECTING:
+            return Account(self.study, self.round, self.phase)
+        if self.reason is StandbyReason.COORDINATOR_WORKING:
+            return Account(self.study, self.round, "standby")
+        return Account("", 0, "standby")
 
     def notify(self) -> None:
         """Something that the engine waits for has changed."""

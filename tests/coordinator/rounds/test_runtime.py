@@ -1,4 +1,4 @@
-"""Many silos that wait for a task: they are woken a few at a time, and nobody else waits for all of them."""
+"""Many silos that wait for a task are woken a few at a time; what traffic is booked to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 
-from semisilo.coordinator.rounds.runtime import RuntimeState
+import pytest
+
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 
 SILOS = 200
 WORK_SECONDS = 0.001
@@ -31,6 +33,17 @@ def test_while_many_silos_take_their_tasks_others_are_answered_after_a_few_of_th
         assert taken == list(range(SILOS))  # in the order in which they have come
         assert max(after - before for before, after in zip(seen, [*seen[1:], SILOS], strict=True)) <= 8
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("reason", "account"), [
+    (StandbyReason.COLLECTING, ("s", 3, "train")), (StandbyReason.COORDINATOR_WORKING, ("s", 3, "standby")),
+    *((reason, ("", 0, "standby")) for reason in (StandbyReason.WAITING_FOR_SILOS, StandbyReason.PAUSED,
+                                                  StandbyReason.NO_STUDY))])
+def test_only_traffic_of_rounds_under_way_is_booked_to_a_study(
+        reason: StandbyReason, account: tuple[str, int, str]) -> None:
+    runtime = RuntimeState()
+    runtime.set(reason=reason, study="s", round=3, phase="train")
+    assert runtime.account() == account
 
 
 def test_a_silo_that_hangs_up_while_it_waits_for_its_turn_keeps_nobody_else_waiting() -> None:
