@@ -29,17 +29,20 @@ from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     MethodSpec,
+    Scenario,
     StatisticsSource,
     at_least,
     below_one,
+    coordinator_has_labels,
     positive,
     refuse_unused,
+    silos_have_labels,
     within,
 )
 
 __all__ = ["SELF_TRAINING", "SelfTrainingSettings"]
 
-_THRESHOLDS = {"labels-at-coordinator": 0.65, "labels-at-silo": 0.9}
+_THRESHOLDS: dict[Scenario, float] = {"labels-at-coordinator": 0.65, "labels-at-silo": 0.9, "labels-at-both": 0.65}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +50,7 @@ class SelfTrainingSettings:
     """Settings of self-training. Sources stand beside each; the combination is ours
     (docs/decisions/0031-self-training.md)."""
 
-    scenario: Literal["labels-at-coordinator", "labels-at-silo"] = "labels-at-coordinator"
+    scenario: Scenario = "labels-at-coordinator"
     """Who holds the labels."""
     warm_up_steps: int | None = None
     """Steps on the labels before round 1, on a cosine of their own; silos get the average of their weights. Left out:
@@ -124,8 +127,9 @@ class SelfTrainingSettings:
 
     def __post_init__(self) -> None:
         within("confidence_threshold", self.threshold, 0.0, 1.0)
-        here, there = ("warm_up_steps", "coordinator_steps"), ("warm_up_rounds", "labelled_steps")
-        for name in here if self.scenario == "labels-at-silo" else there:
+        used = {"warm_up_steps": self.labels_at_coordinator, "coordinator_steps": self.labels_at_coordinator,
+                "labelled_steps": self.labels_at_silos, "warm_up_rounds": not self.labels_at_coordinator}
+        for name in (name for name, honoured in used.items() if not honoured):
             refuse_unused(self, name, f'scenario = "{self.scenario}"')
         for name in ("local_epochs", "unlabelled_batch", "labelled_batch", "labelled_steps"):
             at_least(name, getattr(self, name), 1)
@@ -147,6 +151,16 @@ class SelfTrainingSettings:
             refuse_unused(self, "prior_smoothing", 'silo_prior = "model"')
 
     @property
+    def labels_at_coordinator(self) -> bool:
+        """Whether the coordinator holds labels."""
+        return coordinator_has_labels(self.scenario)
+
+    @property
+    def labels_at_silos(self) -> bool:
+        """Whether labels of silos count."""
+        return silos_have_labels(self.scenario)
+
+    @property
     def threshold(self) -> float:
         """`confidence_threshold`, or the scenario's where it is left out."""
         if self.confidence_threshold is None:
@@ -163,7 +177,7 @@ SELF_TRAINING = MethodSpec(
     name="self_training",
     source="semisilo; after Diao et al., SemiFL, NeurIPS 2022; Saerens et al., Neural Computation 2002; Menon et al., "
            "ICLR 2021; Zhang et al., FedLC, ICML 2022",
-    scenarios=("labels-at-coordinator", "labels-at-silo"),
+    scenarios=("labels-at-coordinator", "labels-at-silo", "labels-at-both"),
     down={"model": Meaning.VALUES, "batch_norm": Meaning.VALUES},
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps", "labelled_loss"),
