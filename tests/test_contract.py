@@ -21,7 +21,7 @@ from semisilo.common.config import from_dict
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning import tensors
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
-from semisilo.common.methods import METHODS, find_method, is_declared
+from semisilo.common.methods import METHODS, coordinator_has_labels, find_method, is_declared
 from semisilo.common.methods.contract import Meaning, TaskSpec
 from semisilo.common.methods.spec import counts_of
 from semisilo.common.payload.codec import ELEMENT_TYPES
@@ -281,7 +281,7 @@ def test_metrics_are_declared_finite_and_complete(undisturbed: Any, study: Metho
         assert metrics.keys() <= measured | run.seen.diagnostics
         evaluated = number > 0 and (study.has_statistics or network == "plain")
         assert {"accuracy", "validation_accuracy"} <= metrics.keys() or not evaluated
-        assert ("labelled_accuracy" in metrics) is (study.scenario == "labels-at-coordinator") or not evaluated
+        assert ("labelled_accuracy" in metrics) is coordinator_has_labels(study.scenario) or not evaluated
     assert "local_accuracy" in run.found.metrics(2) or not own_models
 
 
