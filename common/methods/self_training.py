@@ -15,6 +15,9 @@ prior is taken out of the model and put back where it belongs:
 Where the labels are at the silos, each trains on its own ones after its pseudo-labels, with their class shares added to
 the logits; in the first rounds on these alone, so that there is a model that can label.
 
+Where they are at both, the coordinator does what it does with labels of its own alone, and a silo that has labels, be
+it of a few classes, trains on them after its pseudo-labels, from the first round on.
+
 Nothing but what SemiFL tells leaves a silo: the estimate stays there.
 
 Tests: tests/test_contract.py.
@@ -51,16 +54,18 @@ class SelfTrainingSettings:
     (docs/decisions/0031-self-training.md)."""
 
     scenario: Scenario = "labels-at-coordinator"
-    """Who holds the labels."""
+    """Who holds the labels: the coordinator, silos, or the coordinator and some silos (or all)."""
     warm_up_steps: int | None = None
-    """Steps on the labels before round 1, on a cosine of their own; silos get the average of their weights. Left out:
-    800 passes, but between 600 and 4000 steps, as many as labels alone are trained for. 0: none."""
+    """With labels at the coordinator: steps on them before round 1, on a cosine of their own; silos get the average of
+    their weights. Left out: 800 passes, but between 600 and 4000 steps, as many as labels alone are trained for. 0:
+    none."""
     coordinator_steps: int = 40
-    """Steps on the labels after every aggregation."""
+    """With labels at the coordinator: steps on them after every aggregation."""
     warm_up_rounds: int = 2
     """With labels-at-silo: rounds in which silos learn from their labels alone; others then abstain."""
     labelled_steps: int = 40
-    """With labels-at-silo: steps of a silo on its own labels in a round, after its pseudo-labels."""
+    """With labels-at-silo and -both: steps of a silo on its own labels in a round, after its pseudo-labels, where it
+    has any."""
     labelled_batch: int = 32
     """Images in such a step: half of them strong views, half weak ones, mixed in pairs (MixUp)."""
     logit_adjustment: float = 1.0
@@ -77,9 +82,9 @@ class SelfTrainingSettings:
     """tau of the logit adjustment in a silo's losses, by the class shares of the labels that it kept (as FedLC, Zhang
     et al., ICML 2022, does with true labels). 0 turns it off."""
     confidence_threshold: float | None = None
-    """tau: what a pseudo-label's probability must reach, 0..1. Left out: 0.65 with labels at the coordinator, which is
-    lower than elsewhere since a model that was trained on mixtures is less sure of itself than it may be; 0.9 with
-    labels at silos, where nobody with labels of all classes puts the average right."""
+    """tau: what a pseudo-label's probability must reach, 0..1. Left out: 0.65 with labels at the coordinator or at
+    both, which is lower than elsewhere since a model that was trained on mixtures is less sure of itself than it may
+    be; 0.9 with labels at silos alone, where nobody with labels of all classes puts the average right."""
     local_epochs: int = 3
     """Passes over the kept images in a round."""
     unlabelled_batch: int = 32
@@ -186,6 +191,8 @@ SELF_TRAINING = MethodSpec(
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; where silos measure batch-norm statistics also mean, variance and count at every "
-              "batch-norm layer. The estimated class shares stay at the silo. A silo learns the class shares of the "
-              "labelled images at the coordinator only where logit_adjustment is not 1 and they are imbalanced.",
+              "batch-norm layer. The estimated class shares stay at the silo. Of labels that a silo trains on their "
+              "number and the loss on them are told, and the difference follows from them, the more so the fewer they "
+              "are. A silo learns the class shares of the labelled images at the coordinator only where "
+              "logit_adjustment is not 1 and they are imbalanced.",
 )

@@ -267,17 +267,6 @@ def test_with_labels_at_silos_a_study_opens_without_labelled_images(federation: 
     assert baseline(operations, 1) is None
 
 
-def test_with_labels_at_both_the_classes_come_from_the_labels_and_must_be_names_that_silos_may_have(
-        federation: Path) -> None:
-    method = {"name": "self_training", "scenario": "labels-at-both", "warm_up_steps": 1}
-    _, answer = opened(federation, method=method)
-    assert (answer.frozen.classes, answer.frozen.num_labelled > 0) == (tuple(DIGITS), True)
-    labelled = federation / "studies" / "first" / "labelled"
-    (labelled / "digit-9").rename(labelled / "unlabelled")
-    with pytest.raises(BadConfiguration, match="no class may be called 'unlabelled'"):
-        opened(federation, method=method)
-
-
 def test_mean_and_deviation_can_be_measured_on_validation_images_and_are_frozen(federation: Path) -> None:
     changes: dict[str, Any] = {"method": AT_SILO, "data": {
         "labelled": "", "validation": "labelled", "classes": DIGITS,

@@ -163,16 +163,16 @@ def test_every_split_but_one_works_with_labels_at_the_coordinator(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "class_mismatch"])
 def test_with_labels_at_both_the_coordinator_has_those_of_its_scenario_and_silos_others(name):
     half = {} if name == "shvr_noniid" else {"labelled_classes": 5}
-    split = at_both(SMALL, name=name, silos=10, num_labelled=50, labelled_per_class=2, labelled_silos=2,
+    split = at_both(SMALL, name=name, silos=10, num_labelled=500, labelled_per_class=2, labelled_silos=2,
                     num_validation=100, **half)
-    alone = at_coordinator(SMALL, name=name, silos=10, num_labelled=50, num_validation=100)
+    alone = at_coordinator(SMALL, name=name, silos=10, num_labelled=500, num_validation=100)
     assert np.array_equal(split.coordinator, alone.coordinator)
     counts = [np.bincount(SMALL[part], minlength=10).tolist() for part in split.labelled]
     first = 2 if name == "shvr_noniid" else 5
     assert counts[0] == [2] * first + [0] * (10 - first)
     assert counts[1] == [0] * first + [2] * first + [0] * (10 - 2 * first)
     assert counts[2:] == [[0] * 10] * 8
-    assert sum(map(len, split.silos)) > 850, "of 1850; the uneven ones leave some unused"
+    assert sum(map(len, split.silos)) > 700, "of 1380; the uneven ones leave some unused"
     assert bool(split.steps) is (name == "streaming_noniid")
 
 
