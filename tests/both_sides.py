@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from semisilo.common.config import to_dict
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import TensorsMissing
+from semisilo.common.methods import coordinator_has_labels, silos_have_labels
 from semisilo.common.methods.contract import Meaning, TaskSpec
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.manifest import GroupManifest
@@ -151,7 +152,7 @@ def study_tables(images: Images, *, method: Mapping[str, Any], network: str = "p
     """A study file; `method` has its name and scenario, `tables` are laid over the others."""
     data: dict[str, Any] = {"image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.35]}, "classes": list(CLASSES),
                             "test": images.labelled("test"), "validation": images.labelled("validation")}
-    if method["scenario"] == "labels-at-coordinator":
+    if coordinator_has_labels(method["scenario"]):
         data["labelled"] = images.labelled("coordinator")
     study = {"seed": 5, "rounds": rounds, "start_with": silos, "labelled_only_baseline": False}
     found: dict[str, Any] = {
@@ -353,7 +354,7 @@ class Federation:
                              payloads=self.payloads, spool=self.spool, accountant=NoAccounts(),
                              folders=EngineFolders(studies=folder / "studies", payloads=folder / "payloads"))
         config = config_from_dict(dict(tables), where="test")
-        at_silo = config.method.settings.scenario == "labels-at-silo"
+        at_silo = silos_have_labels(config.method.settings.scenario)
         self.silos = {name: Silo(name, folder / name, JoinChoice(
             source=images.unlabelled(name), labelled=images.labelled(name) if at_silo else "",
             test=images.labelled("test")), fresh) for name in silos}

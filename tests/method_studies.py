@@ -12,6 +12,7 @@ __all__ = ["STUDIES", "MethodStudy"]
 
 AT_COORDINATOR: Scenario = "labels-at-coordinator"
 AT_SILO: Scenario = "labels-at-silo"
+AT_BOTH: Scenario = "labels-at-both"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,9 @@ STUDIES: tuple[MethodStudy, ...] = (
                                                   "local_epochs": 1, "lr": 0.05}, quiet={"coordinator_steps": 0}),
     MethodStudy("self_training", AT_SILO, {**_BATCHES, **_ALL_COUNT, "warm_up_rounds": 1, "labelled_steps": 2,
                                            "local_epochs": 1, "lr": 0.05}),
+    MethodStudy("self_training", AT_BOTH, {**_BATCHES, **_ALL_COUNT, "warm_up_steps": 3, "coordinator_steps": 2,
+                                           "labelled_steps": 2, "local_epochs": 1, "lr": 0.05},
+                quiet={"coordinator_steps": 0}),
     MethodStudy("semifl", AT_COORDINATOR, _SEMIFL, quiet=_QUIET),
     MethodStudy("semifl", AT_COORDINATOR, {**_SEMIFL, "sbn_source": "coordinator+silos"}, "statistics of silos",
                 quiet=_QUIET),

@@ -21,7 +21,7 @@ from semisilo.common.config import from_dict
 from semisilo.common.errors import BadPayload
 from semisilo.common.learning import tensors
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
-from semisilo.common.methods import METHODS, find_method, is_declared
+from semisilo.common.methods import METHODS, coordinator_has_labels, find_method, is_declared
 from semisilo.common.methods.contract import Meaning, TaskSpec
 from semisilo.common.methods.spec import counts_of
 from semisilo.common.payload.codec import ELEMENT_TYPES
@@ -43,7 +43,7 @@ from tests.both_sides import (
     study_tables,
     write_images,
 )
-from tests.method_studies import STUDIES, MethodStudy
+from tests.method_studies import AT_BOTH, STUDIES, MethodStudy
 
 SILOS = ("a", "b", "c")
 FIRST = tuple(each for number, each in enumerate(STUDIES)
@@ -51,8 +51,12 @@ FIRST = tuple(each for number, each in enumerate(STUDIES)
 """One study of each method and scenario."""
 CASES = [*((study, "batch norm") for study in STUDIES), *((study, "plain") for study in FIRST)]
 
-every_case = pytest.mark.parametrize(("study", "network"), CASES, ids=[f"{study}-{net}" for study, net in CASES])
-every_method = pytest.mark.parametrize("study", FIRST, ids=str)
+every_case = pytest.mark.parametrize(("study", "network"), [
+    pytest.param(study, network, marks=pytest.mark.slow) if study.scenario == AT_BOTH else (study, network)
+    for study, network in CASES], ids=[f"{study}-{net}" for study, net in CASES])
+"""Labels at both are what the two other scenarios have together: tests/silo/trainers/test_self_training.py."""
+every_method = pytest.mark.parametrize("study", [
+    pytest.param(each, marks=pytest.mark.slow) if each.scenario == AT_BOTH else each for each in FIRST], ids=str)
 _OF_SEMIFL = next(each for each in STUDIES if each.method == "semifl")
 _WITH_MEMORY = ("semifl", "fedmatch", "scaffold", "fed_shvr")
 """Methods that keep something for each silo, or from round to round."""
@@ -281,7 +285,7 @@ def test_metrics_are_declared_finite_and_complete(undisturbed: Any, study: Metho
         assert metrics.keys() <= measured | run.seen.diagnostics
         evaluated = number > 0 and (study.has_statistics or network == "plain")
         assert {"accuracy", "validation_accuracy"} <= metrics.keys() or not evaluated
-        assert ("labelled_accuracy" in metrics) is (study.scenario == "labels-at-coordinator") or not evaluated
+        assert ("labelled_accuracy" in metrics) is coordinator_has_labels(study.scenario) or not evaluated
     assert "local_accuracy" in run.found.metrics(2) or not own_models
 
 

@@ -42,7 +42,7 @@ from tests.both_sides import (
     study_tables,
     write_images,
 )
-from tests.method_studies import STUDIES, MethodStudy
+from tests.method_studies import AT_BOTH, STUDIES, MethodStudy
 
 SILOS = ("a", "b", "c")
 FIRST = tuple(each for number, each in enumerate(STUDIES)
@@ -52,9 +52,9 @@ FROZEN_BYTES = 4 * (4 * 9 + 4 + 4 + 4 + 4)
 """A convolution of 4 x 1 x 3 x 3, gamma, beta, mean and variance of 4 channels."""
 
 every_method = pytest.mark.parametrize("study", [
-    pytest.param(each, marks=pytest.mark.slow) if each.method in ("fedprox", "fednova") else each for each in FIRST],
-    ids=str)
-"""FedProx and FedNova hand over what FedAvg does."""
+    pytest.param(each, marks=pytest.mark.slow) if each.method in ("fedprox", "fednova") or each.scenario == AT_BOTH
+    else each for each in FIRST], ids=str)
+"""FedProx and FedNova hand over what FedAvg does, and with labels at both silos what they do with labels at silos."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,13 +24,14 @@ from semisilo.simulation import run
 from semisilo.simulation.dealing import deal_study
 from semisilo.simulation.parts import write_coordinator, write_parts
 from semisilo.simulation.settings import load_simulated_study
-from tests.method_studies import AT_COORDINATOR, AT_SILO, STUDIES, MethodStudy
+from tests.method_studies import AT_BOTH, AT_COORDINATOR, AT_SILO, STUDIES, MethodStudy
 from tests.processes import FederationOfProcesses, federation
 from tests.semisilo.studies import CASES, study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SILOS = ("silo-000", "silo-001")
+SCENARIOS = (AT_COORDINATOR, AT_SILO, AT_BOTH)
 OVER = ("completed", "failed", "stopped")
 
 
@@ -108,7 +109,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         yield find
 
 
-@pytest.mark.parametrize("each", [*studies_of(AT_COORDINATOR), *studies_of(AT_SILO)], ids=str)
+@pytest.mark.parametrize("each", [each for scenario in SCENARIOS for each in studies_of(scenario)], ids=str)
 def test_a_federation_of_real_processes_ends_with_the_bits_of_the_simulation(
         deployed: Callable[[str], Deployed], each: MethodStudy, tmp_path: Path) -> None:
     name, processes = name_of(each), deployed(each.scenario).processes
@@ -125,7 +126,7 @@ def test_a_federation_of_real_processes_ends_with_the_bits_of_the_simulation(
     assert ("updated",) in states, f"somebody must have sent something: {states}"
 
 
-@pytest.mark.parametrize("scenario", [AT_COORDINATOR, AT_SILO])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_both_sides_end_by_themselves_when_all_studies_are_over(
         deployed: Callable[[str], Deployed], scenario: str) -> None:
     processes = deployed(scenario).processes

@@ -1,7 +1,8 @@
 """What a study's table [simulation.split] says: which rule deals the images of a set to silos, and its numbers.
 
-Every rule deals the unlabelled images; who holds labels is chosen before. So each works in both scenarios, except
-`class_mismatch`, whose unlabelled images depend on the labels that a silo holds.
+Every rule deals the unlabelled images; who holds labels is chosen before. So each works in every scenario, except
+`class_mismatch`, whose unlabelled images depend on the labels that a silo holds. With labels-at-both the coordinator's
+labelled images are those of labels-at-coordinator, and those of silos are drawn from the others.
 `semisilo.simulation.splits.named_splits` deals. This module imports no numpy, so that the light processes may read
 study files.
 
@@ -58,17 +59,23 @@ class SplitSettings:
     silos: int
     """Number of silos, at least 1."""
     num_labelled: int | tuple[int, ...] | None = None
-    """labels-at-coordinator: labelled images at the coordinator. In all, of each class equally many: a multiple of the
-    number of classes; or, with `label_imbalance`, any number. Or a list, how many of each class, in label order."""
+    """labels-at-coordinator, -both: labelled images at the coordinator. In all, of each class equally many: a multiple
+    of the number of classes; or, with `label_imbalance`, any number. Or a list, how many of each class, in label order.
+    """
     label_imbalance: float | None = None
-    """labels-at-coordinator: the first class has this many times the labelled images of the last one, those between
-    fall geometrically (Cui et al., CVPR 2019), at least one of each. Above 1."""
+    """labels-at-coordinator, -both: the first class has this many times the labelled images of the last one, those
+    between fall geometrically (Cui et al., CVPR 2019), at least one of each. Above 1."""
     unlabelled_imbalance: float | None = None
     """The images that are dealt to silos without labels fall likewise from the first class to the last: as many of each
     as the sizes of the classes permit, drawn at random; the others are unused. Above 1."""
     labelled_per_class: int | None = None
-    """labels-at-silo: labelled images of each class at each silo ("shvr_noniid": of each class that it has labels of).
-    Left out: 5 in the splits of FedMatch, 6 and 30 in those of Fed-SHVR; the others need it, unless `all_labelled`."""
+    """labels-at-silo, -both: labelled images of each class at each silo (of each class that it has labels of). Left
+    out: 5 in the splits of FedMatch, 6 and 30 in those of Fed-SHVR; the others need it, unless `all_labelled`."""
+    labelled_silos: int | None = None
+    """labels-at-silo, -both: how many silos have labels, the first ones; left out: all."""
+    labelled_classes: int | None = None
+    """labels-at-silo, -both: of how many classes such a silo has labels: the first silo of the first ones, the second
+    of those that follow, and so on in a ring. Left out: of all; "shvr_noniid" has `classes_per_silo` for it."""
     labelled_per_silo: int | None = None
     """"class_mismatch": labelled images of each silo in all; left out: 100."""
     all_labelled: bool = False
@@ -104,8 +111,8 @@ class SplitSettings:
 
     def __post_init__(self) -> None:
         self._refuse_unused()
-        for name in ("silos", "labelled_per_class", "labelled_per_silo", "num_labelled", "classes_per_silo",
-                     "images_per_silo", "steps", "rounds_per_step"):
+        for name in ("silos", "labelled_per_class", "labelled_per_silo", "labelled_silos", "labelled_classes",
+                     "num_labelled", "classes_per_silo", "images_per_silo", "steps", "rounds_per_step"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} = {value}: must be at least 1.")
@@ -118,6 +125,8 @@ class SplitSettings:
             value = getattr(self, name)
             if value is not None and not 1 < value < float("inf"):
                 raise ValueError(f"{name} = {value}: must be above 1 and finite.")
+        if self.labelled_silos is not None and self.labelled_silos > self.silos:
+            raise ValueError(f"labelled_silos = {self.labelled_silos}: there are only {self.silos} silos.")
         self._check_prevalences()
         if self.dirichlet is not None and not 0 < self.dirichlet < float("inf"):
             raise ValueError(f"dirichlet = {self.dirichlet}: must be above 0 and finite.")
@@ -147,8 +156,13 @@ class SplitSettings:
                 raise ValueError(f'{name} has no effect in the split "{self.name}": remove it, or choose {where}.')
         if self.name == "class_mismatch" and self.mismatch_ratio is None:
             raise ValueError('the split "class_mismatch" needs mismatch_ratio, a number from 0 to 1.')
-        if self.name == "class_mismatch" and self.labelled_per_class is not None:
-            raise ValueError('labelled_per_class has no effect in the split "class_mismatch": give labelled_per_silo.')
+        for name in ("labelled_per_class", "labelled_silos", "labelled_classes"):
+            if self.name == "class_mismatch" and getattr(self, name) is not None:
+                raise ValueError(f'{name} has no effect in the split "class_mismatch": give labelled_per_silo.')
+        if self.name == "shvr_noniid" and self.labelled_classes is not None:
+            raise ValueError('labelled_classes has no effect in the split "shvr_noniid": give classes_per_silo.')
+        if self.all_labelled and self.labelled_silos is not None:
+            raise ValueError("labelled_silos has no effect with all_labelled: every silo has labels.")
         if self.name == "class_mismatch" and self.sizes != "literal" and self.dirichlet is not None:
             raise ValueError('dirichlet has no effect in the split "class_mismatch" unless sizes = "literal".')
         if self.all_labelled and (self.steps is not None or self.rounds_per_step is not None):

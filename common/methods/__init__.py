@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from semisilo.common.methods.builtin import METHODS
 from semisilo.common.methods.semifl import SemiFLSettings
-from semisilo.common.methods.spec import MethodPlugin, MethodSpec, Scenario, check_metrics, is_declared
+from semisilo.common.methods.spec import (
+    MethodPlugin,
+    MethodSpec,
+    Scenario,
+    check_metrics,
+    coordinator_has_labels,
+    is_declared,
+    silos_have_labels,
+)
 
 __all__ = ["METHODS", "MethodPlugin", "MethodSpec", "Scenario", "SemiFLSettings", "check_metrics",
-           "find_method", "is_declared"]
+           "coordinator_has_labels", "find_method", "is_declared", "silos_have_labels"]
 
 
 def find_method(name: str) -> MethodSpec:

@@ -298,7 +298,7 @@ class CoordinatorData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiloData:
-    """What a silo holds. `labelled` is None in the scenario labels-at-coordinator."""
+    """What a silo holds. `labelled` is None in the scenario labels-at-coordinator, and where a silo has no labels."""
 
     labelled: ImageSet | None = None
     unlabelled: ImageSet | None = None

@@ -19,8 +19,8 @@ from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
+    EitherScenario,
     MethodSpec,
-    Scenario,
     StatisticsSource,
     at_least,
     below_one,
@@ -45,7 +45,7 @@ class FedMatchSettings(ImbalanceSettings):
     Source: Jeong et al., arXiv 2006.12097 (v1) and ICLR 2021 (v3) with official code.
     """
 
-    scenario: Scenario = "labels-at-coordinator"
+    scenario: EitherScenario = "labels-at-coordinator"
     """Who holds the labels; the paper's "disjoint" is labels-at-coordinator, its "standard" labels-at-silo."""
     preset: FedMatchPreset = ""
     """Values of a published version for all settings that the study does not set. "" has those of v1, but ties among
@@ -161,7 +161,7 @@ class FedMatchSettings(ImbalanceSettings):
         return self.augment_train
 
 
-def preset_values(preset: FedMatchPreset, scenario: Scenario) -> Mapping[str, object]:
+def preset_values(preset: FedMatchPreset, scenario: EitherScenario) -> Mapping[str, object]:
     """The settings that a preset fills in where a study leaves them out; section 8 of the published table.
 
     Thresholds of the transfer are the official code's, but in "paper_v1": v1 names none. What it counts as sent then

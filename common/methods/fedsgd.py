@@ -14,7 +14,13 @@ from typing import Literal
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
-from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, Scenario, StatisticsSource, refuse_unused
+from semisilo.common.methods.spec import (
+    PSEUDO_LABEL_METRICS,
+    EitherScenario,
+    MethodSpec,
+    StatisticsSource,
+    refuse_unused,
+)
 
 __all__ = ["FEDSGD", "FedSGDSettings"]
 
@@ -32,7 +38,7 @@ class FedSGDSettings(ObjectiveSettings):
     Source: McMahan et al., AISTATS 2017; with FixMatch as SemiFL (Diao et al., NeurIPS 2022) compares it.
     """
 
-    scenario: Scenario = "labels-at-coordinator"
+    scenario: EitherScenario = "labels-at-coordinator"
     """Where the labels are."""
     objective: Literal["fixmatch", "uda", "sl"] = "fixmatch"
     """The objective whose gradient is sent. "sl" learns from labels alone, so it needs them at the silos."""

@@ -15,6 +15,9 @@ prior is taken out of the model and put back where it belongs:
 Where the labels are at the silos, each trains on its own ones after its pseudo-labels, with their class shares added to
 the logits; in the first rounds on these alone, so that there is a model that can label.
 
+Where they are at both, the coordinator does what it does with labels of its own alone, and a silo that has labels, be
+it of a few classes, trains on them after its pseudo-labels, from the first round on.
+
 Nothing but what SemiFL tells leaves a silo: the estimate stays there.
 
 Tests: tests/test_contract.py.
@@ -29,17 +32,20 @@ from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     MethodSpec,
+    Scenario,
     StatisticsSource,
     at_least,
     below_one,
+    coordinator_has_labels,
     positive,
     refuse_unused,
+    silos_have_labels,
     within,
 )
 
 __all__ = ["SELF_TRAINING", "SelfTrainingSettings"]
 
-_THRESHOLDS = {"labels-at-coordinator": 0.65, "labels-at-silo": 0.9}
+_THRESHOLDS: dict[Scenario, float] = {"labels-at-coordinator": 0.65, "labels-at-silo": 0.9, "labels-at-both": 0.65}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,17 +53,19 @@ class SelfTrainingSettings:
     """Settings of self-training. Sources stand beside each; the combination is ours
     (docs/decisions/0031-self-training.md)."""
 
-    scenario: Literal["labels-at-coordinator", "labels-at-silo"] = "labels-at-coordinator"
-    """Who holds the labels."""
+    scenario: Scenario = "labels-at-coordinator"
+    """Who holds the labels: the coordinator, silos, or the coordinator and some silos (or all)."""
     warm_up_steps: int | None = None
-    """Steps on the labels before round 1, on a cosine of their own; silos get the average of their weights. Left out:
-    800 passes, but between 600 and 4000 steps, as many as labels alone are trained for. 0: none."""
+    """With labels at the coordinator: steps on them before round 1, on a cosine of their own; silos get the average of
+    their weights. Left out: 800 passes, but between 600 and 4000 steps, as many as labels alone are trained for. 0:
+    none."""
     coordinator_steps: int = 40
-    """Steps on the labels after every aggregation."""
+    """With labels at the coordinator: steps on them after every aggregation."""
     warm_up_rounds: int = 2
     """With labels-at-silo: rounds in which silos learn from their labels alone; others then abstain."""
     labelled_steps: int = 40
-    """With labels-at-silo: steps of a silo on its own labels in a round, after its pseudo-labels."""
+    """With labels-at-silo and -both: steps of a silo on its own labels in a round, after its pseudo-labels, where it
+    has any."""
     labelled_batch: int = 32
     """Images in such a step: half of them strong views, half weak ones, mixed in pairs (MixUp)."""
     logit_adjustment: float = 1.0
@@ -74,9 +82,9 @@ class SelfTrainingSettings:
     """tau of the logit adjustment in a silo's losses, by the class shares of the labels that it kept (as FedLC, Zhang
     et al., ICML 2022, does with true labels). 0 turns it off."""
     confidence_threshold: float | None = None
-    """tau: what a pseudo-label's probability must reach, 0..1. Left out: 0.65 with labels at the coordinator, which is
-    lower than elsewhere since a model that was trained on mixtures is less sure of itself than it may be; 0.9 with
-    labels at silos, where nobody with labels of all classes puts the average right."""
+    """tau: what a pseudo-label's probability must reach, 0..1. Left out: 0.65 with labels at the coordinator or at
+    both, which is lower than elsewhere since a model that was trained on mixtures is less sure of itself than it may
+    be; 0.9 with labels at silos alone, where nobody with labels of all classes puts the average right."""
     local_epochs: int = 3
     """Passes over the kept images in a round."""
     unlabelled_batch: int = 32
@@ -124,8 +132,9 @@ class SelfTrainingSettings:
 
     def __post_init__(self) -> None:
         within("confidence_threshold", self.threshold, 0.0, 1.0)
-        here, there = ("warm_up_steps", "coordinator_steps"), ("warm_up_rounds", "labelled_steps")
-        for name in here if self.scenario == "labels-at-silo" else there:
+        used = {"warm_up_steps": self.labels_at_coordinator, "coordinator_steps": self.labels_at_coordinator,
+                "labelled_steps": self.labels_at_silos, "warm_up_rounds": not self.labels_at_coordinator}
+        for name in (name for name, honoured in used.items() if not honoured):
             refuse_unused(self, name, f'scenario = "{self.scenario}"')
         for name in ("local_epochs", "unlabelled_batch", "labelled_batch", "labelled_steps"):
             at_least(name, getattr(self, name), 1)
@@ -147,6 +156,16 @@ class SelfTrainingSettings:
             refuse_unused(self, "prior_smoothing", 'silo_prior = "model"')
 
     @property
+    def labels_at_coordinator(self) -> bool:
+        """Whether the coordinator holds labels."""
+        return coordinator_has_labels(self.scenario)
+
+    @property
+    def labels_at_silos(self) -> bool:
+        """Whether labels of silos count."""
+        return silos_have_labels(self.scenario)
+
+    @property
     def threshold(self) -> float:
         """`confidence_threshold`, or the scenario's where it is left out."""
         if self.confidence_threshold is None:
@@ -163,7 +182,7 @@ SELF_TRAINING = MethodSpec(
     name="self_training",
     source="semisilo; after Diao et al., SemiFL, NeurIPS 2022; Saerens et al., Neural Computation 2002; Menon et al., "
            "ICLR 2021; Zhang et al., FedLC, ICML 2022",
-    scenarios=("labels-at-coordinator", "labels-at-silo"),
+    scenarios=("labels-at-coordinator", "labels-at-silo", "labels-at-both"),
     down={"model": Meaning.VALUES, "batch_norm": Meaning.VALUES},
     up={"model": Meaning.DIFFERENCE, "batch_norm": Meaning.VALUES},
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps", "labelled_loss"),
@@ -172,6 +191,8 @@ SELF_TRAINING = MethodSpec(
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; where silos measure batch-norm statistics also mean, variance and count at every "
-              "batch-norm layer. The estimated class shares stay at the silo. A silo learns the class shares of the "
-              "labelled images at the coordinator only where logit_adjustment is not 1 and they are imbalanced.",
+              "batch-norm layer. The estimated class shares stay at the silo. Of labels that a silo trains on their "
+              "number and the loss on them are told, and the difference follows from them, the more so the fewer they "
+              "are. A silo learns the class shares of the labelled images at the coordinator only where "
+              "logit_adjustment is not 1 and they are imbalanced.",
 )

@@ -14,10 +14,14 @@ from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.text.logs import printable
 
-__all__ = ["FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "MethodPlugin", "MethodSpec", "Scenario", "StatisticsSource",
-           "at_least", "below_one", "check_metrics", "counts_of", "is_declared", "positive", "refuse_unused", "within"]
+__all__ = ["FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
+           "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels", "counts_of",
+           "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
 
-Scenario = Literal["labels-at-coordinator", "labels-at-silo"]
+EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
+"""Of methods for labels at one of the two places, and never at both in one study."""
+Scenario = Literal[EitherScenario, "labels-at-both"]
+"""Who holds labels. With labels-at-both the coordinator does, and silos may: some, a few, of some classes."""
 StatisticsSource = Literal["auto", "coordinator", "coordinator+silos", "silos"]
 """Who measures static batch-norm statistics: `semisilo.coordinator.strategies.parts.batch_norm`."""
 
@@ -31,6 +35,17 @@ _STATISTICS = "statistics"
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
 """What `semisilo.silo.objectives.pseudo_label_report` gives for every method that makes pseudo-labels. The last two are
 known in simulations only; "pseudo_labels/<label>" is how many kept images have that class."""
+
+
+
+def coordinator_has_labels(scenario: Scenario) -> bool:
+    """Whether the coordinator holds labelled images that it trains on."""
+    return scenario != "labels-at-silo"
+
+
+def silos_have_labels(scenario: Scenario) -> bool:
+    """Whether labels that a silo has count as labels; else they are dropped."""
+    return scenario != "labels-at-coordinator"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

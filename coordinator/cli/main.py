@@ -30,8 +30,9 @@ app = typer.Typer(
          "  coordinator report first\n\n"
          "Exit status: 0 done; 1 failure; 2 wrong usage; 130 Ctrl-C; 143 SIGTERM, but 0 of serve.")
 
-ScenarioOption = Annotated[Literal["labels-at-coordinator", "labels-at-silo"], typer.Option(
-    "--scenario", help="Where the labelled images are; decides what stands in the study file.")]
+ScenarioOption = Annotated[Literal["labels-at-coordinator", "labels-at-silo", "labels-at-both"], typer.Option(
+    "--scenario", help="Where the labelled images are; decides what stands in the study file. labels-at-both: at the "
+                       "coordinator, and a few more at some silos.")]
 
 
 @app.callback()

@@ -294,7 +294,7 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
 
 
 def study_template(scenario: Scenario = "labels-at-coordinator") -> str:
-    """A commented study file to edit, for labels at the coordinator or at the silos."""
+    """A commented study file to edit, for labels at the coordinator, at the silos or at both."""
     return f'''# What silos train together. Paths start at this folder. Keys: docs/study.md, docs/methods.md.
 [study]
 seed = 1
@@ -326,14 +326,16 @@ uplink = "auto"
 '''
 
 
-_DATA: dict[Scenario, str] = {
-    "labels-at-coordinator": '''\
+_LABELLED_DATA = '''\
 labelled = "data/labelled"        # a folder of class folders, or file.npz, or "digits"
 test = "data/test"                # measured after every round
 # validation_share = "20%"        # held out of the labels to choose the round; left out: of 200 labels or more
 # classes = ["basophil", "eosinophil"]   # order = label; taken from `labelled` when left out, then frozen
 image = { size = 28, channels = 3, mean = "labelled", std = "labelled", resize = "fit" }
-''',
+'''
+_DATA: dict[Scenario, str] = {
+    "labels-at-coordinator": _LABELLED_DATA,
+    "labels-at-both": _LABELLED_DATA.replace("taken from", "those of silos too; taken from"),
     "labels-at-silo": '''\
 test = "data/test"                # measured after every round: class folders, or file.npz; leave it out without one
 # validation = "data/validation"  # chooses the round that is handed over; some methods need it
@@ -347,6 +349,14 @@ scenario = "labels-at-coordinator"
 # warm_up_steps = 400             # on the labels, before silos are asked; left out: 600 to 4000, see docs/methods.md
 coordinator_steps = 40            # on the labels, after every round
 local_epochs = 3
+''',
+    "labels-at-both": '''\
+name = "self_training"
+scenario = "labels-at-both"
+# warm_up_steps = 400             # on the labels here, before silos are asked; left out: 600 to 4000
+coordinator_steps = 40            # on the labels here, after every round
+local_epochs = 3                  # of a silo over the images that it could label
+labelled_steps = 40               # of a silo on its own labels, where it has some, in every round
 ''',
     "labels-at-silo": '''\
 name = "fedavg"

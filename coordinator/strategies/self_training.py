@@ -74,8 +74,7 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
 
     def __init__(self, settings: SelfTrainingSettings, environment: Environment) -> None:
         """Raises: BadData where labels are needed here and missing; BadConfiguration as `StaticStatistics`."""
-        at_coordinator = settings.scenario == "labels-at-coordinator"
-        self._labelled = labelled_images(environment, "Self-training") if at_coordinator else None
+        self._labelled = labelled_images(environment, "Self-training") if settings.labels_at_coordinator else None
         self._settings = settings
         self._prior = (1.0 / environment.num_classes,) * environment.num_classes
         if self._labelled is not None:

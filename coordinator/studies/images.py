@@ -20,13 +20,14 @@ from semisilo.common.data.readers import ImageSet, Skipped, measure_form, read_i
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.learning.tensors import digest
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, decided_measure, parse_measure
+from semisilo.common.methods import silos_have_labels
 from semisilo.common.methods.contract import CoordinatorData, ModelSettings, TensorGroup
 from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
 from semisilo.common.models.starting_point import StartingPoint, starting_point
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.studies.held_out import check_apart, draw_validation, held_out_share, pixel_digests
-from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class
+from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class, check_class_names
 
 __all__ = ["StudyData", "read_study_data"]
 
@@ -84,6 +85,8 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     if len(classes) < 2:
         raise BadData(f"[data] the study has {'1 class: ' + classes[0] if classes else 'no class'}.",
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
+    if frozen is None and silos_have_labels(config.method.settings.scenario):
+        check_class_names(classes, where="[data]")  # those that the labelled images have brought
     measure, measure_reason = _measure(config, classes, images_K)
     if config.study.patience and not _count(images.validation):
         raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"

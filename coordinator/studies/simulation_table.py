@@ -41,7 +41,7 @@ class SimulationSettings:
     """Fed-SHVR: measures after every round how far the federation is from standing still (metrics stationarity_gap,
     stationarity_gradient, stationarity_labels, objective). Takes several passes over all images of all silos."""
     forgetting: bool = False
-    """labels-at-silo: the accuracy of each silo's model on its own labelled images before and after its training
+    """labels-at-silo, -both: the accuracy of each silo's model on its own labelled images before and after its training
     (metrics labelled_accuracy_before and labelled_accuracy_after). Real silos send no such numbers."""
 
     def __post_init__(self) -> None:

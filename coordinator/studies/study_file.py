@@ -14,14 +14,14 @@ from semisilo.common.config import Tables, from_dict, load_toml, parse_duration
 from semisilo.common.data.form import LABELLED, UNLABELLED, AugmentationSettings, OnError, Reading
 from semisilo.common.errors import BadConfiguration, UnknownName
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
-from semisilo.common.methods import MethodSpec, find_method
+from semisilo.common.methods import MethodSpec, Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.methods.contract import ModelSettings, Numerics
 from semisilo.common.methods.uplink import Uplink, parse_uplink
 from semisilo.coordinator.ledger.records import BaselineRecipe
 
 __all__ = ["NEEDS_VALIDATION", "DataSettings", "ImageSettings", "MethodSettings", "ParticipationSettings",
-           "StudyConfig", "StudySettings", "WireSettings", "check_class", "check_scenario", "config_from_dict",
-           "load_study"]
+           "StudyConfig", "StudySettings", "WireSettings", "check_class", "check_class_names", "check_scenario",
+           "config_from_dict", "load_study"]
 
 T = TypeVar("T")
 
@@ -142,8 +142,8 @@ class DataSettings:
 
     image: ImageSettings
     labelled: str = ""
-    """Folder of class folders, `file.npz`, `file.npz#train`, or a named set such as "digits". Needed in the scenario
-    labels-at-coordinator, refused in labels-at-silo."""
+    """Folder of class folders, `file.npz`, `file.npz#train`, or a named set such as "digits". Needed in the scenarios
+    labels-at-coordinator and labels-at-both, refused in labels-at-silo."""
     validation: str = ""
     """Chooses the round that is handed over, and is needed by some methods; same forms as `labelled`."""
     validation_share: str = "auto"
@@ -366,6 +366,15 @@ def check_class(measure: StudyMeasure, classes: Sequence[str], *, where: str) ->
                                remedy=f"Did you mean '{near[0]}'?" if near else f"Classes: {', '.join(classes)}.")
 
 
+def check_class_names(classes: Sequence[str], *, where: str) -> None:
+    """Whether silos may have class folders of these names. Raises: BadConfiguration for one that means something else.
+    """
+    for name in (LABELLED, UNLABELLED):
+        if name in classes:
+            raise BadConfiguration(f"{where}: no class may be called '{name}': at a silo this folder is none.",
+                                   remedy="Choose another name.")
+
+
 def _method_of(name: str, where: str) -> MethodSpec:
     try:
         return find_method(name)
@@ -406,24 +415,24 @@ def check_scenario(config: StudyConfig, where: str) -> None:
     Raises: BadConfiguration, naming table and key.
     """
     data, method = config.data, config.method
-    scenario = method.settings.scenario
-    other = next((each for each in find_method(method.name).scenarios if each != scenario), "")
-    or_else = f' Or set [method] scenario = "{other}".' if other else ""
+    scenario: Scenario = method.settings.scenario
+    at_coordinator = coordinator_has_labels(scenario)
+    others = [f'"{each}"' for each in find_method(method.name).scenarios
+              if coordinator_has_labels(each) is not at_coordinator]
+    or_else = f" Or set [method] scenario = {' or '.join(others)}." if others else ""
     at = f"{where}: [data]"
-    if scenario == "labels-at-coordinator" and not data.labelled:
+    if at_coordinator and not data.labelled:
         raise BadConfiguration(f"{at}: 'labelled' is missing: in the scenario {scenario} {method.name} needs labelled "
                                "images at the coordinator.", remedy=f'Give their place: labelled = "folder".{or_else}')
-    if scenario == "labels-at-silo":
+    if silos_have_labels(scenario):
+        check_class_names(data.classes, where=at)
+    if not at_coordinator:
         if data.labelled:
             raise BadConfiguration(f"{at}: labelled would not be used: in the scenario {scenario} {method.name} learns "
                                    "from the labels of silos alone.", remedy=f"Remove that line.{or_else}")
         if not data.classes:
             raise BadConfiguration(f"{at}: 'classes' is missing: the labels are at the silos, which need their order.",
                                    remedy='Name them in the order of labels: classes = ["a", "b"].')
-        for name in (LABELLED, UNLABELLED):
-            if name in data.classes:
-                raise BadConfiguration(f"{at}: no class may be called '{name}': at a silo this folder is none.",
-                                       remedy="Choose another name.")
     for key in ("mean", "std"):
         source = getattr(data.image, key)
         if isinstance(source, str) and not getattr(data, source):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import parse_source, survey
 from semisilo.common.errors import BadData, UsageError
-from semisilo.common.methods import find_method
+from semisilo.common.methods import Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.storage.durable import write_durably
 
 __all__ = ["DataSource", "Method", "NamedMethod", "Setup", "folder_name", "labelled_methods",
@@ -75,7 +75,7 @@ class Setup:
         Raises: UsageError for settings that contradict each other; BadData when the images cannot be read.
         """
         scenario = self._scenario(method)
-        at_coordinator = scenario == "labels-at-coordinator"
+        at_coordinator = coordinator_has_labels(scenario)
         found = survey(self.data)
         size = self.image_size or _automatic_size(found.sizes)
         channels = found.channels
@@ -88,7 +88,7 @@ class Setup:
             "method": {"name": method.name, "scenario": scenario,
                        **{key: value for key, value in method.settings.items() if key != "scenario"}},
             "simulation": {"data": self.data, **({"test": self.test} if self.test else {}),
-                           "split": self._split(at_coordinator)}}
+                           "split": self._split(scenario)}}
         for name, keys in self.tables.items():
             if not isinstance(keys, Mapping):
                 raise UsageError(f"tables: '{name}' must be a table of settings.",
@@ -96,29 +96,28 @@ class Setup:
             tables[name] = _merged(tables.get(name, {}), keys)
         return {name: copy.deepcopy(table) for name, table in tables.items()}
 
-    def _scenario(self, method: NamedMethod) -> str:
-        if self.num_labelled is not None and self.labelled_per_class is not None:
-            raise UsageError("num_labelled and labelled_per_class are both given: the labels are at the coordinator or"
-                             " at the silos.", remedy="Leave one of them out.")
+    def _scenario(self, method: NamedMethod) -> Scenario:
+        """The one that the method's settings state, else that of the labels that are given."""
         given = method.settings.get("scenario")
         if given is not None:
-            return str(given)
+            return cast(Scenario, given)  # whether there is such a one, the study file's check says
         if self.num_labelled is not None:
-            return "labels-at-coordinator"
+            return "labels-at-coordinator" if self.labelled_per_class is None else "labels-at-both"
         if self.labelled_per_class is not None:
             return "labels-at-silo"
         raise UsageError("It is not said how many images have labels.",
                          remedy="Give num_labelled=50 for labels at the coordinator, or labelled_per_class=5 for labels"
-                                " of each class at each silo.")
+                                " of each class at each silo; or both.")
 
-    def _split(self, at_coordinator: bool) -> dict[str, object]:
+    def _split(self, scenario: Scenario) -> dict[str, object]:
+        """[simulation.split], with the amounts of labels that count in this scenario."""
         split: Mapping[str, object] = {"name": self.split} if isinstance(self.split, str) else self.split
-        amount = {"num_labelled": self.num_labelled} if at_coordinator else \
-            {"labelled_per_class": self.labelled_per_class}
+        amounts = {"num_labelled": self.num_labelled if coordinator_has_labels(scenario) else None,
+                   "labelled_per_class": self.labelled_per_class if silos_have_labels(scenario) else None}
         num_test = self.num_test
         if num_test is None and not self.test and not _has_test_part(self.data):
             num_test = _HELD_OUT
-        given = {**amount, "num_test": num_test, "num_validation": self.num_validation}
+        given = {**amounts, "num_test": num_test, "num_validation": self.num_validation}
         return {"silos": self.silos, **{key: value for key, value in given.items() if value is not None}, **split}
 
 

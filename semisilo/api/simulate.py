@@ -46,8 +46,10 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
         silos: how many.
         split: the rule that deals the images, or the rule and its settings: {"name": "dirichlet_semifl",
             "dirichlet": 0.3}.
-        num_labelled: images with labels at the coordinator, in all; the silos have none.
-        labelled_per_class: images with labels of each class at each silo; the coordinator has none.
+        num_labelled: images with labels at the coordinator, in all.
+        labelled_per_class: images with labels of each class at each silo. With both the labels are at both, unless the
+            method's settings state another scenario; `split` says which silos have labels, and of how many classes:
+            {"name": "iid", "labelled_silos": 2, "labelled_classes": 5}.
         num_test: images to hold out of `data` for testing, a number or a share such as "20%".
         num_validation: images to hold out for the coordinator's validation set, which chooses the round that is handed
             over and which some methods need.

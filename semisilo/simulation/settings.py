@@ -14,7 +14,7 @@ from typing import Any
 
 from semisilo.common.config import Tables, from_dict, load_toml
 from semisilo.common.errors import BadConfiguration
-from semisilo.common.methods import Scenario, find_method
+from semisilo.common.methods import Scenario, find_method, silos_have_labels
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 
@@ -128,7 +128,7 @@ def _check_diagnostics(simulation: SimulationSettings, draft: StudyConfig, where
                                        " descend on another objective than the gap's.", remedy="Remove one of them.")
     if not simulation.forgetting:
         return
-    if method.settings.scenario != "labels-at-silo":
+    if not silos_have_labels(method.settings.scenario):
         raise BadConfiguration(f"{where}: [simulation]: forgetting = true: in {method.settings.scenario} the silos have"
                                " no labelled images.", remedy="Remove that line; the coordinator's own labelled images"
                                " are measured in every round.")

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from semisilo.common.config import from_dict
 from semisilo.common.errors import SemisiloError
-from semisilo.common.methods import find_method
+from semisilo.common.methods import find_method, silos_have_labels
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.text.describe import describe_seconds
 from semisilo.silo.check.finding import Finding, bad
@@ -24,12 +24,17 @@ __all__ = ["measure_steps", "steps_per_round"]
 _LONGEST_SECONDS = 120.0
 
 
-def measure_steps(needs: StudyNeeds, policy: Policy, *, images: int) -> tuple[Finding, float | None]:
-    """Times steps, and what a round of them would take; (finding, seconds of a round or None)."""
+def measure_steps(needs: StudyNeeds, policy: Policy, *, labelled: int,
+                  unlabelled: int) -> tuple[Finding, float | None]:
+    """Times steps, and what a round of them would take; (finding, seconds of a round or None).
+
+    Args:
+        labelled, unlabelled: images of this silo with and without a label.
+    """
     if not needs.begun:
         return Finding(what="training", state="unknown", text="Not measured: the form of the images is known once the "
                                                               "study has begun."), None
-    batch, steps = steps_per_round(needs, images)
+    batch, steps = steps_per_round(needs, labelled=labelled, unlabelled=unlabelled)
 
     async def ask() -> MeasuredSteps:
         compute = ProcessCompute("semisilo.silo.check.measure_operations:Operations")
@@ -56,8 +61,10 @@ def measure_steps(needs: StudyNeeds, policy: Policy, *, images: int) -> tuple[Fi
         facts={**asdict(found), "steps_per_round": steps, "seconds_per_round": round(seconds, 3)}), seconds
 
 
-def steps_per_round(needs: StudyNeeds, images: int) -> tuple[int, int]:
+def steps_per_round(needs: StudyNeeds, *, labelled: int, unlabelled: int) -> tuple[int, int]:
     """(images in a batch, steps in a round) of this silo by the settings of the study: passes over all its images.
+
+    Where `labelled_steps` says how many steps its labels get, these and passes over the other images.
 
     Methods whose steps follow another rule take about as many; what they do beside plain steps is not in it.
     """
@@ -65,4 +72,8 @@ def steps_per_round(needs: StudyNeeds, images: int) -> tuple[int, int]:
     settings: object = from_dict(spec.settings, needs.task.settings, where=f"settings of {spec.name}")
     batch = int(getattr(settings, "unlabelled_batch", 0) or getattr(settings, "labelled_batch", 0) or 32)
     epochs = int(getattr(settings, "local_epochs", 1) or 1)
-    return batch, max(1, epochs * math.ceil(images / batch))
+    own = 0
+    if labelled and silos_have_labels(getattr(settings, "scenario", "labels-at-silo")):
+        own = int(getattr(settings, "labelled_steps", 0))
+    images = unlabelled if own else labelled + unlabelled
+    return batch, max(1, own + epochs * math.ceil(images / batch))

@@ -94,7 +94,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
             if measure:
                 from semisilo.silo.check.measure import measure_steps
 
-                found, measured = measure_steps(needs, policy, images=sum(counted))
+                found, measured = measure_steps(needs, policy, labelled=counted[0], unlabelled=counted[1])
                 findings.append(found)
             expected = forecast(needs, home, images=sum(counted), measured_seconds=measured)
         findings += look_at_hours(home, policy, needs, expected, now())

@@ -109,7 +109,8 @@ def join(
     labelled: Annotated[str | None, typer.Option(
         "--labelled", metavar="SOURCE", show_default=False,
         help="Labelled images that lie elsewhere: class folders, or a file.npz with labels. All of --data is then "
-             "unlabelled. A study that has its labels at the coordinator drops all labels of this site.")] = None,
+             "unlabelled. A study that has its labels at the coordinator alone drops all labels of this "
+             "site.")] = None,
     test: Annotated[str | None, typer.Option(
         "--test", metavar="SOURCE", show_default=False,
         help="Labelled images that this site's own model is measured on, where a study does so; never trained "

@@ -3,7 +3,7 @@
 | scenario              | labelled                     | unlabelled                                            |
 |-----------------------|------------------------------|-------------------------------------------------------|
 | labels-at-coordinator | none                         | all images; labels that they have are dropped         |
-| labels-at-silo        | what `silo join` was told is | the rest; where they come in steps, those of one step |
+| labels-at-silo, -both | what `silo join` was told is | the rest; where they come in steps, those of one step |
 
 What a source holds with and without a class is told by `semisilo.common.data.partly_labelled`. Nothing here makes
 tensors, so that a light process may import it.
@@ -26,7 +26,7 @@ from semisilo.common.data.partly_labelled import read_partly_labelled, survey_pa
 from semisilo.common.data.readers import ReadResult, read_images, refuse_broken, survey
 from semisilo.common.data.split_settings import streaming_step
 from semisilo.common.errors import BadData
-from semisilo.common.methods import Scenario
+from semisilo.common.methods import Scenario, silos_have_labels
 from semisilo.common.methods.contract import SiloData
 from semisilo.silo.compute.messages import Surveyed
 from semisilo.silo.site.home import JoinChoice, check_apart
@@ -62,7 +62,7 @@ class SiloImages:
         Source of the steps: FedMatch's streaming split, data.md section 3.4.
         """
         labelled, unlabelled = _some(self.labelled), self._of_round(round)
-        if scenario == "labels-at-coordinator" and labelled is not None:
+        if not silos_have_labels(scenario) and labelled is not None:
             hidden = labelled.without_labels()
             labelled, unlabelled = None, hidden if unlabelled is None else joined(hidden, unlabelled)
         return SiloData(labelled=labelled, unlabelled=unlabelled, test=_some(self.test))
@@ -96,7 +96,7 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     """
     check_apart(choice)
     number = 1 + bool(choice.labelled) + bool(choice.test)
-    labels_count = scenario == "labels-at-silo"
+    labels_count = silos_have_labels(scenario)
     on_error: OnError = "skip" if choice.on_error == "report" else choice.on_error  # reported once, of all sources
 
     def part(index: int) -> Callable[[float, str], None]:

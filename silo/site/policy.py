@@ -252,7 +252,7 @@ site_evaluation = {str(Permit().site_evaluation).lower()}
 # Relative paths start at the folder of this file.
 # source = "/scans"
 # With a label and without: put them into the folders labelled/CLASS and unlabelled, or name the labelled ones apart;
-# `source` is then unlabelled, all of it. A study with its labels at the coordinator drops all labels here.
+# `source` is then unlabelled, all of it. A study with labels at the coordinator alone drops those here.
 # labelled = "/scans-with-a-diagnosis"
 # Labelled images of the study's classes that the global model is evaluated on, never trained on.
 # test = "/scans-for-testing"

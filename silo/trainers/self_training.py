@@ -61,12 +61,11 @@ class SelfTrainingTrainer:
         if (measured := outside_training(task, data, "Self-training")) is not None:
             return measured, memory
         settings: SelfTrainingSettings = task.settings
-        at_silo = settings.scenario == "labels-at-silo"
-        labelled = _some(data.labelled) if at_silo else None
+        labelled = _some(data.labelled) if settings.labels_at_silos else None
         unlabelled = _some(data.unlabelled)
         if labelled is None and unlabelled is None:
             return Update(abstention="no_data"), memory
-        if at_silo and task.round <= settings.warm_up_rounds:
+        if not settings.labels_at_coordinator and task.round <= settings.warm_up_rounds:
             if labelled is None:
                 return Update(abstention="no_labelled_data", num_examples=_count(unlabelled)), memory
             unlabelled = None

@@ -518,6 +518,18 @@ _ALONE = _mutants(
     ("self-training-counts-labels-that-were-not-kept", "silo/trainers/self_training.py",
      "labels.hard_label_B[labels.keep_B]", "labels.hard_label_B",
      f"{_SELF_TRAINING}::test_the_prior_of_kept_labels_is_counted_over_these_alone_and_never_of_a_share_of_zero"),
+    ("labels-at-both-warms-up-at-silos", "silo/trainers/self_training.py",
+     "if not settings.labels_at_coordinator and task.round", "if settings.labels_at_silos and task.round",
+     f"{_SELF_TRAINING}::"
+     "test_with_labels_at_both_a_silo_trains_on_its_own_after_its_pseudo_labels_from_the_first_round_on"),
+    ("labels-at-both-drops-the-labels-of-silos", "silo/compute/images.py",
+     "labels_count = silos_have_labels(scenario)", 'labels_count = scenario == "labels-at-silo"',
+     "tests/silo/compute/test_images.py::"
+     "test_labelled_images_are_those_of_the_source_or_those_that_were_named_apart"),
+    ("silos-are-dealt-the-coordinators-labelled-images", "semisilo/simulation/splits/splits.py",
+     "np.setdiff1d(np.flatnonzero(labels == label), without)", "np.flatnonzero(labels == label)",
+     "tests/semisilo/simulation/splits/test_named_splits.py::"
+     "test_with_labels_at_both_the_coordinator_has_those_of_its_scenario_and_silos_others"),
     ("fix-loss-without-the-prior", "silo/trainers/parts/fix_and_mix.py",
      "_adjusted(model(_strong(task, batch)), log_prior_K)", "model(_strong(task, batch))",
      f"{_SELF_TRAINING}::test_a_step_takes_both_losses_of_the_logits_and_the_log_shares_of_what_was_kept"),

@@ -17,8 +17,15 @@ _SMALL = {"local_epochs": 1, "confidence_threshold": 0.11, "labelled_batch": 20,
           "unlabelled_batch": 20, "lr": 0.02, "batch_size": 20}
 _AT_COORDINATOR = {"coordinator_epochs": 1, "warm_up_steps": 3, "coordinator_steps": 2}
 _AT_SILO = {"warm_up_rounds": 1, "labelled_steps": 2}
-"""Set where a method has such a setting, the last two in their scenario: so that little is trained and everybody sends
-something."""
+_AT_BOTH = {**_AT_COORDINATOR, "labelled_steps": 2}
+"""Set where a method has such a setting, the last three in their scenario: so that little is trained and everybody
+sends something."""
+_OF_SCENARIO = {
+    "labels-at-coordinator": (_AT_COORDINATOR, {"num_labelled": 20}),
+    "labels-at-silo": (_AT_SILO, {"labelled_per_class": 1}),
+    "labels-at-both": (_AT_BOTH, {"num_labelled": 20, "labelled_per_class": 1, "labelled_silos": 1,
+                                  "labelled_classes": 5})}
+"""Settings, and who gets labels."""
 
 
 def study(method: str = "semifl", scenario: str = "labels-at-coordinator", *, rounds: int = 2, silos: int = 3,
@@ -30,11 +37,9 @@ def study(method: str = "semifl", scenario: str = "labels-at-coordinator", *, ro
         simulation, split, settings: keys of [simulation], of its split and of [method] that are added or replaced.
         tables: likewise of any other table.
     """
-    at_coordinator = scenario == "labels-at-coordinator"
     known = {field.name for field in dataclasses.fields(METHODS[method].settings)}
-    of_scenario = _AT_COORDINATOR if at_coordinator else _AT_SILO  # those of the other one are refused
+    of_scenario, labels = _OF_SCENARIO[scenario]  # those of another one are refused
     small = {key: value for key, value in {**_SMALL, **of_scenario, "objective": "fixmatch"}.items() if key in known}
-    labels = {"num_labelled": 20} if at_coordinator else {"labelled_per_class": 1}
     base: dict[str, Any] = {
         "study": {"seed": 5, "rounds": rounds, "labelled_only_baseline": False},
         "model": {"name": "small_cnn"},

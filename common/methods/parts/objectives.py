@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.parts.imbalance import ImbalanceSettings
-from semisilo.common.methods.spec import Scenario, at_least, below_one, positive, refuse_unused, within
+from semisilo.common.methods.spec import EitherScenario, at_least, below_one, positive, refuse_unused, within
 
 __all__ = ["OBJECTIVE_METRICS", "Objective", "ObjectiveSettings"]
 
@@ -45,7 +45,7 @@ class ObjectiveSettings(ImbalanceSettings):
     pseudo_label and mean_teacher have; a study of the latter sets lr = 0.01, local_epochs = 2, labelled_batch = 32,
     unlabelled_batch = 32 and steps_rule = "fed_shvr" as that paper does."""
 
-    scenario: Scenario = "labels-at-silo"
+    scenario: EitherScenario = "labels-at-silo"
     """Where the labels are."""
     objective: Objective = "sl"
     """The local objective. "sl" learns from labels alone, so it needs them at the silos."""

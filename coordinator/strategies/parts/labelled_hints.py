@@ -87,8 +87,8 @@ def training_prior(settings: object, labelled: ImageSet | None, num_classes: int
         settings: of the method.
         labelled: the coordinator's labelled images.
     """
-    if (getattr(settings, "scenario", "") != "labels-at-coordinator" or labelled is None or labelled.labels_N is None
-            or len(labelled) == 0):
+    if (getattr(settings, "scenario", "labels-at-silo") == "labels-at-silo" or labelled is None
+            or labelled.labels_N is None or len(labelled) == 0):
         return ()
     if isinstance(settings, SelfTrainingSettings):
         return model_prior(labelled.labels_N, num_classes, logit_adjustment=settings.logit_adjustment)

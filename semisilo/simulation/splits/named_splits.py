@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from semisilo.common.data.split_settings import SplitName, SplitSettings, amount, streaming_step
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.methods.spec import coordinator_has_labels, silos_have_labels
 from semisilo.simulation.splits.fedmatch_splits import batch_iid, batch_noniid, dirichlet_fedmix, streaming_noniid
 from semisilo.simulation.splits.prevalence_split import prevalence_shift
 from semisilo.simulation.splits.shvr_splits import class_mismatch, labelled_classes, shvr_noniid
@@ -54,10 +55,7 @@ def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed
         num_validation=amount("num_validation", settings.num_validation, len(part)), seed=seed)
     train, test, validation = part[train], part[test], part[validation]
     own = labels[train]
-    if scenario == "labels-at-coordinator":
-        dealt = _with_labels_at_coordinator(own, settings, num_classes, seed)
-    else:
-        dealt = _with_labels_at_silos(own, settings, num_classes, seed)
+    dealt = _dealt(own, settings, num_classes=num_classes, seed=seed, scenario=scenario)
     if settings.all_labelled:
         dealt = all_labels_at_silos(dealt)
     return Split(
@@ -66,32 +64,44 @@ def deal(labels_N: ArrayLike, settings: SplitSettings, *, num_classes: int, seed
         steps=tuple(tuple(train[step] for step in steps) for steps in dealt.steps))
 
 
+_AT_COORDINATOR = ("num_labelled", "label_imbalance")
+_AT_SILOS = ("labelled_per_class", "labelled_per_silo", "labelled_silos", "labelled_classes")
+"""Settings that say how many labelled images there are at a place."""
+
+
 def _check_scenario(settings: SplitSettings, scenario: Scenario) -> None:
-    if scenario == "labels-at-coordinator":
-        wrong = [name for name in ("labelled_per_class", "labelled_per_silo") if getattr(settings, name) is not None]
-        if settings.name == "class_mismatch":
-            raise BadConfiguration('The split "class_mismatch" is defined for labels-at-silo only.',
-                                   remedy='Choose another split, for example "shards".')
-        if settings.name == "shvr_noniid" and settings.classes_per_silo is not None:
-            wrong.append("classes_per_silo")
-        if settings.num_labelled is None:
-            raise BadConfiguration(f'The split "{settings.name}" needs num_labelled: images with labels at the'
-                                   " coordinator.", remedy="Give a multiple of the number of classes.")
-    else:
-        wrong = [name for name in ("num_labelled", "label_imbalance") if getattr(settings, name) is not None]
-        if settings.name == "class_mismatch" and settings.unlabelled_imbalance is not None:
-            raise BadConfiguration('unlabelled_imbalance has no effect in the split "class_mismatch".',
-                                   remedy="Remove it.")
+    at_coordinator, at_silos = coordinator_has_labels(scenario), silos_have_labels(scenario)
+    unused = (() if at_coordinator else _AT_COORDINATOR) + (() if at_silos else _AT_SILOS)
+    wrong = [name for name in unused if getattr(settings, name) is not None]
+    if at_coordinator and settings.name == "class_mismatch":
+        raise BadConfiguration('The split "class_mismatch" is defined for labels-at-silo only.',
+                               remedy='Choose another split, for example "shards".')
+    if not at_silos and settings.name == "shvr_noniid" and settings.classes_per_silo is not None:
+        wrong.append("classes_per_silo")
+    if at_coordinator and settings.num_labelled is None:
+        raise BadConfiguration(f'The split "{settings.name}" needs num_labelled: images with labels at the'
+                               " coordinator.", remedy="Give a multiple of the number of classes.")
+    if settings.name == "class_mismatch" and settings.unlabelled_imbalance is not None:
+        raise BadConfiguration('unlabelled_imbalance has no effect in the split "class_mismatch".',
+                               remedy="Remove it.")
     if wrong:
         raise BadConfiguration(f"{wrong[0]} has no effect in the scenario {scenario}.", remedy="Remove it.")
 
 
-def _with_labels_at_coordinator(labels: Indices, settings: SplitSettings, num_classes: int, seed: int) -> Split:
-    chosen = labelled_selection(labels, settings.num_labelled or 0, num_classes, seed,
-                                imbalance=settings.label_imbalance)
-    taken = _taken(labels, settings, num_classes, seed, chosen)
+def _dealt(labels: Indices, settings: SplitSettings, *, num_classes: int, seed: int, scenario: Scenario) -> Split:
+    if settings.name == "class_mismatch":
+        return class_mismatch(
+            labels, settings.silos, mismatch_ratio=settings.mismatch_ratio or 0.0, num_classes=num_classes, seed=seed,
+            classes_per_silo=settings.classes_per_silo or 6, labelled_per_silo=settings.labelled_per_silo or 100,
+            dirichlet=settings.dirichlet or 0.025, sizes=settings.sizes or "range_matched")
+    chosen: Indices = np.arange(0)
+    if coordinator_has_labels(scenario):
+        chosen = labelled_selection(labels, settings.num_labelled or 0, num_classes, seed,
+                                    imbalance=settings.label_imbalance)
+    held = _held_by_silos(labels, settings, num_classes, seed, chosen) if silos_have_labels(scenario) else ()
+    taken = _taken(labels, settings, num_classes, seed, np.concatenate((chosen, *held)))
     dealt = _RULES[settings.name](labels, settings, num_classes, seed, taken)
-    return Split(dealt.silos, coordinator=chosen, steps=dealt.steps)
+    return Split(dealt.silos, coordinator=chosen, labelled=held, steps=dealt.steps)
 
 
 def _taken(labels: Indices, settings: SplitSettings, num_classes: int, seed: int, held: Indices) -> Indices:
@@ -103,27 +113,26 @@ def _taken(labels: Indices, settings: SplitSettings, num_classes: int, seed: int
     return np.setdiff1d(np.arange(len(labels), dtype=np.int64), kept)
 
 
-def _with_labels_at_silos(labels: Indices, settings: SplitSettings, num_classes: int, seed: int) -> Split:
-    if settings.name == "class_mismatch":
-        return class_mismatch(
-            labels, settings.silos, mismatch_ratio=settings.mismatch_ratio or 0.0, num_classes=num_classes, seed=seed,
-            classes_per_silo=settings.classes_per_silo or 6, labelled_per_silo=settings.labelled_per_silo or 100,
-            dirichlet=settings.dirichlet or 0.025, sizes=settings.sizes or "range_matched")
+def _held_by_silos(labels: Indices, settings: SplitSettings, num_classes: int, seed: int,
+                   chosen: Indices) -> tuple[Indices, ...]:
+    """The labelled images of each silo, of those that the coordinator does not have; () where all images keep theirs.
+
+    Raises: BadConfiguration when the settings do not say how many.
+    """
     per_class = settings.labelled_per_class or _LABELLED_PER_CLASS.get(settings.name)
-    held: tuple[Indices, ...] = ()
-    if per_class is not None:
-        classes = None
-        if settings.name == "shvr_noniid":
-            classes = labelled_classes(settings.silos, classes_per_silo=settings.classes_per_silo or 2,
-                                       num_classes=num_classes)
-        held = labelled_at_silos(labels, settings.silos, per_class=per_class, num_classes=num_classes, seed=seed,
-                                 classes=classes)
-    elif not settings.all_labelled:
+    if per_class is None:
+        if settings.all_labelled:
+            return ()
         raise BadConfiguration(f'The split "{settings.name}" needs labelled_per_class: labelled images at each silo.',
                                remedy="Give it, or all_labelled = true.")
-    dealt = _RULES[settings.name](labels, settings, num_classes, seed,
-                                  _taken(labels, settings, num_classes, seed, np.concatenate((np.arange(0), *held))))
-    return Split(dealt.silos, labelled=held, steps=dealt.steps)
+    if settings.labelled_classes is not None and settings.labelled_classes > num_classes:
+        raise BadConfiguration(f"labelled_classes = {settings.labelled_classes}: there are only {num_classes} classes.",
+                               remedy="Choose fewer, or leave it out.")
+    of_silo = settings.classes_per_silo or 2 if settings.name == "shvr_noniid" else settings.labelled_classes
+    having = settings.silos if settings.labelled_silos is None else settings.labelled_silos
+    classes = labelled_classes(having, classes_per_silo=of_silo or num_classes, num_classes=num_classes)
+    return labelled_at_silos(labels, settings.silos, per_class=per_class, num_classes=num_classes, seed=seed,
+                             classes=(*classes, *((),) * (settings.silos - having)), without=chosen)
 
 
 _LABELLED_PER_CLASS: dict[str, int] = {

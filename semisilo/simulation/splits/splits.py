@@ -200,12 +200,13 @@ def _labelled_counts(num_labelled: int | Sequence[int], num_classes: int, imbala
 
 
 def labelled_at_silos(labels_N: ArrayLike, num_silos: int, *, per_class: int, num_classes: int, seed: int,
-                      classes: Sequence[Sequence[int]] | None = None) -> tuple[Indices, ...]:
+                      classes: Sequence[Sequence[int]] | None = None, without: ArrayLike = ()) -> tuple[Indices, ...]:
     """Which images are labelled at which silo: `per_class` random ones of each class, or of each of its own classes.
 
     Per class the images in random order are handed out in pieces of `per_class`, silo after silo.
     Args:
         classes: the classes that each silo has labels of; None: all.
+        without: indices that no silo gets, such as the coordinator's labelled images.
     Returns: K sorted int64 arrays, disjoint.
     Raises: BadConfiguration when `per_class` is not positive; BadData when a class has too few images.
     Source: data.md section 3.4 (FedMatch code: silo k takes [5k, 5k + 5) of each class of the shuffled images).
@@ -218,7 +219,7 @@ def labelled_at_silos(labels_N: ArrayLike, num_silos: int, *, per_class: int, nu
     parts: list[list[Indices]] = [[] for _ in range(num_silos)]
     for label in range(num_classes):
         owners = [silo for silo in range(num_silos) if label in wanted[silo]]
-        members = generator.permutation(np.flatnonzero(labels == label))
+        members = generator.permutation(np.setdiff1d(np.flatnonzero(labels == label), without))
         if len(members) < per_class * len(owners):
             raise BadData(f"Class {label} has {len(members)} images, fewer than {per_class} for each of {len(owners)}"
                           " silos.", remedy="Choose a smaller labelled_per_class or fewer silos.")

@@ -21,9 +21,10 @@ from semisilo.common.learning.batch_norm import StaticBatchNorm
 from semisilo.common.learning.consistency import tsa_loss, tsa_threshold
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import cosine_lr
-from semisilo.common.methods import METHODS, Scenario
+from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
 from semisilo.common.methods.fedsgd import FEDSGD, FedSGDSettings
+from semisilo.common.methods.spec import EitherScenario
 from semisilo.common.models.factory import initial_model
 from semisilo.common.storage import checkpoint
 from semisilo.coordinator.strategies import load_strategy
@@ -137,7 +138,7 @@ def test_under_uda_the_labelled_term_is_annealed_at_the_coordinator_too() -> Non
         assert torch.allclose(after.w[name], w - 0.5 * own[name], atol=1e-5), name
 
 
-@pytest.mark.parametrize("scenario", get_args(Scenario))
+@pytest.mark.parametrize("scenario", get_args(EitherScenario))
 def test_without_an_accepted_gradient_model_and_momentum_stay_bit_for_bit(scenario: str) -> None:
     strategy = _strategy(scenario=scenario)
     state = _round(strategy, _started(strategy), {"a": 1.0})
@@ -229,4 +230,4 @@ def test_settings_that_cannot_be_honoured_are_refused_by_name(values: dict[str, 
 def test_the_method_is_in_the_tables() -> None:
     assert METHODS["fedsgd"] is FEDSGD
     assert load_strategy("fedsgd") is FedSGDStrategy
-    assert FEDSGD.scenarios == get_args(Scenario)
+    assert FEDSGD.scenarios == get_args(EitherScenario)

@@ -147,6 +147,26 @@ def test_it_needs_labels_and_is_found_by_its_name() -> None:
     assert load_strategy("self_training") is SelfTrainingStrategy
 
 
+@pytest.mark.parametrize("labelled", [EVEN, UNEVEN], ids=["even", "uneven"])
+def test_with_labels_at_both_the_coordinator_does_what_it_does_with_labels_of_its_own_alone(labelled: ImageSet) -> None:
+    ends = []
+    for scenario in ("labels-at-both", "labels-at-coordinator"):
+        strategy = _strategy(labelled, scenario=scenario, logit_adjustment=0.5)
+        state = _started(strategy)
+        task = strategy.task(state, TRAIN, "a", None, round=1)
+        ends.append((_round(strategy, state, {"a": 0.1, "b": 0.3}, 1), task.settings, strategy.phases(state, 1)))
+    (both, told, phases), (expected, expected_told, expected_phases) = ends
+    assert (dict(told), phases) == (dict(expected_told), expected_phases)
+    assert _same(both.w, expected.w)
+    assert _same(both.batch_norm, expected.batch_norm)
+    assert both.opt_buf is not None
+    assert expected.opt_buf is not None
+    assert _same(both.opt_buf, expected.opt_buf)
+    assert (both.labelled_loss, both.accepted_step) == (expected.labelled_loss, expected.accepted_step)
+    with pytest.raises(BadData, match="needs labelled images"):
+        SelfTrainingStrategy(SelfTrainingSettings(scenario="labels-at-both"), _environment(None))
+
+
 def test_with_labels_at_silos_the_coordinator_averages_and_silos_stand_for_equal_classes() -> None:
     strategy = SelfTrainingStrategy(SelfTrainingSettings(scenario="labels-at-silo"), _environment(None))
     initial = initial_model(_net, 1)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.config import to_dict
+from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, UnknownName, UsageError
+from semisilo.common.methods import METHODS
 from semisilo.coordinator.federation.folder import study_template
 from semisilo.coordinator.studies.study_file import ParticipationSettings, StudyConfig, config_from_dict, load_study
 
@@ -46,6 +47,9 @@ def test_the_templates_of_a_new_study_are_valid_files(tmp_path: Path) -> None:
     at_silo = load(tmp_path, study_template("labels-at-silo"))
     assert (at_silo.method.settings.scenario, at_silo.data.labelled) == ("labels-at-silo", "")
     assert at_silo.data.classes == ("basophil", "eosinophil")
+    at_both = load(tmp_path, study_template("labels-at-both"))
+    assert (at_both.method.settings.scenario, at_both.data.labelled) == ("labels-at-both", "data/labelled")
+    assert (at_both.method.settings.coordinator_steps, at_both.method.settings.labelled_steps) == (40, 40)
 
 
 def test_a_setting_that_the_strategy_writes_is_refused_in_a_file(tmp_path: Path) -> None:
@@ -194,6 +198,30 @@ def test_what_does_not_fit_the_place_of_the_labels_is_named_with_its_remedy(
     assert before in AT_SILO
     line = refusal(tmp_path, AT_SILO.replace(before, after))
     assert all(word in line for word in words), line
+
+
+AT_BOTH = DATA + '[method]\nname = "self_training"\nscenario = "labels-at-both"\n'
+
+
+def test_with_labels_at_both_the_coordinators_labels_bring_what_is_not_written_down(tmp_path: Path) -> None:
+    config = load(tmp_path, AT_BOTH)
+    assert (config.data.image.mean, config.data.classes, config.data.may_validate) == ("labelled", (), True)
+    without = refusal(tmp_path, AT_BOTH.replace('labelled = "data"\n', 'classes = ["cat", "dog"]\n'))
+    assert without.startswith("[data]: 'labelled' is missing: in the scenario labels-at-both self_training needs")
+    assert without.endswith('Or set [method] scenario = "labels-at-silo".')
+    named = refusal(tmp_path, AT_BOTH.replace("[data]", '[data]\nclasses = ["cat", "labelled"]'))
+    assert "no class may be called 'labelled'" in named
+    useless = refusal(tmp_path, AT_SILO.replace("fedavg", "self_training").replace("[data]", '[data]\nlabelled = "x"'))
+    assert useless.endswith('Or set [method] scenario = "labels-at-coordinator" or "labels-at-both".')
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"self_training"}))
+def test_a_method_that_does_not_know_labels_at_both_refuses_them_by_name(tmp_path: Path, method: str) -> None:
+    line = refusal(tmp_path, AT_BOTH.replace("self_training", method))
+    assert line == (f"[method]: {method} is not defined for the scenario 'labels-at-both'. It is for "
+                    f"{' and '.join(METHODS[method].scenarios)}.")
+    with pytest.raises(BadConfiguration, match="labels-at-both"):  # as a task's settings are read at a silo
+        from_dict(METHODS[method].settings, {"scenario": "labels-at-both"})
 
 
 @pytest.mark.parametrize(("text", "words"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
@@ -30,6 +31,7 @@ from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, Usa
 from semisilo.common.text.describe import describe_percentage
 from semisilo.coordinator.federation.folder import create_federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.simulation import run as run_simulation
 from tests.semisilo.studies import study
 
@@ -191,10 +193,27 @@ def test_labels_may_be_at_the_silos() -> None:
     assert len(found.completed) == 2
 
 
+def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
+    """The same images everywhere: without the silos' labels another model, though the warm-up is the same."""
+    method = {"name": "self_training", "warm_up_steps": 3, "coordinator_steps": 1, "local_epochs": 1,
+              "confidence_threshold": 0.11}
+    arguments = {**SMALL, "engine": "process", "labelled_per_class": 1, "split": {
+        "name": "iid", "labelled_silos": 1, "labelled_classes": 5}}
+    both = semisilo.simulate(data="digits", method={**method, "labelled_steps": 2}, **arguments)
+    with contextlib.closing(Ledger(both.folder / "ledger.sqlite")) as ledger:
+        assert [row.labelled_count for row in LedgerRoster(ledger).silos()] == [5, 0, 0]
+    assert len(both.completed) == 2
+    hub = semisilo.simulate(data="digits", method={**method, "scenario": "labels-at-coordinator"},
+                            **{**arguments, "split": "iid"})
+    assert both.rounds[0].metrics == hub.rounds[0].metrics, "the warm-up is that of the coordinator's labels"
+    assert both.digest != hub.digest
+
+
 @pytest.mark.parametrize(("arguments", "error", "text"), [
     ({}, UsageError, "no images and no study"),
     ({"data": "digits"}, UsageError, "not said how many images have labels"),
-    ({"data": "digits", "num_labelled": 20, "labelled_per_class": 1}, UsageError, "both given"),
+    ({"data": "digits", "num_labelled": 20, "labelled_per_class": 1, "method": "semifl"}, BadConfiguration,
+     "semifl is not defined for the scenario 'labels-at-both'"),
     ({"data": "digits", "num_labelled": 20, "method": "semifll"}, SemisiloError, "semifll"),
     ({"data": "digits", "num_labelled": 20, "method": {"lr": 1}}, UsageError, "needs a name"),
     ({"data": "digits", "num_labelled": 20, "method": {"name": "semifl", "lrr": 1}}, BadConfiguration, "lrr"),

@@ -30,6 +30,7 @@ STREAMING = {"name": "streaming_noniid", "steps": 2, "rounds_per_step": 3, "frac
 STUDIES = {
     "labels-at-coordinator": study(),
     "labels-at-silo": study("fedavg", "labels-at-silo"),
+    "labels-at-both": study("self_training", "labels-at-both"),
     "streaming": study("fedmatch", "labels-at-silo", split=STREAMING),
     "all labelled": study("fedavg", "labels-at-silo", settings={"objective": "sl"},
                           split={"all_labelled": True, "labelled_per_class": None}),

@@ -129,13 +129,15 @@ def read(chosen: JoinChoice, scenario: Scenario, *, round: int = 1) -> SiloData:
 
 
 def test_labelled_images_are_those_of_the_source_or_those_that_were_named_apart(site: Path) -> None:
-    whole = read(choice(site, source="scans"), "labels-at-silo")
-    assert (values(whole.labelled), values(whole.unlabelled), whole.test) == ([10], [20], None)
-    apart = read(choice(site, source="scans", labelled="known", test="test"), "labels-at-silo")
-    assert (values(apart.labelled), values(apart.unlabelled), values(apart.test)) == ([40, 30], [20, 10], [50])
-    assert apart.labelled is not None
-    assert apart.labelled.labels_N is not None
-    assert apart.labelled.labels_N.tolist() == [0, 1], "the study's order of classes"
+    scenarios: tuple[Scenario, ...] = ("labels-at-silo", "labels-at-both")
+    for scenario in scenarios:
+        whole = read(choice(site, source="scans"), scenario)
+        assert (values(whole.labelled), values(whole.unlabelled), whole.test) == ([10], [20], None)
+        apart = read(choice(site, source="scans", labelled="known", test="test"), scenario)
+        assert (values(apart.labelled), values(apart.unlabelled), values(apart.test)) == ([40, 30], [20, 10], [50])
+        assert apart.labelled is not None
+        assert apart.labelled.labels_N is not None
+        assert apart.labelled.labels_N.tolist() == [0, 1], "the study's order of classes"
 
 
 def test_with_labels_at_the_coordinator_what_was_named_apart_is_unlabelled_as_well(site: Path) -> None:

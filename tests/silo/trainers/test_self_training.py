@@ -232,8 +232,50 @@ def test_then_pseudo_labels_come_first_and_its_own_after_them_with_their_momentu
     check_metrics(METHODS["self_training"], both.metrics, update=True)
 
 
+AT_BOTH = {"scenario": "labels-at-both", "labelled_steps": 3, "labelled_batch": 4}
+
+
+def test_with_labels_at_both_a_silo_trains_on_its_own_after_its_pseudo_labels_from_the_first_round_on() -> None:
+    task = _task(_settings(**AT_BOTH))
+    received = task.groups["model"].tensors
+    both, memory = SelfTrainingTrainer().train(task, SiloData(labelled=_labelled(), unlabelled=_images()), None)
+    pseudo, of_pseudo = SelfTrainingTrainer().train(_task(_settings()), SiloData(unlabelled=_images()), None)
+    assert of_pseudo is not None
+    expected = _own_training(task, tensors.add(received, pseudo.groups["model"].tensors), of_pseudo.momentum)
+    for name, tensor in expected.position().parameters.items():
+        assert torch.allclose(both.groups["model"].tensors[name], tensor - received[name], atol=1e-5), name
+    assert memory is not None
+    assert all(torch.allclose(memory.momentum[name], each, atol=1e-4) for name, each in expected.momentum().items())
+    assert (both.num_examples, both.metrics["labelled_loss"]) == (33, pytest.approx(expected.loss, rel=1e-4))
+    alone, _ = SelfTrainingTrainer().train(task, SiloData(labelled=_labelled()), None)
+    of_alone = _own_training(task, received, None).position().parameters
+    assert all(torch.allclose(tensor, of_alone[name] - received[name], atol=1e-6)
+               for name, tensor in alone.groups["model"].tensors.items())
+    check_metrics(METHODS["self_training"], both.metrics, update=True)
+
+
+def test_with_labels_at_both_a_silo_without_labels_trains_as_with_labels_at_the_coordinator() -> None:
+    same, expected = (SelfTrainingTrainer().train(_task(_settings(**scenario)), SiloData(unlabelled=_images()), None)
+                      for scenario in (AT_BOTH, {}))
+    assert same[0].metrics == expected[0].metrics
+    for name, tensor in expected[0].groups["model"].tensors.items():
+        assert torch.equal(same[0].groups["model"].tensors[name], tensor), name
+    unsure, _ = SelfTrainingTrainer().train(_task(_settings(**AT_BOTH, confidence_threshold=1.0)),
+                                            SiloData(unlabelled=_images()), None)
+    assert unsure.abstention == "no_confident_example"
+
+
+def test_where_no_image_is_confident_the_silos_own_labels_are_learnt_all_the_same() -> None:
+    task = _task(_settings(**AT_BOTH, confidence_threshold=1.0))
+    update, _ = SelfTrainingTrainer().train(task, SiloData(labelled=_labelled(), unlabelled=_images()), None)
+    expected = _own_training(task, task.groups["model"].tensors, None).position().parameters
+    for name, tensor in update.groups["model"].tensors.items():
+        assert torch.allclose(tensor, expected[name] - task.groups["model"].tensors[name], atol=1e-6), name
+    assert (update.num_examples, update.metrics["label_ratio"]) == (33, 0.0)
+
+
 def test_the_threshold_is_the_scenarios_unless_it_is_set() -> None:
-    assert SelfTrainingSettings().threshold == 0.65
+    assert SelfTrainingSettings().threshold == SelfTrainingSettings(scenario="labels-at-both").threshold == 0.65
     assert SelfTrainingSettings(scenario="labels-at-silo").threshold == 0.9
     assert SelfTrainingSettings(confidence_threshold=0.0).threshold == 0.0
     with pytest.raises(ValueError, match="confidence_threshold"):
@@ -243,9 +285,12 @@ def test_the_threshold_is_the_scenarios_unless_it_is_set() -> None:
 def test_settings_of_the_other_scenario_are_refused() -> None:
     for changes, what in (({"scenario": "labels-at-silo", "coordinator_steps": 3}, "coordinator_steps"),
                           ({"scenario": "labels-at-silo", "warm_up_steps": 3}, "warm_up_steps"),
-                          ({"labelled_steps": 3}, "labelled_steps"), ({"warm_up_rounds": 3}, "warm_up_rounds")):
+                          ({"labelled_steps": 3}, "labelled_steps"), ({"warm_up_rounds": 3}, "warm_up_rounds"),
+                          ({"scenario": "labels-at-both", "warm_up_rounds": 3}, "warm_up_rounds")):
         with pytest.raises(ValueError, match=what):
             SelfTrainingSettings(**changes)  # type: ignore[arg-type]
+    both = SelfTrainingSettings(scenario="labels-at-both", warm_up_steps=3, coordinator_steps=3, labelled_steps=3)
+    assert (both.labels_at_coordinator, both.labels_at_silos) == (True, True)
 
 
 def test_settings_without_effect_are_refused() -> None:

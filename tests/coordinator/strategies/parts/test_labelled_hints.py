@@ -97,8 +97,10 @@ def test_what_probabilities_stand_for_follows_from_how_labels_were_learnt() -> N
         assert training_prior(_settings("semifl", **even), _images(), 3) == pytest.approx((1 / 3,) * 3)
     assert training_prior(_settings("semifl"), None, 3) == ()
     assert training_prior(SelfTrainingSettings(), _images(), 3) == pytest.approx((1 / 3,) * 3)
-    assert training_prior(SelfTrainingSettings(logit_adjustment=0.0), _images(), 3) == pytest.approx(
-        (8 / 12, 3 / 12, 1 / 12))
+    for scenario in ("labels-at-coordinator", "labels-at-both"):
+        assert training_prior(SelfTrainingSettings(scenario=scenario, logit_adjustment=0.0), _images(), 3
+                              ) == pytest.approx((8 / 12, 3 / 12, 1 / 12))
+    assert training_prior(SelfTrainingSettings(scenario="labels-at-silo"), _images(), 3) == ()
 
 
 def _descended(method: str, index: Tensor, *, tau: float, weight: float) -> dict[str, Tensor]:

@@ -31,6 +31,10 @@ def at_silos(labels: np.ndarray, seed: int = 1, **settings) -> Split:
     return deal(labels, SplitSettings(**settings), num_classes=10, seed=seed, scenario="labels-at-silo")
 
 
+def at_both(labels: np.ndarray, seed: int = 1, **settings) -> Split:
+    return deal(labels, SplitSettings(**settings), num_classes=10, seed=seed, scenario="labels-at-both")
+
+
 def own(name: str) -> dict[str, object]:
     """What the split needs besides its name, on a small set with labels at silos."""
     if name == "class_mismatch":
@@ -156,6 +160,28 @@ def test_every_split_but_one_works_with_labels_at_the_coordinator(name):
     assert bool(split.steps) is (name == "streaming_noniid")
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "class_mismatch"])
+def test_with_labels_at_both_the_coordinator_has_those_of_its_scenario_and_silos_others(name):
+    half = {} if name == "shvr_noniid" else {"labelled_classes": 5}
+    split = at_both(SMALL, name=name, silos=10, num_labelled=500, labelled_per_class=2, labelled_silos=2,
+                    num_validation=100, **half)
+    alone = at_coordinator(SMALL, name=name, silos=10, num_labelled=500, num_validation=100)
+    assert np.array_equal(split.coordinator, alone.coordinator)
+    counts = [np.bincount(SMALL[part], minlength=10).tolist() for part in split.labelled]
+    first = 2 if name == "shvr_noniid" else 5
+    assert counts[0] == [2] * first + [0] * (10 - first)
+    assert counts[1] == [0] * first + [2] * first + [0] * (10 - 2 * first)
+    assert counts[2:] == [[0] * 10] * 8
+    assert sum(map(len, split.silos)) > 700, "of 1380; the uneven ones leave some unused"
+    assert bool(split.steps) is (name == "streaming_noniid")
+
+
+def test_labelled_silos_and_classes_go_round_with_labels_at_silos_as_well():
+    split = at_silos(SMALL, name="iid", silos=4, labelled_per_class=1, labelled_silos=3, labelled_classes=4)
+    assert [sorted(SMALL[part].tolist()) for part in split.labelled] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9], []]
+    assert sum(map(len, split.silos)) == 2000 - 12
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_supervised_bound_has_the_same_parts_with_every_label(name):
     usual = at_silos(SMALL, name=name, silos=10, **own(name))
@@ -209,6 +235,11 @@ def test_rounds_1_to_10_use_the_first_step_and_the_last_one_stays(round, step):
     ({"name": "class_mismatch", "mismatch_ratio": 0.5, "labelled_per_class": 3}, "give labelled_per_silo"),
     ({"name": "class_mismatch", "mismatch_ratio": 0.5, "dirichlet": 0.1}, 'unless sizes = "literal"'),
     ({"name": "streaming_noniid", "all_labelled": True, "steps": 10}, "no effect with all_labelled"),
+    ({"name": "class_mismatch", "mismatch_ratio": 0.5, "labelled_silos": 3}, "labelled_silos has no effect"),
+    ({"name": "shvr_noniid", "labelled_classes": 3}, "give classes_per_silo"),
+    ({"name": "iid", "all_labelled": True, "labelled_silos": 3}, "no effect with all_labelled"),
+    ({"name": "iid", "labelled_silos": 11}, "labelled_silos = 11: there are only 10 silos"),
+    ({"name": "iid", "labelled_classes": 0}, "labelled_classes = 0"),
     ({"name": "iid", "silos": 0}, "silos = 0"),
     ({"name": "iid", "labelled_per_class": 0}, "labelled_per_class = 0"),
     ({"name": "dirichlet_semifl", "dirichlet": -1.0}, "dirichlet = -1"),
@@ -232,6 +263,12 @@ def test_settings_that_would_not_be_honoured_are_refused_by_name(settings, said)
     ("labels-at-coordinator", {"name": "shvr_noniid", "num_labelled": 10, "classes_per_silo": 2}, "classes_per_silo"),
     ("labels-at-silo", {"name": "iid", "labelled_per_class": 1, "num_labelled": 10}, "num_labelled has no effect"),
     ("labels-at-silo", {"name": "iid"}, "needs labelled_per_class"),
+    ("labels-at-coordinator", {"name": "iid", "num_labelled": 10, "labelled_silos": 1}, "labelled_silos has no effect"),
+    ("labels-at-both", {"name": "iid", "num_labelled": 10}, "needs labelled_per_class"),
+    ("labels-at-both", {"name": "iid", "labelled_per_class": 1}, "needs num_labelled"),
+    ("labels-at-both", {"name": "class_mismatch", "mismatch_ratio": 0.5}, "labels-at-silo only"),
+    ("labels-at-both", {"name": "iid", "num_labelled": 10, "labelled_per_class": 1, "labelled_classes": 11},
+     "labelled_classes = 11: there are only 10 classes"),
     ("labels-at-coordinator", {"name": "iid", "num_labelled": 15}, "multiple of 10"),
     ("labels-at-silo", {"name": "batch_iid", "num_test": 2000}, "cannot be held out of 2000 images"),
 ])
@@ -244,6 +281,8 @@ def test_settings_that_do_not_fit_the_scenario_or_the_set_are_refused(scenario, 
 def test_a_class_with_too_few_images_to_label_is_refused():
     with pytest.raises(BadData, match="fewer than 21 for each of 10 silos"):
         at_silos(SMALL, name="iid", silos=10, labelled_per_class=21)
+    with pytest.raises(BadData, match="Class 0 has 195 images, fewer than 20 for each of 10 silos"):
+        at_both(SMALL, name="iid", silos=10, num_labelled=50, labelled_per_class=20)
 
 
 def test_sixty_thousand_images_are_dealt_in_well_under_a_second():

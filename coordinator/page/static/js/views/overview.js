@@ -47,7 +47,7 @@ export function unknown(name) {
   return [head(name, { over: "Study" }), error ? trouble("bad", error.text, h("p", null, error.remedy)) : h("p", { class: "loading" }, "Loading …")];
 }
 
-const scenario = (word) => ({ "labels-at-coordinator": "labels at the coordinator", "labels-at-silo": "labels at the silos" })[word] ?? format.words(word);
+const scenario = (word) => ({ "labels-at-coordinator": "labels at the coordinator", "labels-at-silo": "labels at the silos", "labels-at-both": "labels at the coordinator and at silos" })[word] ?? format.words(word);
 
 function noStudy() {
   const { federation, read_only: readOnly } = store.federation;
