@@ -511,6 +511,9 @@ def limits_of(card: ModelCard) -> tuple[str, ...]:
                      " without any silo. No round, method or update of the study has part in it.")
     if card.labelled_only is None:
         found.append("Training on the coordinator's labels alone was not measured, so the gain is not known.")
+    if card.shows_gain and card.model.method.scenario == "labels-at-both":
+        found.append("Silos may have trained on labels of their own, which labels alone do without: the gain is of"
+                     " these and of images without labels together.")
     if card.onnx is None:
         found.append("No ONNX graph was written.")
     elif card.onnx.source == "random":

@@ -87,6 +87,7 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                       remedy="Give at least two class folders, or name them: classes = [\"a\", \"b\"].")
     if frozen is None and silos_have_labels(config.method.settings.scenario):
         check_class_names(classes, where="[data]")  # those that the labelled images have brought
+        _warn_of_missing_classes(images, classes)
     measure, measure_reason = _measure(config, classes, images_K)
     if config.study.patience and not _count(images.validation):
         raise BadConfiguration(f"[study] patience = {config.study.patience} looks at validation images, and there are"
@@ -173,6 +174,16 @@ def _by_class(images: ImageSet | None, *, num_classes: int) -> tuple[int, ...]:
     if images is None or images.labels_N is None or len(images) == 0:
         return ()
     return tuple(torch.bincount(images.labels_N.cpu(), minlength=num_classes).tolist())
+
+
+def _warn_of_missing_classes(images: CoordinatorData, classes: tuple[str, ...]) -> None:
+    """Says which classes the coordinator has no labelled image of, where it has labels and silos have some too."""
+    counts_K = _by_class(images.labelled, num_classes=len(classes))
+    missing = [name for name, count in zip(classes, counts_K, strict=False) if not count]
+    if missing:
+        _LOG.warning("the coordinator has no labelled image of '%s'%s: what silos learn of such a class from their "
+                     "labels is hardly kept; give the coordinator a few", missing[0],
+                     f" and {len(missing) - 1} more of the study's classes" if len(missing) > 1 else "")
 
 
 def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:

@@ -152,14 +152,17 @@ def test_the_reading_of_a_study_makes_its_pixels_is_frozen_and_cannot_change(dee
         read_study_data(config(on_error="skip"), folder=deep, frozen=found.frozen)
 
 
-def test_with_labels_at_both_the_labelled_images_bring_the_classes_which_must_be_names_that_silos_may_have(deep):
-    def opened(scenario):
+def test_with_labels_at_both_the_labels_bring_the_classes_which_must_be_names_that_silos_may_have(deep, caplog):
+    def opened(scenario, **data):
         return read_study_data(config_from_dict({
-            "data": {"labelled": "labelled", "on_error": "skip", "image": {"size": 8, "channels": 1}},
+            "data": {"labelled": "labelled", "on_error": "skip", "image": {"size": 8, "channels": 1}, **data},
             "model": {"name": "small_cnn"}, "method": {"name": "self_training", "scenario": scenario}},
             where="study.toml"), folder=deep, frozen=None)
 
     assert opened("labels-at-both").frozen.classes == ("cat", "dog")
+    assert "no labelled image" not in caplog.text
+    opened("labels-at-both", classes=["cat", "cow", "dog", "pig"])
+    assert "no labelled image of 'cow' and 1 more of the study's classes" in caplog.text
     (deep / "labelled/dog").rename(deep / "labelled/unlabelled")
     with pytest.raises(BadConfiguration, match="no class may be called 'unlabelled'"):
         opened("labels-at-both")

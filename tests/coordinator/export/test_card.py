@@ -171,6 +171,8 @@ FEW = replace(TEST, classes=(replace(TEST.classes[0], images=29), replace(TEST.c
     (replace(COMPLETE, test=replace(TEST, temperature=1.0)), "No temperature was fitted"),
     (replace(COMPLETE, cost=replace(COST, updates_accepted=0)), "No update of any silo was accepted"),
     (replace(COMPLETE, labelled_only=None), "so the gain is not known"),
+    (replace(COMPLETE, model=replace(COMPLETE.model, method=replace(COMPLETE.model.method, scenario="labels-at-both"))),
+     "the gain is of these and of images without labels together"),
     (replace(COMPLETE, onnx=None), "No ONNX graph was written"),
     (replace(COMPLETE, onnx=card_onnx(replace(CHECK, source="random"))), "compared on random images"),
     (replace(COMPLETE, cost=replace(COST, wire_down=None)), "This is a simulation"),
