@@ -5,7 +5,6 @@ Tests: tests/coordinator/monitoring/test_status.py.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +19,7 @@ from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
     describe_bytes,
     describe_metric,
+    describe_moment,
     describe_progress,
     describe_seconds,
     describe_share,
@@ -83,7 +83,7 @@ def render(console: Console, facts: StatusFacts) -> None:
     for silo in facts.silos:
         if silo.away_until_unix is not None:
             console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
-                                        (f" until {_utc(silo.away_until_unix)}, by its own policy", "dim")),
+                                        (f" until {describe_moment(silo.away_until_unix)}, by its own policy", "dim")),
                           soft_wrap=True)
     for refusal in facts.refusals:
         what = f" refused round {refusal.round} of {refusal.study}: "
@@ -229,5 +229,3 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _utc(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))

@@ -13,10 +13,10 @@ from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["OpenTask", "Refusal", "RefusedTask", "SubmittedTask", "TaskAnswer", "add_site_evaluation", "answer_states",
-           "answers_of_round", "answers_of_study", "has_taken_part", "has_updates", "is_committed", "last_refusal",
-           "last_refusals", "open_tasks", "refusal_reasons", "site_evaluations", "sizes_of_last_updates", "task_counts",
-           "tasks_of_phase", "training_seconds"]
+__all__ = ["AllRefused", "OpenTask", "Refusal", "RefusedTask", "SubmittedTask", "TaskAnswer", "add_site_evaluation",
+           "answer_states", "answers_of_round", "answers_of_study", "has_taken_part", "has_updates", "is_committed",
+           "last_refusal", "last_refusals", "open_tasks", "refusal_reasons", "silos_that_refused_all",
+           "site_evaluations", "sizes_of_last_updates", "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 
@@ -71,6 +71,18 @@ class Refusal:
     silo: str
     reason: str
     """"CODE: text"; empty when the silo gave none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllRefused:
+    """A silo that has given no other answer in a study than refusals."""
+
+    rounds: int
+    """In which it refused."""
+    reason: str
+    """Of the last one, as in `Refusal`."""
+    closed_unix: float
+    """When that came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +161,18 @@ def last_refusals(ledger: Ledger) -> list[RefusedTask]:
         TaskState.REFUSED, TaskState.REFUSED)
     return [RefusedTask(silo=row["silo"], study=row["study"], round=row["round"], reason=row["reason"],
                         closed_unix=row["closed_unix"]) for row in rows]
+
+
+def silos_that_refused_all(ledger: Ledger, study: str) -> dict[str, AllRefused]:
+    """Silos that have refused every round of a study in which they answered, in byte order of names."""
+    # From the refusals, by the index: a study may have half a million tasks.
+    return {row["silo"]: AllRefused(rounds=row["rounds"], reason=row["reason"], closed_unix=row["closed_unix"])
+            for row in ledger.query(
+                "SELECT task.silo, task.reason, count(DISTINCT task.round) AS rounds, max(task.closed_unix) AS"
+                " closed_unix FROM silo CROSS JOIN task ON task.study = ? AND task.silo = silo.name AND task.state = ?"
+                " WHERE NOT EXISTS (SELECT 1 FROM task AS other WHERE other.study = ? AND other.silo = silo.name AND"
+                " other.state IN (?, ?)) GROUP BY task.silo ORDER BY task.silo", study, TaskState.REFUSED, study,
+                TaskState.UPDATED, TaskState.ABSTAINED)}
 
 
 def task_counts(ledger: Ledger, study: str) -> dict[TaskState, int]:
