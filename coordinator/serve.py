@@ -174,8 +174,8 @@ class _Server:
     def _page_service(self) -> PageService:
         federation = self._federation
         return PageService(
-            PageSource(federation=federation.name, address=federation.config.address.public, ledger=federation.ledger,
-                       read_only=False),
+            PageSource(federation=federation.name, address=federation.config.address.public,
+                       ledger=federation.ledger, read_only=False, folder=federation.folder),
             live=lambda: LiveStatus.from_runtime(self._runtime), federation=federation,
             token=lambda: operator_token(federation.page_token), acted=self._runtime.notify)
 

@@ -120,8 +120,9 @@ class LimitSettings:
                 raise ValueError(error.line()) from None
             if seconds <= 0:
                 raise ValueError(f'{name} = "{getattr(self, name)}": must be above 0.')
-        if self.silent_seconds < 1:
-            raise ValueError(f'silent_after = "{self.silent_after}": must be at least 1s.')
+        if self.silent_seconds < 10:
+            raise ValueError(f'silent_after = "{self.silent_after}": silos that work report every 3 to 7 seconds, so'
+                             " give 10s at least.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,6 +47,7 @@ from semisilo.coordinator.rounds.study_lifecycle import (
     stopped_early,
 )
 from semisilo.coordinator.studies.model_choice import choice_of
+from semisilo.coordinator.studies.participation import participation_of
 from semisilo.coordinator.studies.study_file import config_from_dict
 
 __all__ = ["Accountant", "Engine", "EngineFolders"]
@@ -186,8 +187,10 @@ class Engine:
             if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED, reason=early):
                 break
         self._cleanup.remove_spares()
-        choice = choice_of(self._ledger.study(name), round_heads(self._ledger, name))
-        _LOG.info("study %s is complete. %s Next: coordinator export %s", name, choice.conclusion, name)
+        row = self._ledger.study(name)
+        choice = choice_of(row, round_heads(self._ledger, name))
+        _LOG.info("study %s is complete: it %s. %s Next: coordinator export %s", name,
+                  participation_of(self._ledger, row).text or "ran on no silo", choice.conclusion, name)
         self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
