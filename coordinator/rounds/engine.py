@@ -351,7 +351,6 @@ class Engine:
                 _LOG.warning("round %d: past its deadline with %d of %d answers; waiting on for %s", row.number,
                              answered, phase.quorum, ", ".join(waiting))
                 told = True
-            self._hearing.look()
             end = phase.deadline_unix if now < phase.deadline_unix else phase.limit_unix
             await self._labels_alone.wait(min(end - now, 60.0) + 0.001)
             if len(waiting) > _FEW_SILOS:
