@@ -37,6 +37,7 @@ from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.service import PageService
 from semisilo.coordinator.page.token import operator_token
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.live_file import LiveStatus, write
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
@@ -57,6 +58,8 @@ _WATCH_SECONDS = 0.5
 _LIVE_SECONDS = 1.0
 """Age of what `coordinator status` shows at most. Readers hold the file for current ten times as long
 (`live_file.STALE_SECONDS`), so that a busy machine does not look stopped."""
+_LISTEN_SECONDS = 5.0
+"""The page and `coordinator status` show this soon that a silo is silent, or heard again. A look reads the roster."""
 _SETTLE_SECONDS = 2.0
 """What is counted in between is lost by a kill; every settling is a transaction of the ledger. A phase that
 ends is settled by the engine."""
@@ -119,8 +122,10 @@ class _Server:
         spool.clean(keep_partials=ledger.awaited_updates())
         self._task_service = TaskService(ledger=ledger, roster=self._roster, runtime=self._runtime, payloads=payloads,
                                          spool=spool, compute=self._compute)
+        self._hearing = Hearing(roster=self._roster, runtime=self._runtime, clock=time.time,
+                                silent_seconds=federation.config.limits.silent_seconds)
         self._engine = Engine(ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute,
-                              payloads=payloads, spool=spool, accountant=self._meter,
+                              payloads=payloads, spool=spool, accountant=self._meter, hearing=self._hearing,
                               slowest_link=self._rates.slowest,
                               folders=EngineFolders(
                                   studies=federation.studies, payloads=federation.payloads,
@@ -155,7 +160,8 @@ class _Server:
         self._runtime.page = page.address if page is not None else ""
         try:
             return await self._until_stopped([
-                self._watch(), self._write_live(), self._settle(), self._checkpoint(), self._display.run(),
+                self._watch(), self._listen(), self._write_live(), self._settle(), self._checkpoint(),
+                self._display.run(),
                 self._enrollment(port), self._refresh(certificate), *([page.run()] if page is not None else []),
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
@@ -168,8 +174,8 @@ class _Server:
     def _page_service(self) -> PageService:
         federation = self._federation
         return PageService(
-            PageSource(federation=federation.name, address=federation.config.address.public, ledger=federation.ledger,
-                       read_only=False),
+            PageSource(federation=federation.name, address=federation.config.address.public,
+                       ledger=federation.ledger, read_only=False, folder=federation.folder),
             live=lambda: LiveStatus.from_runtime(self._runtime), federation=federation,
             token=lambda: operator_token(federation.page_token), acted=self._runtime.notify)
 
@@ -254,6 +260,10 @@ class _Server:
                 version = now
                 self._runtime.notify()
                 self._runtime.call()
+
+    async def _listen(self) -> None:
+        """Notices silos that fall silent, and that are heard again, also while no round is opened."""
+        await _every(lambda: min(_LISTEN_SECONDS, self._hearing.silent_seconds / 4), self._hearing.look)
 
     async def _enrollment(self, port: EnrollmentPort) -> None:
         """Lets silos in; what is in the way of that is no reason to leave those that are in."""

@@ -8,10 +8,11 @@ a browser. The page's `format.js` does the same, and a test holds both against o
 from __future__ import annotations
 
 import math
+import time
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal
 
-__all__ = ["counted", "describe_bytes", "describe_percentage", "describe_points", "describe_progress", "describe_range",
-           "describe_seconds", "describe_share"]
+__all__ = ["counted", "describe_bytes", "describe_moment", "describe_percentage", "describe_points",
+           "describe_progress", "describe_range", "describe_seconds", "describe_share"]
 
 _DASH = "–"
 _EXACT = Context(prec=800)
@@ -43,6 +44,11 @@ def describe_seconds(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def describe_moment(unix: float) -> str:
+    """2026-01-31 12:00 UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))
 
 
 def describe_percentage(share: float | None, *, decimals: int = 1) -> str:

@@ -5,7 +5,6 @@ Tests: tests/coordinator/monitoring/test_status.py.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +19,7 @@ from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
     describe_bytes,
     describe_metric,
+    describe_moment,
     describe_progress,
     describe_seconds,
     describe_share,
@@ -36,7 +36,7 @@ __all__ = ["render"]
 
 _STYLES: Mapping[str, str] = {
     SiloState.REVOKED: "red", SiloState.CONNECTED: "green", SiloState.WORKING: "green",
-    SiloState.LATE: "yellow", SiloState.AWAY: "yellow", SiloState.AWAY_BY_POLICY: "yellow"}
+    SiloState.SILENT: "red", SiloState.LATE: "yellow", SiloState.AWAY: "yellow", SiloState.AWAY_BY_POLICY: "yellow"}
 _GAP = "  "
 _LEAST_WIDTH = 4
 
@@ -53,6 +53,10 @@ def render(console: Console, facts: StatusFacts) -> None:
                   else Text(f"No studies yet. Make one: coordinator new NAME{folder_option(facts.folder)}", "dim"),
                   soft_wrap=not facts.studies)
     for study in facts.studies:
+        if study.participation.text:
+            console.print(Text.assemble((f"{study.name}: ", "dim"), (printable(study.participation.text, limit=800),
+                                                                     "red" if study.participation.refusing else "")),
+                          soft_wrap=True)
         if study.labels_alone:
             console.print(Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone), soft_wrap=True)
         if study.choice.conclusion:
@@ -83,10 +87,23 @@ def render(console: Console, facts: StatusFacts) -> None:
     for silo in facts.silos:
         if silo.away_until_unix is not None:
             console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"), (silo.away_reason, "yellow"),
-                                        (f" until {_utc(silo.away_until_unix)}, by its own policy", "dim")),
+                                        (f" until {describe_moment(silo.away_until_unix)}, by its own policy", "dim")),
                           soft_wrap=True)
+    for silo in facts.silos:
+        if silo.silent_unix is not None:
+            console.print(Text.assemble(
+                ("silo ", "dim"), silo.name, (": ", "dim"),
+                (f"silent, last heard on {describe_moment(silo.silent_unix)}"
+                 f" ({describe_seconds(facts.unix - silo.silent_unix)} ago)", "red"),
+                ("; no round asks it until it calls again. To leave it out: ", "dim"),
+                f"coordinator set-aside {silo.name}{folder_option(facts.folder)}"), soft_wrap=True)
+    refused_all = {(study.name, each.silo): each.rounds for study in facts.studies
+                   for each in study.participation.refusing}
     for refusal in facts.refusals:
-        what = f" refused round {refusal.round} of {refusal.study}: "
+        rounds = refused_all.get((refusal.study, refusal.silo))
+        which = f"round {refusal.round} of {refusal.study}" if rounds is None else \
+            f"every round of {refusal.study} ({rounds})"
+        what = f" refused {which}: "
         console.print(Text.assemble(("silo ", "dim"), refusal.silo, (what, "dim"), (printable(refusal.reason), "red")),
                       soft_wrap=True)
     for invitation in facts.invitations:
@@ -229,5 +246,3 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _utc(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))

@@ -127,6 +127,8 @@ class CardSilo:
     abstentions: int
     refusals: int
     late: int
+    took_part: bool
+    """Whether a committed round up to the card's has an update or an abstention of it. Its images count only then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +139,17 @@ class CardSilos:
     names_left_out: bool
     silos: tuple[CardSilo, ...]
     labelled: int
+    """Of those that took part, like the next one."""
     unlabelled: int
+    took_part: int
+    """Up to the card's round; see `CardSilo.took_part`."""
+    of: int
+    """Silos of the study: `count`, and other members that it never asked."""
+
+    @property
+    def refused_all(self) -> int:
+        """Silos that took no part and have refused."""
+        return sum(each.refusals > 0 and not each.took_part for each in self.silos)
 
     @property
     def updates(self) -> int:
@@ -382,19 +394,21 @@ def card_silos(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, n
     Args:
         names: False numbers them in the place of their names.
     """
-    answers = {silo: part.outcomes for silo, part in participants_of(summary, up_to=up_to).items() if part.outcomes}
+    parts = {silo: part for silo, part in participants_of(summary, up_to=up_to).items() if part.outcomes}
     known = {row.name: row for row in silos}
     rows = []
-    for number, (silo, outcomes) in enumerate(answers.items(), 1):
-        row = known.get(silo)
+    for number, (silo, part) in enumerate(parts.items(), 1):
+        row, outcomes = known.get(silo), part.outcomes
         rows.append(CardSilo(silo=silo if names else f"silo {number}",
                              labelled=None if row is None else row.labelled_count,
                              unlabelled=None if row is None else row.unlabelled_count,
                              updates=outcomes[TaskState.UPDATED], abstentions=outcomes[TaskState.ABSTAINED],
-                             refusals=outcomes[TaskState.REFUSED], late=outcomes[TaskState.EXPIRED]))
+                             refusals=outcomes[TaskState.REFUSED], late=outcomes[TaskState.EXPIRED],
+                             took_part=part.took_part))
     return CardSilos(count=len(rows), names_left_out=not names, silos=tuple(rows),
-                     labelled=sum(row.labelled or 0 for row in rows),
-                     unlabelled=sum(row.unlabelled or 0 for row in rows))
+                     labelled=sum(row.labelled or 0 for row in rows if row.took_part),
+                     unlabelled=sum(row.unlabelled or 0 for row in rows if row.took_part),
+                     took_part=sum(row.took_part for row in rows), of=max(len(rows), summary.participation.silos))
 
 
 def card_sites(summary: StudySummary, evaluations: Mapping[str, SiteEvaluation], *, round: int, labels_alone: bool,

@@ -20,6 +20,7 @@ from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.site_evaluation import BALANCED, estimate_text
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
 from semisilo.common.text.describe import (
+    counted,
     describe_bytes,
     describe_metric,
     describe_percentage,
@@ -105,9 +106,12 @@ def _title(card: ModelCard) -> str:
 
 
 def _subtitle(card: ModelCard) -> str:
-    model, test = card.model, card.test
+    model, test, silos = card.model, card.test, card.data.silos
     worth = "accuracy not measured" if test is None else _worth_in_short(test, parse_measure(model.measure))
     how = "on labels alone" if model.chosen == LABELS_ALONE else f"with {model.method.name}"
+    if model.chosen != LABELS_ALONE and silos.of:
+        refused = f", {silos.refused_all} of which refused every round" if silos.refused_all else ""
+        how += f" on {silos.took_part} of {counted(silos.of, 'silo')}{refused}"
     return (f"{model.network.name} for {len(model.classes)} classes, trained {how};"
             f" {worth}. Not for clinical use.")
 
@@ -154,7 +158,7 @@ def _data(card: ModelCard) -> _Section:
     table = _table("Images at the coordinator", ("Set", "Images"),
                    (("labelled", str(own.labelled)), ("validation", str(own.validation)), ("test", str(own.test))))
     rows = [(each.silo, *_counts(each)) for each in silos.silos]
-    rows.append(("all", *_counts(silos)))
+    rows.append(("all; images of those that took part", *_counts(silos)))
     many = _table("Images at the silos, as announced", ("Silo", "Labelled", "Unlabelled", "Updates", "Abstentions",
                                                         "Refusals", "Expired"), rows)
     note = [_Text(text) for text in _left_out(own.left_out_files, own.unreadable_files)]

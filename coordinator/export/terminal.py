@@ -13,7 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from semisilo.common.measures.study_measure import ACCURACY, parse_measure
-from semisilo.common.text.describe import describe_bytes, describe_metric, describe_percentage, describe_range
+from semisilo.common.text.describe import (
+    counted,
+    describe_bytes,
+    describe_metric,
+    describe_percentage,
+    describe_range,
+)
 from semisilo.coordinator.export.choose_model import BEST_ON_TEST
 from semisilo.coordinator.ledger.records import LABELS_ALONE
 
@@ -26,11 +32,13 @@ __all__ = ["show_export"]
 def show_export(folder: Path, card: ModelCard, console: Console | None = None) -> None:
     """The main facts of the card, and where the files are."""
     console = console or Console(highlight=False)
-    model, test, onnx = card.model, card.test, card.onnx
+    model, test, onnx, silos = card.model, card.test, card.onnx, card.data.silos
     which = "labels alone, without silos" if model.chosen == LABELS_ALONE else \
         f"round {model.round} of {model.planned_rounds} ({model.chosen})"
     rows = [("model", f"{model.network.name}, {which}"),
-            *([("chosen", model.choice)] if model.choice else [])]
+            *([("chosen", model.choice)] if model.choice else []),
+            *([("trained on", f"{silos.took_part} of {counted(silos.of, 'silo')}")]
+              if silos.of and model.chosen != LABELS_ALONE else [])]
     measure = parse_measure(model.measure)
     if test is None:
         rows.append(("accuracy", "not measured: no test images"))

@@ -101,16 +101,28 @@ class LimitSettings:
     while a study runs. The file has no name and is gone with the process. Without it such images are refused."""
     invitation_life: str = "24h"
     """How long an invitation can be used."""
+    silent_after: str = "3m"
+    """A silo of which nothing was heard for so long is silent: no round asks it until it calls again. Silos that wait
+    call every 25 seconds."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """`silent_after` in seconds."""
+        return parse_duration(self.silent_after)
 
     def __post_init__(self) -> None:
         if self.spool_bytes < 1 or self.uploads < 1:
             raise ValueError("spool_bytes and uploads must be at least 1.")
-        try:
-            seconds = parse_duration(self.invitation_life, where="invitation_life")
-        except BadConfiguration as error:
-            raise ValueError(error.line()) from None
-        if seconds <= 0:
-            raise ValueError(f'invitation_life = "{self.invitation_life}": must be above 0.')
+        for name in ("invitation_life", "silent_after"):
+            try:
+                seconds = parse_duration(getattr(self, name), where=name)
+            except BadConfiguration as error:
+                raise ValueError(error.line()) from None
+            if seconds <= 0:
+                raise ValueError(f'{name} = "{getattr(self, name)}": must be above 0.')
+        if self.silent_seconds < 10:
+            raise ValueError(f'silent_after = "{self.silent_after}": silos that work report every 3 to 7 seconds, so'
+                             " give 10s at least.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,7 +297,8 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
         f'public = "{address}"\n# enrollment = "{address.rpartition(":")[0]}:'
         f'{int(address.rpartition(":")[2]) + 1}"\n'
         '# "127.0.0.1": this machine only; "[::]:9443": where a router forwards another port.\n'
-        f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n\n'
+        f'listen = "[::]"\n\n[limits]\n# spool_bytes = {20 * GIB}\n# uploads = 4\n# invitation_life = "24h"\n'
+        '# silent_after = "3m"     # a silo that is not heard for so long is not asked until it calls again\n\n'
         '[page]\n# The operator page; "" switches it off.\nlisten = "127.0.0.1:8080"\n'
         '# hosts = ["page.hub.example"]\n\n'
         '[tracking]\n# tensorboard = true   # studies/NAME/tensorboard\n# mlflow = "https://mlflow.example"\n',

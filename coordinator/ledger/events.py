@@ -13,7 +13,8 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
 __all__ = ["StoredEvent", "begun_again_event", "chain_of", "event_kinds", "events_after", "find_events",
-           "is_model_noted", "last_ended_rounds", "note_model_not_written", "note_model_written", "round_ended_event"]
+           "has_paused_itself", "is_model_noted", "last_ended_rounds", "note_model_not_written", "note_model_written",
+           "round_ended_event"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,3 +110,11 @@ def begun_again_event(ledger: Ledger, study: str) -> int:
         " 'study_requeued') OR kind IN (?, ?, ?) AND json_extract(detail_json, '$.before') = ?)", study,
         f"study_{StudyState.PREPARING}", f"study_{StudyState.WAITING}", f"study_{StudyState.RUNNING}",
         StudyState.PAUSED)[0]["number"])
+
+
+def has_paused_itself(ledger: Ledger, study: str) -> bool:
+    """Whether the coordinator has paused a study since it was last queued."""
+    return bool(ledger.query(
+        "SELECT 1 FROM event WHERE study = ? AND kind = ? AND json_extract(detail_json, '$.origin') = 'coordinator' AND"
+        " number > (SELECT coalesce(max(number), 0) FROM event WHERE study = ? AND kind IN ('study_queued',"
+        " 'study_requeued')) LIMIT 1", study, f"study_{StudyState.PAUSED}", study))

@@ -274,10 +274,16 @@ class Ledger(LedgerFile):
         return sorted((row["silo"] for row in rows), key=str.encode)
 
     def count_answers(self, study: str, round: int, phase: int) -> int:
-        """How many silos have answered a phase: updated, abstained or refused."""
-        return int(self.query("SELECT count(*) FROM task WHERE study = ? AND round = ? AND phase = ?"
-                              " AND state IN (?, ?, ?)", study, round, phase, TaskState.UPDATED, TaskState.ABSTAINED,
-                              TaskState.REFUSED)[0][0])
+        """How many answers a phase has that count for its quorum: updates and abstentions. A refusal brings nothing."""
+        return self._count_tasks(study, round, phase, (TaskState.UPDATED, TaskState.ABSTAINED))
+
+    def count_refusals(self, study: str, round: int, phase: int) -> int:
+        """How many silos have refused a phase."""
+        return self._count_tasks(study, round, phase, (TaskState.REFUSED,))
+
+    def _count_tasks(self, study: str, round: int, phase: int, states: Sequence[TaskState]) -> int:
+        return int(self.query("SELECT count(*) FROM task WHERE study = ? AND round = ? AND phase = ? AND state IN"
+                              " (SELECT value FROM json_each(?))", study, round, phase, json.dumps(states))[0][0])
 
     def task(self, task_id: str) -> TaskRow | None:
         """One task."""

@@ -301,5 +301,9 @@ CREATE TABLE site_evaluation (              -- global models on the test images 
 ) STRICT, WITHOUT ROWID;
 """
 
+_SILENT_SILOS = """
+ALTER TABLE silo ADD COLUMN silent_unix REAL;   -- when it was last heard, while it is silent; NULL: it is not
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
-                               _SITE_EVALUATIONS)
+                               _SITE_EVALUATIONS, _SILENT_SILOS)

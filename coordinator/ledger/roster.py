@@ -13,7 +13,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import InvitationUsed, UnknownSilo
 from semisilo.coordinator.ledger.ledger import Ledger
 
-__all__ = ["Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "SimulatedMember",
+__all__ = ["HeardMember", "Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "SimulatedMember",
            "certificate_ends", "open_invitations"]
 
 _NOTES_AT_ONCE, _NOTE_SECONDS = 20, 300.0
@@ -64,10 +64,23 @@ class SiloRow:
     away_reason: str = ""
     """Why it takes no task by its own policy, for example "outside working hours"; empty when it takes tasks."""
     away_until_unix: float = 0.0
+    silent_unix: float | None = None
+    """When it was last heard, while it is silent: it is not asked until it calls again. None: it is not silent."""
 
     def is_away(self, now_unix: float) -> bool:
         """Whether the silo takes no task at the moment, by its own policy."""
         return bool(self.away_reason) and now_unix < self.away_until_unix
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeardMember:
+    """When a member was heard, as far as the ledger knows."""
+
+    name: str
+    seen_unix: float
+    """When it last asked for a task."""
+    silent_unix: float | None
+    """See `SiloRow.silent_unix`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +147,7 @@ class LedgerRoster:
             silo = db.execute("SELECT silo FROM invitation WHERE token_hash = ?", (token_hash,)).fetchone()["silo"]
             db.execute("INSERT INTO silo (name, enrolled_unix) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET"
                        " enrolled_unix = excluded.enrolled_unix, revoked_unix = NULL, left_unix = NULL,"
-                       " away_reason = '', away_until_unix = 0", (silo, now))
+                       " away_reason = '', away_until_unix = 0, silent_unix = NULL", (silo, now))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
             self._record_certificate(silo, serial, not_after_unix)
             self._ledger.event("silo_enrolled", silo=silo, serial=str(serial))
@@ -226,8 +239,8 @@ class LedgerRoster:
             if status.left_unix is not None:
                 return status.left_unix
             now = time.time()
-            db.execute("UPDATE silo SET left_unix = ?, joined_unix = NULL, away_reason = '', away_until_unix = 0"
-                       " WHERE name = ?", (now, silo))
+            db.execute("UPDATE silo SET left_unix = ?, joined_unix = NULL, away_reason = '', away_until_unix = 0,"
+                       " silent_unix = NULL WHERE name = ?", (now, silo))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
             self._ledger.cancel_tasks(silo, reason="the silo has left the federation")
             self._ledger.event("silo_left", silo=silo)
@@ -272,14 +285,15 @@ class LedgerRoster:
                               (now_unix,)).rowcount
 
     def joined(self, silo: str, *, version: str, methods: tuple[str, ...], labelled_count: int, unlabelled_count: int,
-               memory_study: str, memory_round: int) -> None:
+               memory_study: str, memory_round: int, now_unix: float | None = None) -> None:
         """Notes what a silo says of itself in AwaitTask. The first time makes it part of the roster to sample from."""
+        now = time.time() if now_unix is None else now_unix
         with self._ledger.transaction(lasting=False) as db:
             first = db.execute("SELECT joined_unix FROM silo WHERE name = ?", (silo,)).fetchone()["joined_unix"] is None
             db.execute("UPDATE silo SET joined_unix = coalesce(joined_unix, ?), seen_unix = ?, version = ?,"
                        " methods_json = ?, labelled_count = ?, unlabelled_count = ?, memory_study = ?,"
                        " memory_round = ? WHERE name = ?",
-                       (time.time(), time.time(), version, canonical_json(sorted(methods)), labelled_count,
+                       (now, now, version, canonical_json(sorted(methods)), labelled_count,
                         unlabelled_count, memory_study, memory_round, silo))
             if first:
                 self._ledger.event("silo_joined", silo=silo, version=version, labelled_count=labelled_count,
@@ -296,7 +310,7 @@ class LedgerRoster:
                         unlabelled_count=row["unlabelled_count"], memory_study=row["memory_study"],
                         memory_round=row["memory_round"], certificate_not_after_unix=row["not_after"],
                         left_unix=row["left_unix"], away_reason=row["away_reason"],
-                        away_until_unix=row["away_until_unix"])
+                        away_until_unix=row["away_until_unix"], silent_unix=row["silent_unix"])
                 for row in rows]
 
     def members(self) -> list[str]:
@@ -304,6 +318,12 @@ class LedgerRoster:
         return [row["name"] for row in self._ledger.query(  # SQLite compares text byte by byte
             "SELECT name FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL"
             " ORDER BY name")]
+
+    def members_permitting(self, method: str) -> list[str]:
+        """Members whose own policy permits a method, as they say themselves."""
+        able = {row["name"] for row in self._ledger.query(
+            "SELECT name FROM silo WHERE EXISTS (SELECT 1 FROM json_each(methods_json) WHERE value = ?)", method)}
+        return [silo for silo in self.members() if silo in able]
 
     def back_at(self, silo: str, now_unix: float) -> float:
         """When a silo that takes no task at the moment by its own policy expects to be back; 0 when it takes tasks."""
@@ -316,6 +336,31 @@ class LedgerRoster:
         rows = self._ledger.query("SELECT name, away_until_unix FROM silo WHERE away_reason <> ''"
                                   " AND away_until_unix > ?", now_unix)
         return {row["name"]: row["away_until_unix"] for row in rows}
+
+    # Silent silos -----------------------------------------------------------------------------------------------------
+
+    def members_heard(self) -> list[HeardMember]:
+        """When each member was heard."""
+        return [HeardMember(name=row["name"], seen_unix=row["seen_unix"] or 0.0, silent_unix=row["silent_unix"])
+                for row in self._ledger.query(
+                    "SELECT name, seen_unix, silent_unix FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS"
+                    " NULL AND left_unix IS NULL ORDER BY name")]
+
+    def silent(self, silo: str, *, heard_unix: float) -> None:
+        """Notes that nothing is heard of a silo any more: it is not asked until it calls again.
+
+        Args:
+            heard_unix: when it was last heard.
+        """
+        with self._ledger.transaction(lasting=False) as db:
+            db.execute("UPDATE silo SET silent_unix = ? WHERE name = ?", (heard_unix, silo))
+            self._ledger.event("silo_silent", silo=silo, heard_unix=heard_unix)
+
+    def heard(self, silo: str) -> None:
+        """Notes that a silent silo is heard again."""
+        with self._ledger.transaction(lasting=False) as db:
+            db.execute("UPDATE silo SET silent_unix = NULL WHERE name = ?", (silo,))
+            self._ledger.event("silo_heard", silo=silo)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,11 @@ from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["OpenTask", "Refusal", "RefusedTask", "SubmittedTask", "TaskAnswer", "add_site_evaluation", "answer_states",
-           "answers_of_round", "answers_of_study", "has_taken_part", "has_updates", "is_committed", "last_refusal",
-           "last_refusals", "open_tasks", "refusal_reasons", "site_evaluations", "sizes_of_last_updates", "task_counts",
-           "tasks_of_phase", "training_seconds"]
+__all__ = ["AllRefused", "OpenTask", "Refusal", "RefusedTask", "SiloPart", "SubmittedTask", "TaskAnswer",
+           "add_site_evaluation", "answer_states", "answers_of_round", "answers_of_study", "has_answers",
+           "has_taken_part", "has_updates", "is_committed", "last_refusal", "last_refusals", "open_tasks",
+           "refusal_reasons", "silo_parts", "silos_that_refused_all", "site_evaluations", "sizes_of_last_updates",
+           "task_counts", "tasks_of_phase", "training_seconds"]
 
 _REASON_LETTERS = 80
 
@@ -71,6 +72,41 @@ class Refusal:
     silo: str
     reason: str
     """"CODE: text"; empty when the silo gave none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloPart:
+    """What part a silo has in a study."""
+
+    silo: str
+    asked: bool
+    """In a round that is over."""
+    updated: bool
+    """Whether a committed round has an update of it, in any phase."""
+    abstained: bool
+    """Whether a committed round has an abstention of it."""
+
+    @property
+    def took_part(self) -> bool:
+        """Whether a committed round has an answer of it that counts."""
+        return self.updated or self.abstained
+
+    @property
+    def only_abstained(self) -> bool:
+        """Whether it took part and no model has anything of it."""
+        return self.abstained and not self.updated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllRefused:
+    """A silo that has given no other answer in a study than refusals."""
+
+    rounds: int
+    """In which it refused."""
+    reason: str
+    """Of the last one, as in `Refusal`."""
+    closed_unix: float
+    """When that came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +185,42 @@ def last_refusals(ledger: Ledger) -> list[RefusedTask]:
         TaskState.REFUSED, TaskState.REFUSED)
     return [RefusedTask(silo=row["silo"], study=row["study"], round=row["round"], reason=row["reason"],
                         closed_unix=row["closed_unix"]) for row in rows]
+
+
+def silo_parts(ledger: Ledger, study: str, *, ended_unix: float | None = None) -> list[SiloPart]:
+    """What part each silo has in a study, in byte order of names: those that were asked, and other members.
+
+    Args:
+        ended_unix: members that have joined later are left out.
+    """
+    # The first answer of each silo that fits is enough, and the index finds it: a study may have half a million tasks.
+    answered = ("EXISTS (SELECT 1 FROM task JOIN round ON round.study = task.study AND round.number = task.round WHERE"
+                " task.study = ? AND task.silo = silo.name AND task.state = ? AND round.state = ?)")
+    rows = ledger.query(
+        f"SELECT silo.name, total.silo IS NOT NULL AS asked, {answered} AS updated, {answered} AS abstained"
+        " FROM silo LEFT JOIN silo_total AS total ON total.study = ? AND total.silo = silo.name"
+        " WHERE total.silo IS NOT NULL OR (silo.joined_unix <= ? AND silo.revoked_unix IS NULL AND silo.left_unix IS"
+        " NULL) ORDER BY silo.name", study, TaskState.UPDATED, RoundState.COMPLETED, study, TaskState.ABSTAINED,
+        RoundState.COMPLETED, study, float("inf") if ended_unix is None else ended_unix)
+    return [SiloPart(silo=row["name"], asked=bool(row["asked"]), updated=bool(row["updated"]),
+                     abstained=bool(row["abstained"])) for row in rows]
+
+
+def has_answers(ledger: Ledger, study: str) -> bool:
+    """Whether a round of a study with silos is over."""
+    return bool(ledger.query("SELECT 1 FROM silo_total WHERE study = ? LIMIT 1", study))
+
+
+def silos_that_refused_all(ledger: Ledger, study: str) -> dict[str, AllRefused]:
+    """Silos that have refused every round of a study in which they answered, in byte order of names."""
+    # From the refusals, by the index: a study may have half a million tasks.
+    return {row["silo"]: AllRefused(rounds=row["rounds"], reason=row["reason"], closed_unix=row["closed_unix"])
+            for row in ledger.query(
+                "SELECT task.silo, task.reason, count(DISTINCT task.round) AS rounds, max(task.closed_unix) AS"
+                " closed_unix FROM silo CROSS JOIN task ON task.study = ? AND task.silo = silo.name AND task.state = ?"
+                " WHERE NOT EXISTS (SELECT 1 FROM task AS other WHERE other.study = ? AND other.silo = silo.name AND"
+                " other.state IN (?, ?)) GROUP BY task.silo ORDER BY task.silo", study, TaskState.REFUSED, study,
+                TaskState.UPDATED, TaskState.ABSTAINED)}
 
 
 def task_counts(ledger: Ledger, study: str) -> dict[TaskState, int]:

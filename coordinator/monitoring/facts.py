@@ -15,10 +15,11 @@ from semisilo.coordinator.monitoring.forecast import Forecast
 from semisilo.coordinator.monitoring.study_facts import OpenRoundFacts
 from semisilo.coordinator.monitoring.summary import MeasureBeside, SiteLine
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from semisilo.coordinator.studies.participation import ParticipationFacts
 
 __all__ = ["ByGroup", "ByRpc", "BySilo", "CostFacts", "DoingFacts", "DriftFacts", "EncodingFacts", "EventFacts",
            "EventsFacts", "FederationFacts", "LiveFacts", "PhaseFacts", "RoundDetail", "RoundLine", "SiloLine",
-           "SiloOfStudy", "StudyDetail", "StudyLine", "TaskFacts", "TrafficFacts", "TwoWays"]
+           "SiloOfStudy", "SiloRefusal", "StudyDetail", "StudyLine", "TaskFacts", "TrafficFacts", "TwoWays"]
 
 
 # GET /api/federation --------------------------------------------------------------------------------------------------
@@ -69,6 +70,8 @@ class StudyLine:
     """Which round is handed over as things stand, and why."""
     seconds_left: float | None
     reason: str
+    participation: ParticipationFacts
+    """On how many of how many silos it ran."""
     wire_bytes: int
 
 
@@ -82,6 +85,16 @@ class DoingFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SiloRefusal:
+    """The last task that a silo was asked in a study that has not ended, where it refused that."""
+
+    study: str
+    round: int
+    reason: str
+    """A code of the error catalogue and a line, as the silo gave it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SiloLine:
     """One silo of the roster."""
 
@@ -91,6 +104,10 @@ class SiloLine:
     doing: DoingFacts | None
     away_reason: str
     """Why it takes no task by its own policy, for example its hours of work; empty when it takes tasks."""
+    silent_unix: float | None
+    """When it was last heard, while it is silent: no round asks it until it calls again."""
+    refusal: SiloRefusal | None
+    """None where its last answer was another one."""
     seen_unix: float | None
     certificate_days_left: float | None
     """None for a simulated silo, which has no certificate."""
@@ -111,6 +128,8 @@ class FederationFacts:
     address: str
     version: str
     now_unix: float
+    folder_option: str
+    """` --folder X`, behind a command that is proposed for the hub, whose shell may be anywhere; empty without one."""
     serving: bool
     read_only: bool
     """Whether there are no actions here: the page of `coordinator page STUDY`."""
@@ -261,6 +280,8 @@ class StudyDetail:
     name: str
     state: str
     reason: str
+    participation: ParticipationFacts
+    """On how many of how many silos it ran: what is said of it first."""
     method: str
     scenario: str
     source: str

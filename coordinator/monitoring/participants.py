@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from semisilo.coordinator.ledger.states import TaskState
+from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.summary import StudySummary
 
 __all__ = ["Participant", "participants_of"]
@@ -17,6 +17,8 @@ class Participant:
 
     outcomes: Counter[TaskState] = field(default_factory=Counter)
     """Answer -> rounds; empty for a silo that was never asked."""
+    took_part: bool = False
+    """Whether a committed round has an update or an abstention of it."""
     label_ratio: float | None = None
     """Share of its images with a pseudo-label, 0 to 1, in the last round in which it said so."""
     wire_down: int = 0
@@ -35,6 +37,7 @@ def participants_of(study: StudySummary, *, up_to: int | None = None) -> dict[st
             continue
         for silo, outcome in entry.outcomes.items():
             found[silo].outcomes[outcome] += 1
+            found[silo].took_part |= entry.state is RoundState.COMPLETED and silo in entry.answered
         for silo, ratio in entry.label_ratio.items():
             found[silo].label_ratio = ratio
     for cost in study.costs:

@@ -7,14 +7,15 @@ The first line that fits counts:
 | revoked | the operator has revoked its certificate |
 | left | it left on its own wish |
 | enrolled | it has a certificate and has never asked for a task |
-| joined | it is a member, and `coordinator serve` is not running, so nobody can know more |
 | away by policy | it takes no task now because its own policy says so (hours, daily budget), and works on none |
+| silent | nothing was heard of it for `silent_after`, and no round asks it until it calls again |
+| joined | it is a member, and `coordinator serve` is not running, so nobody can know more |
 | late | its phase is past its deadline, still waits for it, and the study is not paused |
 | working | it has an open task and says that it works on it |
 | connected | it is there and does nothing, or has not begun with its task |
 | away | nothing was heard of it for `PRESENT_SECONDS` |
 
-A member that is away by policy says so also while `serve` is not running: until when is in the ledger. *Late* is a
+Who is away by policy, and who is silent, is in the ledger, and is said also while `serve` is not running. *Late* is a
 silo that still owes an answer; when the phase closes without it, the *outcome* of its task is "expired"
 (`semisilo.coordinator.monitoring.outcomes`). The words are the same everywhere: in JSON, on the page, as a label of a
 metric.
@@ -45,6 +46,7 @@ class SiloState(StrEnum):
     ENROLLED = "enrolled"
     JOINED = "joined"
     AWAY_BY_POLICY = "away by policy"
+    SILENT = "silent"
     LATE = "late"
     WORKING = "working"
     CONNECTED = "connected"
@@ -112,6 +114,8 @@ def _doing(signs: SiloSigns) -> LiveSilo | None:
 def _state_of_member(signs: SiloSigns, *, present: bool, works: bool) -> SiloState:
     if signs.member.is_away(signs.now_unix) and not works:
         return SiloState.AWAY_BY_POLICY
+    if signs.member.silent_unix is not None and not present:
+        return SiloState.SILENT
     if not signs.serving:
         return SiloState.JOINED
     deadline = signs.open_task.deadline_unix if signs.open_task is not None else None

@@ -14,11 +14,12 @@ from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, ope
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tasks import last_refusals, open_tasks
 from semisilo.coordinator.ledger.traffic import study_totals
-from semisilo.coordinator.monitoring.silo_state import activities_of
+from semisilo.coordinator.monitoring.silo_state import SiloState, activities_of
 from semisilo.coordinator.monitoring.study_facts import StudyFacts, open_round_facts, study_facts
 from semisilo.coordinator.monitoring.summary import planned_rounds
 from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.live_file import LiveStatus
+from semisilo.coordinator.studies.participation import participation_of
 
 __all__ = ["RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather"]
 
@@ -44,6 +45,8 @@ class SiloFacts:
     away_reason: str = ""
     """Why it takes no task by its own policy; empty when it takes tasks."""
     away_until_unix: float | None = None
+    silent_unix: float | None = None
+    """When it was last heard, while it is silent: no round asks it until it calls again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +127,7 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
     current: RoundFacts | None = None
     for row in rows:
         rounds = round_heads(ledger, row.name)
-        studies.append(study_facts(row, rounds, now_unix=now, live=live))
+        studies.append(study_facts(row, rounds, participation_of(ledger, row), now_unix=now, live=live))
         current = current or (_round_facts(ledger, row, rounds[-1]) if rounds else None)
         if rounds:
             costs.append(_status_cost(ledger, row))
@@ -172,4 +175,5 @@ def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[Si
         doing=doing(row.name), seen_unix=row.seen_unix, version=row.version, labelled_count=row.labelled_count,
         unlabelled_count=row.unlabelled_count, away_reason=row.away_reason if row.is_away(now) else "",
         away_until_unix=row.away_until_unix if row.is_away(now) else None,
+        silent_unix=row.silent_unix if activities[row.name].state is SiloState.SILENT else None,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in members)

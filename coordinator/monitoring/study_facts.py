@@ -25,6 +25,7 @@ from semisilo.coordinator.monitoring.summary import (
 )
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of
+from semisilo.coordinator.studies.participation import ParticipationFacts
 
 __all__ = ["OpenRoundFacts", "StudyFacts", "open_round_facts", "study_facts"]
 
@@ -55,6 +56,8 @@ class StudyFacts:
     seconds_left: float | None
     """Estimated; None before the first finished round and after the end."""
     reason: str
+    participation: ParticipationFacts
+    """On how many of how many silos it ran: what is said of it first."""
     beside: tuple[MeasureBeside, ...] = ()
     """All numbers of the last committed round beside those of labels alone; empty before those are trained."""
 
@@ -79,7 +82,7 @@ class OpenRoundFacts:
     """Silos that have not answered, in byte order."""
 
 
-def study_facts(row: StudyRow, rounds: Sequence[RoundHead], *, now_unix: float,
+def study_facts(row: StudyRow, rounds: Sequence[RoundHead], participation: ParticipationFacts, *, now_unix: float,
                 live: LiveStatus | None = None) -> StudyFacts:
     """The facts of a study with all its rounds in order; `live` is what `serve` says, None when it does not run."""
     planned = planned_rounds(row)
@@ -92,7 +95,8 @@ def study_facts(row: StudyRow, rounds: Sequence[RoundHead], *, now_unix: float,
         labels_alone=labels_alone_note(row, live=live.labels_alone if live and live.study == row.name else ""),
         choice=choice_of(row, rounds),
         seconds_left=None if row.ended_unix else seconds_left(rounds, planned=planned, now_unix=now_unix),
-        reason=row.reason, beside=measures_beside(row, {} if last is None else last.metrics, row.classes))
+        reason=row.reason, participation=participation,
+        beside=measures_beside(row, {} if last is None else last.metrics, row.classes))
 
 
 def open_round_facts(ledger: Ledger, study: StudyRow, last: RoundHead | None) -> OpenRoundFacts | None:

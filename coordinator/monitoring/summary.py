@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from semisilo.common.errors import StorageDamaged
@@ -28,6 +28,7 @@ from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site
 from semisilo.coordinator.monitoring.outcomes import outcomes_of
 from semisilo.coordinator.monitoring.traffic import Traffic, costs_from_rows
 from semisilo.coordinator.studies.model_choice import ChoiceFacts, choice_of, gain_of_study
+from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
 
 if TYPE_CHECKING:
     from semisilo.coordinator.ledger.encodings import EncodingUse
@@ -127,6 +128,8 @@ class RoundSummary:
     reason: str
     updates: int = 0
     """Updates that were accepted, in all phases."""
+    answered: frozenset[str] = frozenset()
+    """Silos with an update or an abstention, in any phase."""
 
     def count(self, state: TaskState) -> int:
         """How many silos gave this answer."""
@@ -153,6 +156,8 @@ class StudySummary:
     """All encodings together: down, then up; empty where none was counted."""
     sites: tuple[SiteLine, ...] = ()
     """Every silo that was asked, in byte order; () where no site has sent what a model is worth there."""
+    participation: ParticipationFacts = field(default_factory=ParticipationFacts)
+    """On how many of how many silos it ran: what is said of it first."""
 
     @property
     def planned_rounds(self) -> int:
@@ -231,7 +236,7 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
                    for entry in rows)
     choice = choice_of(row, rows)
     asked = {silo for entry in rounds for silo in entry.outcomes}
-    return StudySummary(row=row, choice=choice, rounds=rounds, costs=costs,
+    return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
                         sites=site_lines(ledger, row, choice, asked=asked),
                         traffic=book.traffic(dense_bytes=dense), labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
@@ -446,4 +451,6 @@ def _summarise_round(row: RoundRow, answers: Sequence[TaskAnswer], traffic: Traf
                         outcomes=outcomes, reasons=reasons, label_ratio=ratios, silo_metrics=metrics, traffic=traffic,
                         opened_unix=row.opened_unix,
                         seconds=None if row.closed_unix is None else max(0.0, row.closed_unix - row.opened_unix),
-                        reason=row.reason, updates=sum(answer.state is TaskState.UPDATED for answer in answers))
+                        reason=row.reason, updates=sum(answer.state is TaskState.UPDATED for answer in answers),
+                        answered=frozenset(answer.silo for answer in answers
+                                           if answer.state in (TaskState.UPDATED, TaskState.ABSTAINED)))

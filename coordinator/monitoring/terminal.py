@@ -44,6 +44,7 @@ from semisilo.coordinator.monitoring.summary import label_ratios, score_on_test
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic, silo_ways
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.rounds.runtime import RuntimeState
+from semisilo.coordinator.studies.participation import participation_of
 
 if TYPE_CHECKING:
     from semisilo.coordinator.federation.folder import Federation
@@ -56,8 +57,8 @@ _READ_SECONDS = 1.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RECENT_ROUNDS = 40
 _STATE_STYLES = {SiloState.REVOKED: "red", SiloState.LEFT: "dim", SiloState.ENROLLED: "dim", SiloState.JOINED: "dim",
-                 SiloState.AWAY_BY_POLICY: "yellow", SiloState.LATE: "red", SiloState.WORKING: "cyan",
-                 SiloState.CONNECTED: "green", SiloState.AWAY: "yellow"}
+                 SiloState.AWAY_BY_POLICY: "yellow", SiloState.SILENT: "red", SiloState.LATE: "red",
+                 SiloState.WORKING: "cyan", SiloState.CONNECTED: "green", SiloState.AWAY: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,8 @@ class Display:
                              (str(study.state), style))
         if study.reason:
             line.append(f": {printable(study.reason, limit=800)}", "red")
+        if self._facts.said is not None and (ran := self._facts.said.participation).text:
+            line.append(f"\n{printable(ran.text, limit=400)}", "red" if ran.refusing else "dim")
         return line
 
     def _round_lines(self) -> Iterator[RenderableType]:
@@ -271,7 +274,8 @@ class Display:
         costs = StudyCosts(by_silo=silo_ways(wire_by_silo(self._ledger, study.name)))
         costs.replace(study_totals(self._ledger, study.name))
         return _Facts(
-            study=study, said=study_facts(study, rounds, now_unix=time.time()), rounds=rounds, silos=silos,
+            study=study, said=study_facts(
+                study, rounds, participation_of(self._ledger, study), now_unix=time.time()), rounds=rounds, silos=silos,
             answers=outcomes_of(answers_of_round(self._ledger, study.name, number)),
             open_tasks=open_tasks(self._ledger),
             label_ratio=label_ratios(self._ledger, study.name, number),

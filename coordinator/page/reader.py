@@ -7,6 +7,7 @@ Tests: tests/coordinator/monitoring/test_facts.py.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from semisilo.coordinator.ledger.progress import phases_of_round, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invitations
 from semisilo.coordinator.ledger.states import RoundState, TaskState
-from semisilo.coordinator.ledger.tasks import SubmittedTask, has_updates, open_tasks, tasks_of_phase
+from semisilo.coordinator.ledger.tasks import SubmittedTask, has_updates, last_refusals, open_tasks, tasks_of_phase
 from semisilo.coordinator.ledger.traffic import SiloWay, wire_of_round, wire_of_today
 from semisilo.coordinator.monitoring.audit_trail import ChainCheck, events_of
 from semisilo.coordinator.monitoring.cost_book import CostBook
@@ -42,6 +43,7 @@ from semisilo.coordinator.monitoring.facts import (
     RoundDetail,
     SiloLine,
     SiloOfStudy,
+    SiloRefusal,
     StudyDetail,
     StudyLine,
     TaskFacts,
@@ -49,7 +51,7 @@ from semisilo.coordinator.monitoring.facts import (
     TwoWays,
 )
 from semisilo.coordinator.monitoring.forecast import Forecast, forecast_of
-from semisilo.coordinator.monitoring.silo_state import SiloActivity, activities_of
+from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, activities_of
 from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
 from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
 from semisilo.coordinator.monitoring.summary import (
@@ -62,6 +64,7 @@ from semisilo.coordinator.monitoring.summary import (
 from semisilo.coordinator.monitoring.traffic import StudyCosts, Traffic
 from semisilo.coordinator.rounds.live_file import LiveSilo, LiveStatus
 from semisilo.coordinator.studies.model_choice import gain_of_study
+from semisilo.coordinator.studies.participation import ParticipationFacts, participation_of
 
 __all__ = ["PageReader", "PageSource"]
 
@@ -76,6 +79,8 @@ class PageSource:
     address: str
     ledger: Path
     read_only: bool
+    folder: Path | None = None
+    """Of the federation, for commands that are proposed; None where none are."""
 
 
 class PageReader:
@@ -87,17 +92,20 @@ class PageReader:
         self._clock = clock
         self._costs = CostBook()
         self._books: dict[str, StudyBook] = {}
+        self._participations: dict[str, tuple[float | None, ParticipationFacts]] = {}
+        """Study -> (when it ended, its participation then)."""
         self.check = ChainCheck()
 
     # Federation -------------------------------------------------------------------------------------------------------
 
     def federation(self, live: LiveStatus | None, *, revision: int = 0) -> FederationFacts:
         """The federation at a glance."""
-        now = self._clock()
+        now, folder = self._clock(), self._source.folder
         self._costs.refresh(self.ledger)
         studies = self.ledger.studies()
         return FederationFacts(
             federation=self._source.federation, address=self._source.address, version=__version__, now_unix=now,
+            folder_option="" if folder is None else f" --folder {shlex.quote(str(folder.resolve()))}",
             serving=live is not None, read_only=self._source.read_only, revision=revision,
             live=self.live(live), studies=tuple(self._study_line(row, now) for row in studies),
             silos=self.silos(live), invitations=open_invitations(self.ledger, now))
@@ -119,16 +127,27 @@ class PageReader:
         now = self._clock()
         members, today = LedgerRoster(self.ledger).silos(), wire_of_today(self.ledger, now)
         activities = activities_of(members, live, open_tasks(self.ledger), now_unix=now)
-        return tuple(_silo_line(row, activities[row.name], today, now) for row in members)
+        refusals = {task.silo: SiloRefusal(study=task.study, round=task.round, reason=task.reason)
+                    for task in last_refusals(self.ledger)}
+        return tuple(_silo_line(row, activities[row.name], refusals.get(row.name), today, now) for row in members)
 
     def _study_line(self, row: StudyRow, now: float) -> StudyLine:
-        facts = study_facts(row, round_heads(self.ledger, row.name), now_unix=now)
+        facts = study_facts(row, round_heads(self.ledger, row.name), self._participation(row), now_unix=now)
         return StudyLine(
             name=facts.name, state=facts.state, method=facts.method, scenario=scenario_name(row), round=facts.round,
             rounds=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
             test_score=facts.test_score, labels_alone_test_score=facts.labels_alone_test_score,
             labels_alone=facts.labels_alone, choice=facts.choice, seconds_left=facts.seconds_left, reason=facts.reason,
-            wire_bytes=self._costs.study(row.name).wire())
+            participation=facts.participation, wire_bytes=self._costs.study(row.name).wire())
+
+    def _participation(self, row: StudyRow) -> ParticipationFacts:
+        """Of a study that is over it stays the same."""
+        known = self._participations.get(row.name)
+        if known is not None and row.ended_unix is not None and known[0] == row.ended_unix:
+            return known[1]
+        found = participation_of(self.ledger, row)
+        self._participations[row.name] = row.ended_unix, found
+        return found
 
     def _book(self, study: str) -> StudyBook:
         book = self._books.setdefault(study, StudyBook(study))
@@ -146,7 +165,7 @@ class PageReader:
         row = self.ledger.study(name)
         self._costs.refresh(self.ledger)
         book, costs = self._book(name), self._costs.study(name)
-        rounds, facts = book.rows(), study_facts(row, book.rows(), now_unix=now)
+        rounds, facts = book.rows(), study_facts(row, book.rows(), self._participation(row), now_unix=now)
         dense, classes = row.dense_bytes, row.classes
         lines = book.lines(costs, dense_bytes=dense, measure=row.study_measure)
         paused = self._paused_unix(name)
@@ -160,7 +179,8 @@ class PageReader:
         gain = None if last is None or not has_updates(self.ledger, name) else gain_of_study(row, last.metrics)
         silos = book.silos(costs, num_classes=len(classes))
         return StudyDetail(
-            name=name, state=facts.state, reason=facts.reason, method=facts.method, scenario=scenario_name(row),
+            name=name, state=facts.state, reason=facts.reason, participation=facts.participation,
+            method=facts.method, scenario=scenario_name(row),
             source=_about(row, "source"), discloses=_about(row, "discloses"), settings=_settings(row), classes=classes,
             queued_unix=row.queued_unix, started_unix=row.started_unix, ended_unix=row.ended_unix, paused_unix=paused,
             rounds_planned=facts.rounds, accuracy=facts.accuracy, labelled_only_accuracy=facts.labelled_only_accuracy,
@@ -259,11 +279,13 @@ class PageReader:
         return events_of(self.ledger, self.check, study=study, silo=silo, kind=kind, before=before, limit=limit)
 
 
-def _silo_line(row: SiloRow, activity: SiloActivity, today: Mapping[SiloWay, int], now: float) -> SiloLine:
+def _silo_line(row: SiloRow, activity: SiloActivity, refusal: SiloRefusal | None, today: Mapping[SiloWay, int],
+               now: float) -> SiloLine:
     return SiloLine(
         name=row.name, state=str(activity.state), doing=_doing(activity.doing), seen_unix=row.seen_unix,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY if row.certificate_not_after_unix else None,
         labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count, version=row.version,
+        silent_unix=row.silent_unix if activity.state is SiloState.SILENT else None, refusal=refusal,
         away_reason=row.away_reason if row.is_away(now) else "", methods=row.methods,
         bytes_today_down=today.get((row.name, "down"), 0), bytes_today_up=today.get((row.name, "up"), 0))
 

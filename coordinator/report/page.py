@@ -87,6 +87,10 @@ class _Page:
     state: str
     reason: str
     """Why it is in that state; empty where there is nothing to say."""
+    participation: str
+    """On how many of how many silos it ran; empty before a silo has answered."""
+    refusing: tuple[str, ...]
+    """Silos that refused every round, with the reason."""
     conclusion: str
     """What it has come to; empty before its end."""
     method: str
@@ -129,6 +133,9 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
     return render_html(__name__, _Page(
         title=f"{row.name} – {federation or 'simulation'}", federation=federation, address=address, study=row.name,
         state=str(row.state), reason=row.reason, conclusion=study.choice.conclusion, method=method_name(row),
+        participation=_sentence(study.participation.text), refusing=tuple(
+            f"{each.silo} refused every round ({each.rounds}): {each.reason or 'no reason given'}"
+            for each in study.participation.refusing),
         completed_rounds=study.completed_rounds, planned_rounds=study.planned_rounds,
         started=_moment(row.started_unix) if row.started_unix else "", tiles=tuple(_tiles(study)),
         figures=tuple(_Figure(each.title, each.description, _data_uri(each.light_png), _data_uri(each.dark_png))
@@ -141,6 +148,10 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         sites=_sites(study),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
         provenance=_provenance(study, state_digest)))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------

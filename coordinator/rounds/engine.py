@@ -19,6 +19,7 @@ from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, TaskSpec
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.describe import counted
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Evaluate,
@@ -35,6 +36,7 @@ from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, ta
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
+from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.labels_alone import LabelsAloneWork
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.sampling import Availability
@@ -45,6 +47,7 @@ from semisilo.coordinator.rounds.study_lifecycle import (
     stopped_early,
 )
 from semisilo.coordinator.studies.model_choice import choice_of
+from semisilo.coordinator.studies.participation import participation_of
 from semisilo.coordinator.studies.study_file import config_from_dict
 
 __all__ = ["Accountant", "Engine", "EngineFolders"]
@@ -82,11 +85,13 @@ class Engine:
 
     def __init__(self, *, ledger: Ledger, roster: LedgerRoster, runtime: RuntimeState, compute: Compute,
                  payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
-                 slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0,
-                 beside_rounds: bool = True, clock: Callable[[], float] = time.time) -> None:
+                 slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0, hearing: Hearing | None = None,
+                 beside_rounds: bool = True, operated: bool = True, clock: Callable[[], float] = time.time) -> None:
         """
         Args:
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
+            hearing: who knows which members are silent; None for one that takes the default time.
+            operated: whether somebody is there who would resume a study that has paused by itself.
             beside_rounds: whether labels alone are trained while silos work, or only after the last round.
         """
         self._ledger = ledger
@@ -96,14 +101,16 @@ class Engine:
         self._accountant = accountant
         self._slowest_link = slowest_link
         self._clock = clock
+        self._operated = operated
+        self._hearing = hearing or Hearing(roster=roster, runtime=runtime, clock=clock)
         self._steps = ComputeSteps(compute=compute, ledger=ledger, runtime=runtime, studies=folders.studies,
                                    payloads=folders.payloads, images=folders.images)
         self._operator = OperatorRequests(ledger=ledger, runtime=runtime)
         self._labels_alone = LabelsAloneWork(ledger=ledger, runtime=runtime, steps=self._steps,
                                              operator=self._operator, studies=folders.studies,
                                              beside_rounds=beside_rounds)
-        self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator, clock=clock,
-                                          wait=self._labels_alone.wait)
+        self._availability = Availability(roster=roster, runtime=runtime, operator=self._operator,
+                                          hearing=self._hearing, clock=clock, wait=self._labels_alone.wait)
         self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
         self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
                                          studies=folders.studies)
@@ -162,7 +169,8 @@ class Engine:
                 if early := stopped_early(self._ledger, name, config.study, study.frozen.study_measure):
                     _LOG.info("study %s %s", name, early)
                     break
-                pause_when_refused(self._ledger, name)
+                pause_when_refused(self._ledger, name,
+                                   start_with=config.study.start_with if self._operated else 0)
             await self._operator.wait_while_paused(name)
             if self._operator.is_stopped(name):
                 return
@@ -179,8 +187,10 @@ class Engine:
             if self._ledger.move_study(name, StudyState.RUNNING, StudyState.COMPLETED, reason=early):
                 break
         self._cleanup.remove_spares()
-        choice = choice_of(self._ledger.study(name), round_heads(self._ledger, name))
-        _LOG.info("study %s is complete. %s Next: coordinator export %s", name, choice.conclusion, name)
+        row = self._ledger.study(name)
+        choice = choice_of(row, round_heads(self._ledger, name))
+        _LOG.info("study %s is complete: it %s. %s Next: coordinator export %s", name,
+                  participation_of(self._ledger, row).text or "ran on no silo", choice.conclusion, name)
         self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
@@ -209,7 +219,7 @@ class Engine:
             self._ledger.move_study(study.name, StudyState.PREPARING, StudyState.WAITING)
             if self._ledger.study_state(study.name) is StudyState.RUNNING:
                 return True
-            if not await self._availability.wait_for_members(study, study.config.study.start_with):
+            if not await self._availability.wait_for_start(study):
                 return False
             self._ledger.move_study(study.name, StudyState.WAITING, StudyState.RUNNING)
 
@@ -249,7 +259,11 @@ class Engine:
         phase = row.phases[row.phase]
         members = self._roster.members()
         there = frozenset(members)
-        asked = [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there]
+        participation = study.config.participation
+        quorum = participation.quorum_of(len(row.sample)) if phase.quorum == "study" else 0
+        asked = self._hearing.heard(
+            [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there],
+            at_least=max(1, quorum))
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase.name)
         states = self._ledger.silo_states(study.name, asked, round=row.number)
         written = await self._steps.call(Tasks(
@@ -258,8 +272,6 @@ class Engine:
             held={silo: tuple(sorted(self._runtime.held.get(silo, ()))) for silo in asked},
             link_bytes_per_second=self._slowest_link(asked)), activity="writing tasks")
         now = self._clock()
-        participation = study.config.participation
-        quorum = participation.quorum_of(len(row.sample)) if phase.quorum == "study" else 0
         opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase.name,
                           quorum=quorum, opened_unix=now, deadline_unix=now + participation.timeout_seconds,
                           limit_unix=now + participation.limit_seconds, closed_unix=None, expects=written.expects)
@@ -318,7 +330,10 @@ class Engine:
             if not waiting:
                 if answered >= phase.quorum:
                     break
-                self._fail_round(study, row, f"{answered} of {phase.quorum} answers, and no other silo is left to ask")
+                refused = self._ledger.count_refusals(study.name, row.number, row.phase)
+                also = f" ({counted(refused, 'refusal')} beside them)" if refused else ""
+                self._fail_round(study, row, f"{answered} of {phase.quorum} answers{also}, and no other silo is left"
+                                             " to ask")
                 return
             if now >= phase.deadline_unix and answered >= phase.quorum:
                 _LOG.warning("round %d: closed at its deadline without %s", row.number, ", ".join(waiting))

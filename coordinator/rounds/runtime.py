@@ -90,6 +90,8 @@ class RuntimeState:
     """Address of the operator page; empty when there is none."""
     connected: dict[str, int] = field(default_factory=dict)
     """Silo -> RPCs in flight."""
+    called: dict[str, float] = field(default_factory=dict)
+    """Silo -> when one of its RPCs last began or ended; Unix seconds."""
     held: dict[str, frozenset[str]] = field(default_factory=dict)
     """Silo -> digests of the tensor groups that it last said to hold."""
     _event: asyncio.Event = field(default_factory=asyncio.Event)

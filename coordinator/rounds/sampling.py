@@ -1,16 +1,17 @@
-"""Whom a round may ask: waits until enough silos have joined, and until enough of them are not away.
+"""Whom a round may ask: waits until enough silos have joined, and until enough of them are there.
 
-Tests: tests/coordinator/rounds/test_engine.py.
+Tests: tests/coordinator/rounds/test_engine.py and test_silent_silos.py.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from semisilo.common.text.describe import counted, describe_moment, describe_seconds
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.compute_client import RunningStudy
+from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests
 
@@ -18,57 +19,100 @@ __all__ = ["Availability"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 _LOOK_SECONDS = 5.0
-"""Silos that join or go away are noticed at once; this is for working hours, which begin without a word."""
+"""Silos that join, call or go away are noticed at once; this is for working hours, which begin without a word, and for
+silos that fall silent."""
 
 
 class Availability:
     """The roster, as a study that waits for silos sees it."""
 
-    def __init__(self, *, roster: LedgerRoster, runtime: RuntimeState, operator: OperatorRequests,
+    def __init__(self, *, roster: LedgerRoster, runtime: RuntimeState, operator: OperatorRequests, hearing: Hearing,
                  clock: Callable[[], float], wait: Callable[[float], Awaitable[None]]) -> None:
         """`wait` returns after so many seconds, or when something has happened."""
         self._roster = roster
         self._runtime = runtime
         self._operator = operator
+        self._hearing = hearing
         self._clock = clock
         self._wait = wait
 
-    async def wait_for_members(self, study: RunningStudy, wanted: int) -> list[str]:
-        """The roster once it has `wanted` silos; empty when the operator stops the study before."""
-        while True:
-            await self._operator.wait_while_paused(study.name)
-            if self._operator.is_stopped(study.name):
-                return []
-            if len(members := self._roster.members()) >= wanted:
-                return members
-            self._runtime.reason, self._runtime.activity = StandbyReason.WAITING_FOR_SILOS, ""
-            self._runtime.text = f"{len(members)} of {wanted} silos have joined"
+    async def wait_for_start(self, study: RunningStudy) -> bool:
+        """Until as many silos have joined as the study starts with; False when the operator stops it before.
+
+        A silo whose own policy does not permit the method would refuse every round: it does not count.
+        """
+        wanted, method, told = study.config.study.start_with, study.config.method.name, ""
+        while await self._may_go_on(study):
+            members = self._roster.members()
+            able = frozenset(self._roster.members_permitting(method))
+            if len(able) >= wanted:
+                return True
+            text = f"{len(able)} of {wanted} silos have joined"
+            if unable := [silo for silo in members if silo not in able]:
+                text += f", {len(unable)} more by whose own policy the method {method} is not permitted"
+                if ", ".join(unable) != told:
+                    told = ", ".join(unable)
+                    _LOG.warning("%s would refuse every round: the method %s is not permitted there. It is the line"
+                                 " methods in the [permit] table of its silo.toml", told, method)
+            self._say(text)
             await self._wait(_LOOK_SECONDS)
+        return False
 
     async def wait_for_quorum(self, study: RunningStudy) -> tuple[list[str], int]:
         """Members that may be asked in a round, once there is a quorum of them, and how many to ask.
 
-        Those who are away by their own policy (outside working hours, daily budget used up) are not asked: a round in
-        which they are missed would only wait for its deadline. Nobody, when the operator stops the study before.
+        Those who are away by their own policy (outside working hours, daily budget used up) and those who are silent
+        are not asked: a round in which they are missed would only wait for its deadline. Nobody, when the operator
+        stops the study before.
         """
         participation, told = study.config.participation, False
-        while True:
-            members = await self.wait_for_members(study, 1)
-            if not members:
-                self._runtime.text = ""
-                return [], 0
-            away = self._roster.away_until(self._clock())
-            there = [silo for silo in members if silo not in away]
+        while await self._may_go_on(study):
+            members = self._roster.members()
+            away, silent = self._roster.away_until(self._clock()), self._hearing.look()
+            there = [silo for silo in members if silo not in away and silo not in silent]
             wanted = participation.sample_size(len(members))
-            if len(there) >= max(1, participation.quorum_of(wanted)):
+            needed = max(1, participation.quorum_of(wanted))
+            if len(there) >= needed:
                 self._runtime.text = ""
                 return there, min(wanted, len(there))
-            back = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(away[silo] for silo in members if silo in away)))
             if not told:
-                _LOG.info("too few silos to open a round: %s away by their own policy; the next is back on %s",
-                          ", ".join(silo for silo in members if silo in away), back)
+                _LOG.info("too few silos to open a round, which takes %d: %s", needed,
+                          _whom(members, away=away, silent=silent) or "nobody has joined")
                 told = True
-            self._runtime.reason, self._runtime.activity = StandbyReason.WAITING_FOR_SILOS, ""
-            self._runtime.text = (f"{len(members) - len(there)} of {len(members)} silos are away by their own policy, "
-                                  f"the next is back on {back}")
+            self._say(self._why_few(members, away=away, silent=silent, needed=needed))
             await self._wait(_LOOK_SECONDS)
+        self._runtime.text = ""
+        return [], 0
+
+    async def _may_go_on(self, study: RunningStudy) -> bool:
+        """Once the study is not paused: whether it is not stopped."""
+        await self._operator.wait_while_paused(study.name)
+        return not self._operator.is_stopped(study.name)
+
+    def _say(self, text: str) -> None:
+        """What the study waits for. Every silo reads it: no other silo's name is in it."""
+        self._runtime.reason, self._runtime.activity, self._runtime.text = StandbyReason.WAITING_FOR_SILOS, "", text
+
+    def _why_few(self, members: Collection[str], *, away: Mapping[str, float], silent: Collection[str],
+                 needed: int) -> str:
+        if not members:
+            return "0 of 1 silos have joined"
+        by_policy = [away[silo] for silo in members if silo in away]
+        unheard = sum(silo in silent and silo not in away for silo in members)
+        parts = []
+        if by_policy:
+            parts.append(f"{len(by_policy)} of {len(members)} silos are away by their own policy, "
+                         f"the next is back on {describe_moment(min(by_policy))}")
+        if unheard:
+            parts.append(f"{unheard} of {counted(len(members), 'silo')} {'is' if unheard == 1 else 'are'} silent:"
+                         f" nothing was heard for {describe_seconds(self._hearing.silent_seconds)}; a round takes"
+                         f" {needed}")
+        return "; ".join(parts)
+
+
+def _whom(members: Collection[str], *, away: Mapping[str, float], silent: Mapping[str, float]) -> str:
+    """Who is not there, and since or until when: for the operator's log."""
+    return ", ".join(
+        f"{silo} is away by its own policy until {describe_moment(away[silo])}" if silo in away else
+        f"{silo} is silent, last heard on {describe_moment(silent[silo])}"
+        for silo in members if silo in away or silo in silent)

@@ -1,11 +1,10 @@
 """How studies pause, go on and end.
 
 An operator pauses, resumes and stops studies through the ledger; the engine asks between its steps and in every wait. A
-study in which round after round every silo refuses pauses by itself until an operator has looked: a refusal is an
-answer, so that one silo's trouble never holds up the others, but rounds with nothing else bring nothing to anyone. One
-whose rounds no longer get better ends early where it has patience set. And a study that has ended leaves the model of
-its chosen round. All of this follows from the ledger alone: a
-coordinator that was restarted decides the same.
+study that refusals make worthless, round after round, pauses by itself until an operator has looked: one silo's
+trouble does not hold up the others, but a round below its quorum brings nothing to anyone. One whose rounds no longer
+get better ends early where it has patience set. And a study that has ended leaves the model of its chosen round. All of
+this follows from the ledger alone: a coordinator that was restarted decides the same.
 """
 
 from __future__ import annotations
@@ -17,10 +16,12 @@ from pathlib import Path
 from semisilo.common.errors import DiskFull, SemisiloError
 from semisilo.common.measures.round_choice import rounds_without_gain
 from semisilo.common.measures.study_measure import StudyMeasure
+from semisilo.common.text.describe import counted
 from semisilo.coordinator.compute.messages import Export
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.events import (
     begun_again_event,
+    has_paused_itself,
     is_model_noted,
     last_ended_rounds,
     note_model_not_written,
@@ -30,8 +31,9 @@ from semisilo.coordinator.ledger.events import (
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads, scored_rounds
 from semisilo.coordinator.ledger.records import StudyRow
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
-from semisilo.coordinator.ledger.tasks import answer_states, last_refusal
+from semisilo.coordinator.ledger.tasks import answer_states, last_refusal, silos_that_refused_all
 from semisilo.coordinator.rounds.compute_client import ComputeSteps
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.studies.study_file import StudySettings, config_from_dict
@@ -42,7 +44,7 @@ __all__ = ["PATIENCE_ROUNDS", "OperatorRequests", "StudyLifecycle", "model_to_wr
 _LOG = logging.getLogger("semisilo.coordinator")
 
 PATIENCE_ROUNDS = 3
-"""So many rounds in a row with nothing but refusals are what a study goes through before it pauses."""
+"""So many rounds in a row that refusals make worthless are what a study goes through before it pauses."""
 
 
 class OperatorRequests:
@@ -101,10 +103,12 @@ def stopped_early(ledger: Ledger, study: str, settings: StudySettings, measure: 
 # Pausing by itself ----------------------------------------------------------------------------------------------------
 
 
-def pause_when_refused(ledger: Ledger, study: str) -> bool:
-    """Pauses a running study that has gone through `PATIENCE_ROUNDS` rounds of nothing but refusals; whether it has."""
+def pause_when_refused(ledger: Ledger, study: str, *, start_with: int = 0) -> bool:
+    """Pauses a running study that has gone through `PATIENCE_ROUNDS` rounds which refusals have made worthless; whether
+    it has. See `refused_rounds`."""
     with ledger.acting("coordinator"), ledger.transaction():
-        found = refused_rounds(ledger, study) if ledger.study_state(study) is StudyState.RUNNING else ""
+        found = refused_rounds(ledger, study, start_with=start_with) \
+            if ledger.study_state(study) is StudyState.RUNNING else ""
         if found:
             ledger.set_study_state(study, StudyState.PAUSED,
                                    reason=f"{found}. Mend it there, then: coordinator resume")
@@ -113,22 +117,50 @@ def pause_when_refused(ledger: Ledger, study: str) -> bool:
     return bool(found)
 
 
-def refused_rounds(ledger: Ledger, study: str) -> str:
-    """What the last rounds have come to, with the last refusal, when they had nothing but refusals; else ''.
+def refused_rounds(ledger: Ledger, study: str, *, start_with: int = 0) -> str:
+    """What the last rounds have come to, with the last refusal, when refusals have made them worthless; else ''.
 
-    Counted are rounds that are over, since the study was last resumed or queued.
+    That is: nobody gave another answer than a refusal; or too few others were left for the quorum, in each of them; or,
+    of the members, fewer than `start_with` have given any other answer. A study pauses once for the last of these:
+    whoever resumes it goes on with those that take part. Counted are rounds that are over, since the study was last
+    resumed or queued.
+
+    Args:
+        start_with: silos that the study is to start with; 0 where that does not matter.
     """
     numbers = last_ended_rounds(ledger, study, PATIENCE_ROUNDS)
-    answers = [answer_states(ledger, study, number) for number in numbers]
-    if len(numbers) < PATIENCE_ROUNDS or not all(map(_only_refusals, answers)) \
+    if len(numbers) < PATIENCE_ROUNDS \
             or round_ended_event(ledger, study, numbers[-1]) < begun_again_event(ledger, study):
         return ""
-    last = last_refusal(ledger, study, numbers[0])
-    assert last is not None  # somebody has refused in each of these rounds
-    who = "every silo refused" if all(each == {TaskState.REFUSED} for each in answers) \
-        else "no silo trained, and some refused"
-    return (f"in {PATIENCE_ROUNDS} rounds {who}; last:"
-            f" {last.reason.rstrip('. ') or 'no reason given'} ({last.silo})")
+    answers = [answer_states(ledger, study, number) for number in numbers]
+    if all(map(_only_refusals, answers)):
+        who = "every silo refused" if all(each == {TaskState.REFUSED} for each in answers) \
+            else "no silo trained, and some refused"
+        return f"in {PATIENCE_ROUNDS} rounds {who}; last: {_last_refusal(ledger, study, numbers[0])}"
+    if all(TaskState.REFUSED in each for each in answers) \
+            and all(ledger.round(study, number).state is RoundState.FAILED for number in numbers):
+        return (f"in {PATIENCE_ROUNDS} rounds silos refused, and too few others were left for the quorum; last:"
+                f" {_last_refusal(ledger, study, numbers[0])}")
+    if not start_with or has_paused_itself(ledger, study):
+        return ""
+    refusers = {silo: found for silo, found in silos_that_refused_all(ledger, study).items()
+                if found.rounds >= PATIENCE_ROUNDS}
+    takes_part = sum(silo not in refusers for silo in LedgerRoster(ledger).members())
+    if not refusers or takes_part >= start_with:
+        return ""
+    silo, last = max(refusers.items(), key=lambda each: each[1].closed_unix)
+    return (f"the study is to start with {counted(start_with, 'silo')}, and {len(refusers)} refused every round, so"
+            f" that {takes_part} {'takes' if takes_part == 1 else 'take'} part; last: {_reason(last.reason)} ({silo})")
+
+
+def _last_refusal(ledger: Ledger, study: str, number: int) -> str:
+    last = last_refusal(ledger, study, number)
+    assert last is not None  # somebody has refused in that round
+    return f"{_reason(last.reason)} ({last.silo})"
+
+
+def _reason(reason: str) -> str:
+    return reason.rstrip(". ") or "no reason given"
 
 
 def _only_refusals(answers: frozenset[TaskState]) -> bool:

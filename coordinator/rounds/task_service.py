@@ -118,7 +118,7 @@ class TaskService:
         with self._ledger.transaction(lasting=False):
             self._roster.joined(silo, version=hello.version, methods=hello.methods,
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
-                                memory_study=hello.memory_study, memory_round=hello.memory_round)
+                                memory_study=hello.memory_study, memory_round=hello.memory_round, now_unix=now)
             self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
         for each in hello.evaluations:
             self._note_evaluation(silo, each)

@@ -92,6 +92,7 @@ class Call:
         bind(silo=silo)
         self._meter.bind(self._context.peer(), silo)
         self._runtime.connected[silo] = self._runtime.connected.get(silo, 0) + 1
+        self._runtime.called[silo] = self._watch.clock()
         return silo
 
     def check(self) -> None:
@@ -139,6 +140,7 @@ class Call:
         connected = self._runtime.connected
         if self._certificate is not None and self._certificate.silo in connected:
             silo = self._certificate.silo
+            self._runtime.called[silo] = self._watch.clock()
             connected[silo] -= 1
             if connected[silo] <= 0:
                 del connected[silo]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +30,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState
 from semisilo.coordinator.monitoring.summary import RoundSummary, method_name, summarise
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from semisilo.coordinator.studies.participation import ParticipationFacts
 from semisilo.prediction.predictor import Cell, Predictions, data_frame, predict
 from semisilo.simulation.result import SiloResult, silo_results
 
@@ -101,6 +102,8 @@ class Run:
     test_images: ImageCounts
     """How many test images there are, in all and of each class."""
     simulated: bool = True
+    participation: ParticipationFacts = field(default_factory=ParticipationFacts)
+    """On how many of how many silos it ran; `participation.text` says it in one line."""
 
     @property
     def completed(self) -> tuple[Round, ...]:
@@ -227,7 +230,8 @@ class Run:
         return _html([_summary(self.label, (self,))], self.plot() if self.curve_of(self.choice.metric) else None)
 
     def __str__(self) -> str:
-        return _text_table([_summary(self.label, (self,))])
+        table = _text_table([_summary(self.label, (self,))])
+        return f"{self.study} {self.participation.text}\n{table}" if self.participation.text else table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,7 +341,8 @@ def read_run(ledger: Ledger, study: str, folder: Path, *, label: str = "", simul
     return Run(label=label or method, study=study, method=method, seed=row.config["study"]["seed"], folder=folder,
                state=str(row.state), classes=row.classes,
                rounds=tuple(_round(each, simulated=simulated) for each in summary.rounds),
-               choice=summary.choice, test_images=ImageCounts(0) if row.frozen is None else row.frozen.test_counts,
+               choice=summary.choice, participation=summary.participation,
+               test_images=ImageCounts(0) if row.frozen is None else row.frozen.test_counts,
                labelled_only_accuracy=summary.labelled_only,
                labelled_only={} if row.baseline is None else row.baseline.metrics,
                digest=ledger.committed_digest(study),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.roster import SimulatedMember
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.study_lifecycle import refused_rounds
 from semisilo.coordinator.rounds.task_service import Hello, TaskService
@@ -90,7 +92,8 @@ class SimulatedFederation:
                                          spool=spool, compute=self._compute, clock=self._clock)
         self._engine = Engine(
             ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute, payloads=payloads,
-            spool=spool, accountant=_Accountant(), beside_rounds=False, clock=self._clock,
+            spool=spool, accountant=_Accountant(), beside_rounds=False, operated=False, clock=self._clock,
+            hearing=Hearing(roster=self._roster, runtime=self._runtime, clock=self._clock, silent_seconds=math.inf),
             folders=EngineFolders(studies=folder.studies, payloads=folder.payloads))
         self._folder = folder
         self._payloads, self._spool = payloads, spool
@@ -217,9 +220,7 @@ class SimulatedFederation:
                 await settling
             if len(there) < len(asked):
                 phase = self._ledger.phase(self._study, last.number, last.phase)
-                states = self._ledger.task_states(self._study, last.number, last.phase)
-                answered = sum(state in (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED)
-                               for state in states.values())
+                answered = self._ledger.count_answers(self._study, last.number, last.phase)
                 self._clock.jump(phase.deadline_unix if answered >= phase.quorum else phase.limit_unix)
                 self._runtime.notify()
             while self._open_tasks() and self._ledger.last_round(self._study) == last:

@@ -56,6 +56,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import FrozenStudy, LabelledOnlyResult
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, Standby, TaskService, UpdateDeclaration
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -222,8 +223,10 @@ class Coordinator:
         clock = clock or time.time
         self.task_service = TaskService(ledger=self.ledger, roster=self.roster, runtime=self.runtime,
                                         payloads=self.payloads, spool=self.spool, compute=self.compute, clock=clock)
+        self.hearing = Hearing(roster=self.roster, runtime=self.runtime, clock=clock)
         self.engine = Engine(ledger=self.ledger, roster=self.roster, runtime=self.runtime, compute=self.compute,
                              payloads=self.payloads, spool=self.spool, accountant=NoAccounts(), clock=clock,
+                             hearing=self.hearing,
                              folders=EngineFolders(studies=folder / "studies", payloads=folder / "payloads"))
 
     def enroll(self, *silos: str) -> None:

@@ -30,6 +30,9 @@ _MEMORY = "tests/silo/site/test_memory.py"
 _LEDGER = "tests/coordinator/ledger/test_ledger.py"
 _DATABASE = "tests/coordinator/ledger/test_database.py"
 _ENGINE = "tests/coordinator/rounds/test_engine.py"
+_REFUSALS = "tests/coordinator/rounds/test_refusals.py"
+_SILENT = "tests/coordinator/rounds/test_silent_silos.py"
+_PARTICIPATION = "tests/coordinator/studies/test_participation.py"
 _METER = "tests/common/rpc/test_meter.py"
 _BUDGET = "tests/silo/agent/test_daily_budget.py"
 _STORE = "tests/common/storage/test_store.py"
@@ -253,9 +256,23 @@ _QUORUM = _mutants(
      "if now >= phase.limit_unix + 3600:",
      f"{_ENGINE}::test_below_the_quorum_a_phase_waits_on_and_fails_at_the_round_limit"),
     ("an-abstention-is-no-answer", "coordinator/ledger/ledger.py",
-     "study, round, phase, TaskState.UPDATED, TaskState.ABSTAINED,",
-     "study, round, phase, TaskState.UPDATED, TaskState.EXPIRED,",
+     "(TaskState.UPDATED, TaskState.ABSTAINED))", "(TaskState.UPDATED, TaskState.EXPIRED))",
      f"{_ENGINE}::test_an_abstention_is_an_answer_and_a_round_without_updates_is_committed"),
+    ("a-refusal-counts-for-the-quorum", "coordinator/ledger/ledger.py",
+     "(TaskState.UPDATED, TaskState.ABSTAINED))", "(TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED))",
+     f"{_REFUSALS}::test_two_refusals_do_not_meet_a_quorum_of_two"),
+    ("a-silent-silo-is-asked", "coordinator/rounds/sampling.py",
+     "if silo not in away and silo not in silent]", "if silo not in away]",
+     f"{_SILENT}::test_a_silo_that_dies_costs_one_round_and_is_asked_again_once_it_calls"),
+    ("a-later-phase-waits-for-the-dead", "coordinator/rounds/hearing.py",
+     "return found if len(found) >= at_least else list(silos)", "return list(silos)",
+     f"{_SILENT}::test_a_later_phase_does_not_wait_for_who_has_died_in_an_earlier_one"),
+    ("silence-counts-while-the-coordinator-is-off", "coordinator/rounds/hearing.py",
+     "now - max(heard, self._listens_since)", "now - heard",
+     f"{_SILENT}::test_who_is_silent_survives_a_restart_and_nobody_else_becomes_so"),
+    ("images-of-who-refused-are-on-the-card", "coordinator/export/card.py",
+     "unlabelled=sum(row.unlabelled or 0 for row in rows if row.took_part)",
+     "unlabelled=sum(row.unlabelled or 0 for row in rows)", _PARTICIPATION),
     ("a-quorum-larger-than-the-sample", "coordinator/studies/study_file.py",
      "return min(self.quorum, num_asked) if self.quorum",
      "return self.quorum if self.quorum", "tests/coordinator/studies/test_study_file.py"),

@@ -384,7 +384,8 @@ def test_what_is_asked_for_each_silo_is_found_by_an_index(ledger: Ledger) -> Non
     assert scans == set(), plans  # all silos are wanted when the roster is listed
 
 
-def test_a_phase_waits_for_the_silos_that_have_not_answered_and_counts_those_that_have(ledger: Ledger) -> None:
+def test_a_phase_waits_for_the_silos_that_have_not_answered_and_counts_answers_without_refusals(
+        ledger: Ledger) -> None:
     silos = ("zeta", "alpha", "beta", "gamma", "delta")
     collecting(ledger, silos=silos)
     assert ledger.open_tasks("s", 1, 0) == sorted(silos)
@@ -393,4 +394,5 @@ def test_a_phase_waits_for_the_silos_that_have_not_answered_and_counts_those_tha
                         ("delta", TaskState.CANCELLED)):
         ledger.close_task(task_of(ledger, silo), state)
     assert ledger.open_tasks("s", 1, 0) == ["zeta"]
-    assert ledger.count_answers("s", 1, 0) == 2
+    assert ledger.count_answers("s", 1, 0) == 1, "of the others none has brought anything"
+    assert ledger.count_refusals("s", 1, 0) == 1

@@ -42,6 +42,7 @@ MEMBER = SiloRow(name="hospital-a", enrolled_unix=0.0, revoked_unix=None, joined
 TRAINS = LiveSilo(stage="training", fraction=0.4, text="", unix=NOW - 5)
 TASK = OpenTask(silo="hospital-a", study="first", deadline_unix=NOW + 60)
 SIGNS = SiloSigns(member=MEMBER, now_unix=NOW, serving=True)
+SILENT = replace(MEMBER, silent_unix=LONG_AGO)
 AWAY = replace(MEMBER, away_reason="outside working hours", away_until_unix=NOW + 60)
 
 
@@ -55,6 +56,13 @@ AWAY = replace(MEMBER, away_reason="outside working hours", away_until_unix=NOW 
     (replace(SIGNS, member=AWAY, open_task=replace(TASK, deadline_unix=NOW - 1)), SiloState.AWAY_BY_POLICY),
     (replace(SIGNS, member=AWAY, open_task=TASK, said=TRAINS), SiloState.WORKING),
     (replace(SIGNS, member=replace(AWAY, away_until_unix=NOW), in_call=True), SiloState.CONNECTED),
+    (replace(SIGNS, member=replace(AWAY, silent_unix=LONG_AGO)), SiloState.AWAY_BY_POLICY),
+    (replace(SIGNS, member=SILENT), SiloState.SILENT),
+    (replace(SIGNS, member=SILENT, serving=False), SiloState.SILENT),
+    (replace(SIGNS, member=SILENT, open_task=replace(TASK, deadline_unix=NOW - 1)), SiloState.SILENT),
+    (replace(SIGNS, member=SILENT, in_call=True), SiloState.CONNECTED),
+    (replace(SIGNS, member=SILENT, open_task=TASK, said=TRAINS), SiloState.WORKING),
+    (replace(SIGNS, member=replace(SILENT, revoked_unix=1.0)), SiloState.REVOKED),
     (replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW - 1), said=TRAINS), SiloState.LATE),
     (replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW - 1)), SiloState.LATE),
     (replace(SIGNS, open_task=replace(TASK, deadline_unix=NOW)), SiloState.AWAY),

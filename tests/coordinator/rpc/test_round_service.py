@@ -263,7 +263,7 @@ def test_a_stream_names_one_update_in_its_first_message(tmp_path: Path) -> None:
 
 def test_content_that_fails_the_check_ends_the_task_with_the_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with hub(tmp_path) as made:
+        async with hub(tmp_path, participation={"quorum": 1}) as made:
             task, content, alpha = made.tasks["alpha"], b"bad".ljust(100), made.silos["alpha"]
             await alpha.BeginUpdate(begin(task, content), timeout=300)
             error = await refusal(submit(alpha, stream(id_of(task, content), pieces(content))))

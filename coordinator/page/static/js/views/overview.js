@@ -8,7 +8,7 @@ import * as format from "../format.js";
 import { ago, badge, card, commands, empty, figure, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
 import { api, to } from "../routes.js";
 import { data, errorOf, store } from "../store.js";
-import { inviteHelp } from "./silos.js";
+import { inviteHelp, silentNotice } from "./silos.js";
 
 export const title = (route) => currentStudy(route) ?? "Overview";
 
@@ -25,7 +25,7 @@ export function view(route) {
   return [
     head(study.name, {
       over: "Study", state: study.state,
-      below: [study.method, scenario(study.scenario), study.source ? h("span", { class: "source" }, study.source) : null].filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part])),
+      below: [study.participation.text ? h("strong", null, capital(study.participation.text)) : null, study.method, scenario(study.scenario), study.source ? h("span", { class: "source" }, study.source) : null].filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part])),
       actions: studyButtons(study),
     }),
     notice(study),
@@ -64,6 +64,9 @@ function noStudy() {
 
 // What is wrong, or what is being waited for ---------------------------------------------------------------------------
 
+/** Of silos that are silent; the others are among all silos. */
+const MOST_NOTICES = 5;
+
 function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
   const found = [];
@@ -80,6 +83,8 @@ function notice(study) {
   if (study.state === "running" && live?.study === study.name && live.reason === "waiting_for_silos" && live.text) {
     found.push(trouble("warn", "Waiting for silos", h("p", null, `${live.text}. The next round opens as soon as there are enough. `, h("a", { href: to.silos() }, "See and invite silos"))));
   }
+  for (const { silo, rounds, reason } of study.participation.refusing) found.push(trouble("bad", `${silo} refused every round (${rounds})`, h("p", null, reason || "No reason was given.", " ", h("a", { href: to.silo(silo) }, "See the silo"))));
+  if (!readOnly) found.push(...silos.filter(({ state }) => state === "silent").slice(0, MOST_NOTICES).map(silentNotice));
   const active = ["queued", "preparing", "waiting", "running", "paused"].includes(study.state);
   if (!serving && !readOnly && active) found.push(trouble("warn", "The coordinator is not serving", h("p", null, "Silos cannot connect until it runs again: ", h("code", null, "coordinator serve"))));
   return found;
@@ -161,7 +166,7 @@ function lane({ name, outcome, silo }, open) {
 /** What a silo with an open task is: the state of the roster says whether anything is heard of it. */
 export function laneState(outcome, silo, open) {
   if (outcome !== "open") return outcome;
-  if (["late", "away", "away by policy", "revoked", "left"].includes(silo?.state)) return silo.state;
+  if (["late", "away", "away by policy", "silent", "revoked", "left"].includes(silo?.state)) return silo.state;
   return open?.waiting_for ? "working" : "open";
 }
 
@@ -178,7 +183,7 @@ const barTone = (outcome, state) => (outcome === "updated" ? "good" : outcome ==
 
 function laneWords(outcome, state, doing, silo) {
   if (outcome !== "open") return wordOf(outcome);
-  if (state === "late" || state === "away") return [wordOf(state), silo?.seen_unix ? [", heard ", ago(silo.seen_unix)] : null];
+  if (["late", "away", "silent"].includes(state)) return [wordOf(state), silo?.seen_unix ? [", heard ", ago(silo.seen_unix)] : null];
   if (["away by policy", "revoked", "left"].includes(state)) return wordOf(state);
   if (!doing) return "has not begun";
   return `${doing.stage} ${format.progress(doing.fraction)}`;

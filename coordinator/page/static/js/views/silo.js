@@ -7,7 +7,7 @@ import * as format from "../format.js";
 import { ago, badge, button, card, empty, figure, head, table, tile, tiles, trouble } from "../parts.js";
 import { api, to } from "../routes.js";
 import { changed, data, store } from "../store.js";
-import { doing, drifted, driftWords, images, ratioPoints, strip } from "./silos.js";
+import { doing, drifted, driftWords, images, ratioPoints, refusalOf, silentNotice, strip } from "./silos.js";
 
 /** A reason that a silo gave is shown for so many rounds. */
 const NEWS_ROUNDS = 5;
@@ -35,7 +35,7 @@ export function view(route) {
     line.state === "revoked" || line.state === "left" ? null : button("Revoke", { tone: "danger", name: "close", on: () => revoke(line.name), key: "revoke" })];
   return [
     head(route.silo, { over: back, state: line?.state ?? null, words: line ? doing(line) : null, below: line ? ["Last seen ", ago(line.seen_unix), line.version ? ` · semisilo ${line.version}` : ""] : null, actions }),
-    line ? alerts(line) : null,
+    line ? alerts(line, detail) : null,
     line ? tiles(
       tile("Images", images(line), line.labelled_count ? `${format.count(line.labelled_count)} with a label` : "none has a label"),
       tile("Contribution", inStudy ? format.share(inStudy.contribution) : format.DASH, inStudy ? `${format.count(inStudy.examples)} images trained on, all rounds` : "not asked yet"),
@@ -47,8 +47,11 @@ export function view(route) {
   ];
 }
 
-function alerts(line) {
+function alerts(line, study) {
   const found = [];
+  const refusal = refusalOf(line, study);
+  if (refusal) found.push(trouble("bad", `It ${refusal.words}`, h("p", null, refusal.reason || "No reason was given."), h("p", null, "A refusal does not count for the quorum. What is in the way is at the hospital: silo status says more.")));
+  if (line.state === "silent") found.push(silentNotice(line));
   if (line.state === "late") found.push(trouble("warn", "Late", h("p", null, "It owes an answer and the deadline has passed. The round goes on without it when the quorum is reached, or extend the deadline on the study's page.")));
   if (line.state === "away by policy") found.push(trouble("warn", "Away by policy", h("p", null, line.away_reason)));
   if (line.state === "away") found.push(trouble("warn", "Away", h("p", null, "Nothing is heard of it. Its agent reconnects by itself; at the hospital, silo status and silo check say more.")));

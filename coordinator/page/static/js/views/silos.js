@@ -5,7 +5,7 @@ import { invite, revoke } from "../actions.js";
 import { currentStudy } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { ago, badge, button, card, commands, empty, head, table, until, wordOf } from "../parts.js";
+import { ago, badge, button, card, commands, empty, head, table, trouble, until, wordOf } from "../parts.js";
 import { api, to } from "../routes.js";
 import { changed, data, store } from "../store.js";
 
@@ -17,10 +17,10 @@ export function needs(route) {
 }
 
 const GROUPS = [["all", "All"], ["here", "Here"], ["attention", "Need a look"], ["gone", "Not taking part"]];
-const groupOf = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", "away by policy": "attention", enrolled: "attention", revoked: "gone", left: "gone" };
-const RANK = ["late", "away", "away by policy", "working", "connected", "joined", "enrolled", "left", "revoked"];
+const groupOf = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", "away by policy": "attention", silent: "attention", enrolled: "attention", revoked: "gone", left: "gone" };
+const RANK = ["silent", "late", "away", "away by policy", "working", "connected", "joined", "enrolled", "left", "revoked"];
 /** Order of rows: who needs a look first. Working and waiting are alike, or rows would change places all the time. */
-const URGENCY = { late: 0, away: 1, "away by policy": 1, working: 2, connected: 2, joined: 2, enrolled: 3, left: 4, revoked: 5 };
+const URGENCY = { silent: 0, late: 0, away: 1, "away by policy": 1, working: 2, connected: 2, joined: 2, enrolled: 3, left: 4, revoked: 5 };
 
 export function view(route) {
   const { silos, invitations, read_only: readOnly } = store.federation;
@@ -94,7 +94,7 @@ const lastRatio = (silo) => ratioPoints(silo).at(-1)?.[1] ?? null;
 function columns(study, readOnly) {
   return [
     { name: "Silo", sort: "name", class: "name-cell", cell: (row) => h("a", { href: to.silo(row.name) }, row.name) },
-    { name: "State", sort: "state", class: "state-cell", cell: (row) => [badge(row.state, doing(row)), row.away_reason ? h("span", { class: "note block" }, row.away_reason) : null] },
+    { name: "State", sort: "state", class: "state-cell", cell: (row) => [badge(row.state, doing(row)), row.away_reason ? h("span", { class: "note block" }, row.away_reason) : null, refusalCell(row, study)] },
     { name: "Last seen", sort: "seen", class: "nowrap", cell: (row) => ago(row.seen_unix) },
     { name: "Images", sort: "images", class: "digits", cell: (row) => h("span", { title: row.labelled_count ? `${format.count(row.labelled_count)} with a label` : null }, images(row)) },
     { name: "Label ratio", sort: "ratio", class: "nowrap", cell: (row) => {
@@ -108,6 +108,25 @@ function columns(study, readOnly) {
       ? button("Invite again", { small: true, tone: "bare", label: `Invite ${row.name} again`, on: () => invite(row.name) })
       : button("Revoke", { small: true, tone: "bare danger", label: `Revoke ${row.name}`, on: () => revoke(row.name) })) }]),
   ];
+}
+
+/** What a silo refused last, in red with its reason; of the study that is looked at also after its end. */
+export function refusalOf(row, study) {
+  const all = study?.participation.refusing.find(({ silo }) => silo === row.name);
+  if (all) return { words: `refused every round of ${study.name} (${all.rounds})`, reason: all.reason };
+  return row.refusal ? { words: `refused round ${row.refusal.round} of ${row.refusal.study}`, reason: row.refusal.reason } : null;
+}
+
+function refusalCell(row, study) {
+  const refusal = refusalOf(row, study ? data(api.study(study)) : null);
+  return refusal ? h("span", { class: "note block refusal" }, `${refusal.words}: ${refusal.reason || "no reason given"}`) : null;
+}
+
+/** That a silo is silent, and how to leave it out; for the study's page and its own. */
+export function silentNotice(line) {
+  return trouble("bad", `${line.name} is silent`,
+    h("p", null, "Last heard ", ago(line.silent_unix), ` (${format.moment(line.silent_unix)}). No round asks it or waits for it until it calls again; then it takes part by itself. At the hospital, `, h("code", null, "silo status"), " and ", h("code", null, "silo check"), " say more."),
+    store.federation.folder_option ? [h("p", null, "To leave it out until you take it back, at the hub:"), commands(`coordinator set-aside ${line.name}${store.federation.folder_option}`)] : null);
 }
 
 /** All images of a silo, or a dash while it has not told. */

@@ -15,7 +15,7 @@ export function view() {
   const { studies, federation, read_only: readOnly } = store.federation;
   const columns = [
     { name: "Study", cell: (study) => h("a", { href: to.overview(study.name) }, study.name) },
-    { name: "State", cell: (study) => [badge(study.state), study.reason ? h("p", { class: "reason" }, study.reason) : null] },
+    { name: "State", cell: (study) => [badge(study.state), study.participation.text ? h("p", { class: study.participation.refusing.length ? "reason refusal" : "note" }, study.participation.text) : null, study.reason ? h("p", { class: "reason" }, study.reason) : null] },
     { name: "Method", cell: (study) => [study.method, h("span", { class: "note block" }, format.words(study.scenario).replaceAll("-", " "))] },
     { name: "Rounds", class: "digits", cell: (study) => [h("span", { class: "block" }, `${study.round} of ${study.rounds}`), bar([[study.rounds ? study.round / study.rounds : 0, "first"]])] },
     { name: studies.every(byAccuracy) ? "Accuracy" : "Measure", class: "digits", cell: (study) => [format.score(study.test_score, study.choice.measure), studies.every(byAccuracy) ? null : h("span", { class: "note block" }, study.choice.title), typeof study.labels_alone_test_score === "number" ? h("span", { class: "note block" }, `alone ${format.score(study.labels_alone_test_score, study.choice.measure)}`) : null, study.labels_alone ? h("span", { class: "note block" }, `labels alone: ${study.labels_alone}`) : null, study.choice.text ? h("span", { class: "note block" }, `model of ${study.choice.text}`) : null] },
