@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
@@ -49,11 +49,25 @@ def _loggers() -> list[logging.Logger]:
 
 
 @pytest.fixture
-def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports have empty files for figures: painting takes seconds, and the tests of the report look at them."""
-    from matplotlib.figure import Figure
+def pictures_left_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is said beside plots: each is drawn into its axes, and its picture is one white pixel. To lay a
+    picture out and to render it takes most of a report's time; some reports of tests/coordinator/report have theirs."""
 
-    monkeypatch.setattr(Figure, "savefig", lambda figure, target, **options: target.write(b"\x89PNG\r\n\x1a\n"))
+    def blank(self: object, target: BinaryIO, **options: Any) -> None:
+        from PIL import Image
+
+        Image.new("L", (1, 1), 255).save(target, format="PNG")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank)
+
+
+@pytest.fixture(scope="session")
+def simulated_in_one_process() -> Iterator[None]:
+    """Simulated silos train in this process however long that takes, unless a test asks for others (`workers`). Beside
+    other work every simulation takes longer than what other processes are worth; each of them imports torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("semisilo.simulation.engines.processes._WORTH_SECONDS", 3600.0)
+        yield
 
 
 @pytest.fixture(scope="session")

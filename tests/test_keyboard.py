@@ -71,7 +71,7 @@ def test_status_of_a_silo_loads_no_grpc(tmp_path: Path) -> None:
 # JSON -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("without_figures")
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_commands_of_the_hub_print_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "hub")
 

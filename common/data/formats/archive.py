@@ -14,6 +14,8 @@ Tests: tests/common/data/test_readers.py.
 from __future__ import annotations
 
 import functools
+import gzip
+import importlib.util
 import lzma
 import math
 import zipfile
@@ -82,11 +84,17 @@ def digits(split: str, *, source: str) -> Arrays:
 
 @functools.cache
 def _scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All digits and what they are. Kept: a simulation deals them again and again, and they are text in a package."""
-    from sklearn.datasets import load_digits
+    """All digits and what they are. Kept: a simulation deals them again and again, and they are text in a package.
 
-    loaded = load_digits()
-    return np.floor(loaded.images * (255 / 16) + 0.5).astype(np.uint8), loaded.target.astype(np.int64)
+    Read from the package's file, a line of 64 values and the digit for each scan: to import the package takes seconds.
+    """
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None, "scikit-learn is one of our dependencies"
+    assert found.origin is not None
+    with gzip.open(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt", encoding="ascii") as file:
+        rows = np.loadtxt(file, delimiter=",")
+    return (np.floor(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16) + 0.5).astype(np.uint8),
+            rows[:, -1].astype(np.int64))
 
 
 def npz(

@@ -254,7 +254,10 @@ def test_an_idle_process_that_was_killed_is_replaced(target: str) -> None:
     async def body(compute: ProcessCompute) -> None:
         pid = (await compute.call(Echo(1))).pid
         os.kill(pid, signal.SIGKILL)
-        await asyncio.sleep(0.3)
+        child = compute._child
+        assert child is not None
+        while child.process.returncode is None:  # until it is known here
+            await asyncio.sleep(0.01)
         assert (await compute.call(Echo(1))).pid != pid
 
     with_process(target, body)
@@ -373,7 +376,7 @@ def test_inline_compute_answers_reports_and_fails_like_a_process() -> None:
         with pytest.raises(ComputeAborted):
             await compute.call(Add((1,)))
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 300))
 
 
 def test_inline_compute_refuses_what_could_not_cross_to_a_process() -> None:

@@ -73,14 +73,18 @@ def test_every_template_belongs_to_the_module_beside_it_or_to_all() -> None:
     assert sorted(alone) == ["common/text/html_document.html.j2", "common/text/html_pieces.html.j2"]
 
 
+MARKUP = re.compile(r"</?(div|span|table|tr|td|th|p|h\d|ul|li|section|img|html|style|figure)\b[^<]*>")
+
+
 def markup_in(text: str) -> list[int]:
     """Lines of a module with a text that holds markup; documentation apart."""
+    if not MARKUP.search(text):  # nor has any text in it; most modules end here, and trees take time
+        return []
     tree = ast.parse(text)
     documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [node.lineno for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
-            and re.search(r"</?(div|span|table|tr|td|th|p|h\d|ul|li|section|img|html|style|figure)\b[^<]*>",
-                          node.value)]
+            and MARKUP.search(node.value)]
 
 
 def test_no_module_of_the_product_holds_markup() -> None:

@@ -38,6 +38,7 @@ from semisilo.common.errors import (
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.methods.contract import Meaning, ModelSettings, PayloadRef, Phase, TensorGroup, UpdateHeader
 from semisilo.common.models.factory import build_model
+from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.process.compute import ProcessCompute
@@ -117,6 +118,7 @@ def config(**changes: Any) -> dict[str, Any]:
         "data": {"labelled": "labelled", "test": "test.npz#test",
                  "image": {"size": 8, "channels": 1, "mean": "labelled", "std": "labelled"}},
         "augmentation": {"policy": "none"},
+        "numerics": {"threads": 1},
         "method": {"name": "semifl", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05},
     }
     for table, values in changes.items():
@@ -208,6 +210,27 @@ def test_opening_freezes_class_order_image_form_and_sizes(federation: Path) -> N
     assert frozen.dense_bytes == 4 * frozen.num_parameters
     assert answer.numerics.threads == 1
     assert answer.numerics.deterministic is True
+
+
+def test_a_study_that_asks_for_no_number_of_threads_has_the_one_that_is_measured(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[TrainingStep] = []
+
+    def measured(step: TrainingStep, *, processors: int) -> int:
+        steps.append(step)
+        return 2
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(operations_module, "fastest_threads", measured)
+    try:
+        _, answer = opened(federation, numerics={"threads": 0})
+        assert answer.numerics.threads == torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    (step,) = steps
+    assert (step.image, step.num_classes, step.batch) == (answer.frozen.image, 10, 20)
+    _, answer = opened(federation)
+    assert (answer.numerics.threads, len(steps)) == (1, 1), "a number that is asked for"
 
 
 def test_a_study_opened_again_keeps_what_was_frozen_whatever_happened_to_its_images(

@@ -33,7 +33,8 @@ from tests.processes import run_command
 from tests.semisilo.studies import study
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = pytest.mark.usefixtures("pictures_left_blank")  # `hand_over`, which lives longer, has its picture
+pytestmark = pytest.mark.usefixtures("simulated_in_one_process", "pictures_left_blank")
+"""`hand_over`, which lives longer, has its picture."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +46,7 @@ def _torch_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
+def simulated(tmp_path_factory: pytest.TempPathFactory, simulated_in_one_process: None) -> SimulationResult:
     """Three rounds of SemiFL, with a baseline and a validation set."""
     tables = study("semifl", rounds=3, study={"labelled_only_baseline": True, "baseline_epochs": 20})
     return run(tables, out=tmp_path_factory.mktemp("simulated"), device="cpu")
@@ -524,7 +525,8 @@ def test_code_of_others_is_imported_only_when_the_reader_names_it(hand_over: Exp
 
 def test_an_operating_point_stands_in_facts_and_card_with_what_it_gives_on_both_sets(
         simulated: SimulationResult, tmp_path: Path) -> None:
-    found = exported(simulated, tmp_path / "out", operating_point="sensitivity 90% for 3", calibrate=True)
+    found = exported(simulated, tmp_path / "out", operating_point="sensitivity 90% for 3", calibrate=True,
+                     formats=("safetensors",))
     point, facts = found.card["operating_point"], read_facts(found.model)
     assert facts.operating_point is not None
     assert (facts.operating_point.label, facts.operating_point.measure, facts.operating_point.level) == (
@@ -544,7 +546,7 @@ def test_an_operating_point_stands_in_facts_and_card_with_what_it_gives_on_both_
     assert "## Operating point" in text
     assert "sensitivity 90 % for 3" in text
     assert any("operating point" in line for line in found.card["limits"])
-    plain = exported(simulated, tmp_path / "plain")
+    plain = exported(simulated, tmp_path / "plain", formats=("safetensors",))
     assert plain.card["operating_point"] is None
     assert plain.card["test"]["accuracy"] == found.card["test"]["accuracy"], "the other numbers are without it"
     assert "## Operating point" not in card_markdown(plain.facts)

@@ -40,7 +40,7 @@ VERSION_1 = Path(__file__).with_name("ledger_version_1.sql")
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
+def simulated(tmp_path_factory: pytest.TempPathFactory, simulated_in_one_process: None) -> SimulationResult:
     return run(study("semifl", rounds=2, silos=3), out=tmp_path_factory.mktemp("simulated"), device="cpu")
 
 

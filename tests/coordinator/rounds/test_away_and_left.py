@@ -21,6 +21,7 @@ from semisilo.coordinator.monitoring.status import gather
 from semisilo.coordinator.rounds.runtime import StandbyReason
 from semisilo.coordinator.rounds.task_service import Hello, Standby
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
+from tests.processes import PATIENCE_SECONDS
 
 HELLO = Hello(version="0", methods=("semifl",), labelled_count=0, unlabelled_count=10)
 
@@ -47,11 +48,9 @@ def running(folder: Path, work: Callable[[Coordinator], object], *, silos: tuple
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition never came true")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def events(coordinator: Coordinator, kind: str) -> list[dict[str, object]]:
@@ -106,7 +105,7 @@ def test_no_round_opens_below_the_quorum_and_everyone_hears_why(tmp_path: Path) 
         last = coordinator.ledger.last_round("s")
         assert last is not None
         assert last.number == 0
-        task = await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=5)
+        task = await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=PATIENCE_SECONDS)
         assert isinstance(task, TaskSpec)
         assert coordinator.ledger.round("s", 1).sample == ("alpha", "beta")
         assert coordinator.runtime.text == ""
@@ -120,7 +119,7 @@ def test_a_silo_that_goes_away_with_an_open_task_gets_it_no_more_until_it_is_bac
         assert isinstance(task, TaskSpec)
         gone = await coordinator.task_service.await_task("beta", away(600), timeout_seconds=0)
         assert isinstance(gone, Standby)
-        back = await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=1)
+        back = await coordinator.task_service.await_task("beta", HELLO, timeout_seconds=PATIENCE_SECONDS)
         assert isinstance(back, TaskSpec)
         assert back.task_id == task.task_id
     running(tmp_path, work, quorum=2, round_timeout="1h", round_limit="2h")

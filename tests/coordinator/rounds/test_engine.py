@@ -16,6 +16,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
+from tests.processes import PATIENCE_SECONDS
 
 SILOS = ("alpha", "beta")
 
@@ -204,12 +205,11 @@ async def open_round(coordinator: Coordinator) -> tuple[asyncio.Future[Any], dic
 
 
 async def until(coordinator: Coordinator, condition: Callable[[], bool]) -> None:
-    for _ in range(500):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         coordinator.runtime.notify()
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition never came true")
+        while not condition():
+            await asyncio.sleep(0.01)
+            coordinator.runtime.notify()
 
 
 def test_a_phase_closes_at_its_deadline_with_the_quorum_and_a_late_update_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.study_lifecycle import OperatorRequests, refused_rounds
 from tests.coordinator.ledger_fixture import fill_study
+from tests.processes import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_who_waits_while_a_study_is_paused_says_so_and_then_all_is_as_before(led
     before = (runtime.reason, runtime.text, runtime.activity)
 
     async def scenario() -> None:
-        await asyncio.wait_for(operator.wait_while_paused("first"), 0.5)
+        await asyncio.wait_for(operator.wait_while_paused("first"), PATIENCE_SECONDS)
         ledger.set_study_state("first", StudyState.PAUSED)
         waiting = asyncio.ensure_future(operator.wait_while_paused("first"))
         await asyncio.sleep(0.02)
@@ -61,7 +62,7 @@ def test_who_waits_while_a_study_is_paused_says_so_and_then_all_is_as_before(led
         assert not waiting.done()
         ledger.set_study_state("first", StudyState.RUNNING)
         runtime.notify()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         assert (runtime.reason, runtime.text, runtime.activity) == before
     asyncio.run(scenario())
 
@@ -76,7 +77,7 @@ def test_a_study_that_is_stopped_while_it_is_paused_keeps_nobody_waiting(ledger:
         await asyncio.sleep(0.02)
         ledger.set_study_state("first", StudyState.STOPPED)
         runtime.notify()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, PATIENCE_SECONDS)
         assert operator.is_stopped("first")
     asyncio.run(scenario())
 

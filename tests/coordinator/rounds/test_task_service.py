@@ -44,6 +44,7 @@ from tests.coordinator.federation_in_memory import (
     payload_of_blocks,
     study_config,
 )
+from tests.processes import PATIENCE_SECONDS
 
 SILOS = ("alpha", "beta")
 MODEL = GroupManifest("model", Meaning.DIFFERENCE, BASE, LAYOUT, 34)
@@ -72,11 +73,9 @@ async def collecting(folder: Path, **options: Any) -> AsyncIterator[tuple[Coordi
 
 
 async def until(coordinator: Coordinator, condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition never came true")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def state_of(coordinator: Coordinator, task: TaskSpec) -> TaskState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,24 +47,35 @@ def identified(watch: CallWatch) -> Call:
     return made
 
 
-async def ends(call: Call, *, idle_seconds: float = 60.0) -> SemisiloError | None:
-    """What a call that waits is ended with; None when nothing ends it for a while."""
+async def ends(call: Call, *, idle_seconds: float = 1e9, released: asyncio.Event | None = None) -> SemisiloError | None:
+    """What a call that waits is ended with; None when nothing ends it before it is released."""
     try:
         with call.watched(idle_seconds=idle_seconds):
-            await asyncio.sleep(0.2)
+            await asyncio.wait_for((released or asyncio.Event()).wait(), 300)
     except SemisiloError as error:
         return error
     return None
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(300):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def test_calls_that_wait_ask_the_roster_only_when_it_has_changed() -> None:
     async def work() -> None:
         roster: Any = Roster()
         watch = CallWatch(roster, clock=lambda: 50.0)
-        waiting = [asyncio.ensure_future(ends(identified(watch))) for _ in range(CALLS)]
-        await asyncio.sleep(0.1)
+        released = asyncio.Event()
+        waiting = [asyncio.ensure_future(ends(identified(watch), released=released)) for _ in range(CALLS)]
+        await until(lambda: roster.asked >= CALLS)
+        await asyncio.sleep(0.05)
         assert roster.asked == CALLS, "once, since nobody has looked before"
         roster.changes += 1
+        await until(lambda: roster.asked >= 2 * CALLS)
+        await asyncio.sleep(0.05)
+        released.set()
         assert await asyncio.gather(*waiting) == [None] * CALLS
         assert roster.asked == 2 * CALLS
     asyncio.run(work())

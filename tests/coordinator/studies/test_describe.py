@@ -16,10 +16,11 @@ from semisilo.coordinator.studies.describe import describe_study
 from semisilo.silo.check.needs import needs_of
 from tests.coordinator.federation_in_memory import Coordinator, content_of, study_config
 from tests.coordinator.hub_over_tls import hub
+from tests.processes import PATIENCE_SECONDS
 
 
 def run(work: object) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, PATIENCE_SECONDS))  # type: ignore[arg-type]
 
 
 def test_a_silo_hears_what_the_study_asks_without_joining_or_being_seen(tmp_path: Path) -> None:

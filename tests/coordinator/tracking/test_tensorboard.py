@@ -219,6 +219,7 @@ def test_neither_torch_nor_tensorflow_is_loaded_to_write(filled: Filled, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("simulated_in_one_process")
 def test_a_simulation_writes_one_too_and_keeps_it_up_to_date(tmp_path: Path) -> None:
     from semisilo.simulation import run
     from semisilo.simulation.output import report, write_output

@@ -413,6 +413,7 @@ def test_a_cell_of_a_notebook_has_one_output_that_changes(monkeypatch: pytest.Mo
 # What is on disk ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_run_is_read_from_its_folder_exported_and_used(tmp_path: Path) -> None:
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     found = semisilo.simulate(data="digits", method=QUICK, **SMALL)

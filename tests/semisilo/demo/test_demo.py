@@ -20,6 +20,7 @@ from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.demo.demo import DemoResult, DemoSettings, DemoWatcher, make_data, run_demo, study_text
 from semisilo.demo.processes import console_script
+from tests.processes import PATIENCE_SECONDS
 
 _GAIN = Gain(measure=ACCURACY, federated=0.875, labels_alone=0.75, interval=newcombe(70, 60, 80))
 _RESULT = DemoResult(labelled_only_accuracy=0.75, accuracy=0.875, gain=_GAIN, rounds=2, silos=3, payload_bytes=10,
@@ -175,8 +176,10 @@ def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path:
         for line in demo.stdout:
             if line.startswith("$ silo join"):
                 break
-        time.sleep(0.2)
-        assert len(_processes_of(tmp_path)) >= 2, "a coordinator and a silo"
+        end = time.monotonic() + PATIENCE_SECONDS
+        while len(_processes_of(tmp_path)) < 2:  # a coordinator and a silo
+            assert time.monotonic() < end
+            time.sleep(0.05)
         demo.send_signal(number)
         demo.stdout.read()
         assert demo.wait(300) == 128 + number

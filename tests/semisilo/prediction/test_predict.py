@@ -238,7 +238,7 @@ def test_the_command_prints_facts_as_one_document_and_writes_the_file(simulated:
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 2
 
 
-@pytest.mark.usefixtures("without_figures")
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_the_command_exports_a_simulation_and_refuses_what_is_none(simulated: SimulationResult, tmp_path: Path,
                                                                    capsys: pytest.CaptureFixture[str]) -> None:
     words = ["export", str(simulated.folder), "--out", str(tmp_path / "out"), "--format", "safetensors", "--json",

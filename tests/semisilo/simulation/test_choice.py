@@ -27,6 +27,7 @@ from tests.processes import CRASHING
 from tests.semisilo.studies import study
 
 ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.usefixtures("pictures_left_blank")
 
 STANDING = {"lr": 1e-12}
 """With it nothing is learnt, so that no round is better than round 0."""

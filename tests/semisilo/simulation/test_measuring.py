@@ -157,6 +157,7 @@ def test_a_diagnostic_that_the_method_cannot_have_is_refused(method: str, scenar
 # The report -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_the_report_is_written_again_with_every_diagnostic(measured: SimulationResult) -> None:
     for name in ("metrics.csv", "metrics.json", "report/index.html"):
         (measured.folder / name).unlink(missing_ok=True)

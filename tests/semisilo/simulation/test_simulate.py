@@ -197,7 +197,7 @@ main()
     assert "state (SHA-256)" in done.stdout
 
 
-@pytest.mark.usefixtures("without_figures")
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_the_command_tells_rounds_line_by_line_and_leaves_report_and_metrics(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(study("semifl", rounds=2), tmp_path / "lungs")

@@ -105,10 +105,9 @@ def test_a_download_that_a_crash_cut_goes_on_in_the_next_process(tmp_path: Path)
         async with serving(coordinator) as port:
             async with linked(port) as link:
                 first = asyncio.ensure_future(link.download("t", reference, PayloadStore(tmp_path)))
-                while not coordinator.downloads:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.2)
+                await until(lambda: any(path.stat().st_size > 0 for path in tmp_path.rglob("*.journal")))  # a chunk
                 first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
             async with linked(port) as link:
                 path = await link.download("t", reference, PayloadStore(tmp_path))
         assert path.read_bytes() == coordinator.files[reference.digest]
