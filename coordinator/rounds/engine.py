@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Protocol
 
 from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, TaskSpec
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.compute.messages import (
     Aggregate,
+    Aggregated,
     Evaluate,
     Phases,
     Prepare,
@@ -29,9 +31,10 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
 )
 from semisilo.coordinator.ledger.cleanup import Cleanup
-from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads
-from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, task_column
+from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
@@ -126,6 +129,8 @@ class Engine:
             await self._run(study)
         except DiskFull:
             raise
+        except RoundGone:  # while a step of the round was under way; what it gave is of no use
+            _LOG.info("study %s goes back to an earlier round", study.name)
         except SemisiloError as error:
             _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
                        study.name)
@@ -259,7 +264,7 @@ class Engine:
             link_bytes_per_second=self._slowest_link(asked)), activity="writing tasks")
         now = self._clock()
         participation = study.config.participation
-        quorum = participation.quorum_of(len(row.sample)) if phase.quorum == "study" else 0
+        quorum = self._quorum(study, row) if phase.quorum == "study" else 0
         opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase.name,
                           quorum=quorum, opened_unix=now, deadline_unix=now + participation.timeout_seconds,
                           limit_unix=now + participation.limit_seconds, closed_unix=None, expects=written.expects)
@@ -295,6 +300,11 @@ class Engine:
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
             model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure))
 
+    def _quorum(self, study: RunningStudy, row: RoundRow) -> int:
+        """Answers that a phase of a round needs. Silos that are set aside do not count; nobody's answer is not enough."""
+        aside = self._roster.aside()
+        return max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
+
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
         phase = self._ledger.phase(study.name, row.number, row.phase)
         if self._resumed:
@@ -314,6 +324,8 @@ class Engine:
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
             answered = self._ledger.count_answers(study.name, row.number, row.phase)
             phase = self._ledger.phase(study.name, row.number, row.phase)
+            if phase.quorum > (quorum := self._quorum(study, row)):
+                phase = self._ledger.lower_quorum(phase, quorum)
             now = self._clock()
             if not waiting:
                 if answered >= phase.quorum:
@@ -362,6 +374,7 @@ class Engine:
             activity=f"aggregating {len(accepted)} updates")
         metrics = {**row.metrics, **folded.metrics}
         with self._ledger.transaction(lasting=False):
+            self._note_measures(row, {task.silo: task for task, _ in accepted}, folded)
             self._ledger.folded(study.name, row.number, folded.kept)
             if row.phase + 1 < len(row.phases):
                 self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING, metrics=metrics,
@@ -369,6 +382,18 @@ class Engine:
             else:
                 self._ledger.set_round_state(study.name, row.number, RoundState.EVALUATING, metrics=metrics,
                                              state_digest=folded.state)
+
+    def _note_measures(self, row: RoundRow, tasks: dict[str, TaskRow], folded: Aggregated) -> None:
+        """What was measured of the updates of a phase; whose update was left out, and whose stands out."""
+        self._ledger.measured(row.study, row.number, row.phase, folded.measures)
+        for silo, reason in folded.left_out.items():
+            _LOG.warning("round %d: the update of %s is left out: %s", row.number, silo, reason)
+            self._ledger.leave_out(tasks[silo], reason=reason)
+            add_notice(self._ledger, NoticeKind.LEFT_OUT, study=row.study, round=row.number, silo=silo, text=reason)
+        for silo, found in stand_out(folded.measures).items():
+            text = "; ".join(each.text for each in found)
+            _LOG.warning("round %d: %s stands out: %s", row.number, silo, text)
+            add_notice(self._ledger, NoticeKind.STANDS_OUT, study=row.study, round=row.number, silo=silo, text=text)
 
     async def _commit(self, study: RunningStudy, row: RoundRow) -> None:
         measured = await self._steps.call(Evaluate(state=row.state_digest, round=row.number), activity="evaluating")
