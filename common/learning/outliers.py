@@ -4,10 +4,10 @@ A robust z-score says how far a value is from the median, in units of the median
 
     z_k = (x_k - median x) / max(1.4826 median |x - median x|, least),
 
-1.4826 because that makes the second a standard deviation where values are normal. |z| above 3.5 stands out (Iglewicz and
-Hoaglin 1993, "How to detect and handle outliers", ASQC). Of norms x is the logarithm, so that a hundredth stands out as
-a hundred times does. `least` keeps values that are nearly equal from standing out for nothing: a norm must differ from
-the median by a factor of two at least, a cosine by 0.35.
+1.4826 because that makes the second a standard deviation where values are normal. |z| above 3.5 stands out (Iglewicz
+and Hoaglin 1993, "How to detect and handle outliers", ASQC). Of norms x is the logarithm, so that a hundredth stands
+out as a hundred times does. `least` keeps values that are nearly equal from standing out for nothing: a norm must
+differ from the median by a factor of two at least, a cosine by 0.35.
 
 None of this is a defence: it names a silo, and a person looks. No torch here, since the light process reads it.
 

@@ -1,6 +1,6 @@
 """Measures updates before they are folded: the norm of each, and its cosine to their mean.
 
-    u_k    what an update changes: its group of differences or gradients; of one that overwrites, the result less its base
+    u_k    what an update changes: its group of differences or gradients; of one that overwrites, less its base
     mean   m = 1/n sum u_k / |u_k|, over the updates of a phase that are not 0
 
 Every u_k counts the same in the mean, so that the longest does not make its own direction that of the round. The norm

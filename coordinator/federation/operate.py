@@ -22,7 +22,7 @@ from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.rollback import Rollback, kept_after, oldest_return, roll_back
 from semisilo.coordinator.ledger.progress import round_heads
-from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
+from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
 
@@ -192,11 +192,13 @@ def returnable_rounds(ledger: Ledger, study: str, *, study_folder: Path) -> list
     """
     heads = round_heads(ledger, study)
     states, oldest = study_folder / "states", oldest_return(ledger, study)
+
+    def is_whole(row: RoundHead) -> bool:
+        kept = {digest for _, digest in kept_after(ledger, study, row.number).values() if digest is not None}
+        return all((states / f"{digest}{STATE_ENDING}").is_file() for digest in {row.state_digest, *kept})
+
     return [row.number for row in heads[:-1]
-            if row.state is RoundState.COMPLETED and row.number >= oldest
-            and all((states / f"{digest}{STATE_ENDING}").is_file()
-                    for digest in {row.state_digest, *(kept for _, kept in kept_after(ledger, study, row.number).values()
-                                                       if kept is not None)})]
+            if row.state is RoundState.COMPLETED and row.number >= oldest and is_whole(row)]
 
 
 def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, reason: str = "", operator: str = "",
@@ -220,19 +222,23 @@ def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, r
                              remedy=f"First: coordinator pause {study}.")
         rounds = returnable_rounds(ledger, study, study_folder=study_folder)
         if to_round not in rounds:
-            heads = {each.number: each for each in round_heads(ledger, study)}
-            found = heads.get(to_round)
-            why = f"has no round {to_round}" if found is None else \
-                f"stands at round {to_round} already" if to_round == max(heads) else \
-                f"has not committed round {to_round}: it {'was ' * (found.state is RoundState.CANCELLED)}{found.state}" \
-                if found.state is not RoundState.COMPLETED else \
-                f"can no longer go back to round {to_round}: its files are gone"
             listed = ", ".join(map(str, rounds)) or "none"
-            raise UsageError(f"Study '{study}' {why}.",
+            raise UsageError(f"Study '{study}' {_why_not(round_heads(ledger, study), to_round)}.",
                              remedy=f"It can go back to: {listed}. [study] keep_every says how many are kept.")
         found_rollback = roll_back(ledger, study, to_round, operator=operator, reason=_line(reason))
     (study_folder / "model.safetensors").unlink(missing_ok=True)
     return found_rollback
+
+
+def _why_not(rounds: list[RoundHead], to_round: int) -> str:
+    found = next((row for row in rounds if row.number == to_round), None)
+    if found is None:
+        return f"has no round {to_round}"
+    if found.state is not RoundState.COMPLETED:
+        return f"has not committed round {to_round}: it is {found.state}"
+    if to_round == rounds[-1].number:
+        return f"stands at round {to_round} already"
+    return f"can no longer go back to round {to_round}: its files are gone"
 
 
 def _line(reason: str) -> str:

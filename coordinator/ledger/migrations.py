@@ -305,7 +305,7 @@ _NO_SILO_IN_COMMAND = """
 ALTER TABLE silo ADD COLUMN set_aside_unix REAL;                    -- NULL: the operator lets it take part
 ALTER TABLE silo ADD COLUMN set_aside_reason TEXT NOT NULL DEFAULT '';
 ALTER TABLE declared_update ADD COLUMN norm REAL;                   -- of an update that was folded or left out
-ALTER TABLE declared_update ADD COLUMN cosine REAL;                 -- to the mean of its phase; NULL where there is none
+ALTER TABLE declared_update ADD COLUMN cosine REAL;                 -- to the mean of its phase
 CREATE TABLE notice (                       -- what an operator should hear of a silo
     number INTEGER PRIMARY KEY,
     unix REAL NOT NULL,

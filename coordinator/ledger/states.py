@@ -59,8 +59,8 @@ class TaskState(StrEnum):
     ABSTAINED = "abstained"
     """The silo had nothing to send, for a reason that the method knows."""
     REFUSED = "refused"
-    """The silo's policy or data does not allow it, or its training failed; or the coordinator did not accept its update,
-    or has left it out when its phase closed."""
+    """The silo's policy or data does not allow it, or its training failed; or the coordinator did not accept its
+    update, or has left it out when its phase closed."""
     EXPIRED = "expired"
     """The phase closed without an answer."""
     CANCELLED = "cancelled"

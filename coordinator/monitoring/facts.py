@@ -17,8 +17,9 @@ from semisilo.coordinator.monitoring.summary import MeasureBeside, SiteLine
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
 
 __all__ = ["ByGroup", "ByRpc", "BySilo", "CostFacts", "DoingFacts", "DriftFacts", "EncodingFacts", "EventFacts",
-           "EventsFacts", "FederationFacts", "LiveFacts", "PhaseFacts", "RoundDetail", "RoundLine", "SiloLine",
-           "SiloOfStudy", "StudyDetail", "StudyLine", "TaskFacts", "TrafficFacts", "TwoWays"]
+           "EventsFacts", "FederationFacts", "LiveFacts", "NoticeFacts", "PastRoundLine", "PhaseFacts", "RollbackFacts",
+           "RoundDetail", "RoundLine", "SiloLine", "SiloOfStudy", "StudyDetail", "StudyLine", "TaskFacts",
+           "TrafficFacts", "TwoWays"]
 
 
 # GET /api/federation --------------------------------------------------------------------------------------------------
@@ -91,6 +92,8 @@ class SiloLine:
     doing: DoingFacts | None
     away_reason: str
     """Why it takes no task by its own policy, for example its hours of work; empty when it takes tasks."""
+    set_aside_reason: str
+    """Why the operator leaves it out; empty also where no reason was given: `state` says whether it is."""
     seen_unix: float | None
     certificate_days_left: float | None
     """None for a simulated silo, which has no certificate."""
@@ -255,6 +258,50 @@ class CostFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NoticeFacts:
+    """The last of its kind that an operator should hear of a silo."""
+
+    silo: str
+    kind: str
+    """A `semisilo.coordinator.ledger.oversight.notices.NoticeKind`."""
+    round: int
+    """0 outside of rounds."""
+    unix: float
+    text: str
+    times: int
+    line: str
+    """All of it for a person."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastRoundLine:
+    """A round that is no more the study's."""
+
+    number: int
+    state: str
+    reason: str
+    opened_unix: float
+    closed_unix: float | None
+    accuracy: float | None
+    test_score: float | None
+    """The study's measure on test images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RollbackFacts:
+    """The study went back to an earlier round."""
+
+    to_round: int
+    unix: float
+    origin: str
+    operator: str
+    reason: str
+    text: str
+    """All of it for a person."""
+    rounds: tuple[PastRoundLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StudyDetail:
     """One study."""
 
@@ -310,6 +357,10 @@ class StudyDetail:
     silos: tuple[SiloOfStudy, ...]
     sites: tuple[SiteLine, ...]
     """What the model is worth at each silo's own test images; empty where no silo has said so."""
+    notices: tuple[NoticeFacts, ...]
+    """What an operator should hear of its silos, the last of each kind by silo."""
+    rollbacks: tuple[RollbackFacts, ...]
+    """Every time that it went back to an earlier round."""
     cost: CostFacts
 
 
@@ -331,6 +382,10 @@ class TaskFacts:
     groups: Mapping[str, int]
     """Tensor group -> encoded bytes of the update."""
     metrics: Mapping[str, float]
+    norm: float | None
+    """Of its update, as the coordinator has measured it; None before the phase is closed."""
+    cosine: float | None
+    """Of its update to the mean of the phase."""
     doing: DoingFacts | None = None
 
 

@@ -301,7 +301,7 @@ class Engine:
             model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure))
 
     def _quorum(self, study: RunningStudy, row: RoundRow) -> int:
-        """Answers that a phase of a round needs. Silos that are set aside do not count; nobody's answer is not enough."""
+        """Answers that a phase of a round needs: silos that are set aside do not count. At least one."""
         aside = self._roster.aside()
         return max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
 

@@ -255,7 +255,7 @@ class TaskService:
             return BeginAnswer("send", resume_offset=partial.committed_bytes)
 
     def _credible_count(self, task: TaskRow, declaration: UpdateDeclaration) -> int:
-        """How many images an update counts as: no more than its silo has announced. It is told of once for each task."""
+        """How many images an update counts as: no more than its silo has announced. Told of once for each task."""
         announced = self._roster.announced(task.silo)
         if declaration.example_count <= announced:
             return declaration.example_count

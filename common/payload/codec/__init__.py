@@ -25,6 +25,6 @@ from semisilo.common.payload.codec.values import ValueEncoding
 __all__ = [
     "BLOCK_ELEMENTS", "DEFAULT_LINK_BYTES_PER_SECOND", "ELEMENT_TYPES", "HEADER_BYTES", "Aim", "Bits", "BlockHeader",
     "ElementType", "IndexEncoding", "Plan", "ValueEncoding", "ValueForm", "add_bits", "all_finite", "block_count",
-    "coded_kind", "decode_block", "encode_blocks", "exceeds", "largest_encoded_bytes", "parse_header", "smallest_encoded_bytes",
-    "subtract_bits",
+    "coded_kind", "decode_block", "encode_blocks", "exceeds", "largest_encoded_bytes", "parse_header",
+    "smallest_encoded_bytes", "subtract_bits",
 ]

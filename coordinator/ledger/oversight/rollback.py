@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
 
-__all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "kept_after", "oldest_return", "past_answers", "roll_back",
-           "rollbacks_of"]
+__all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "kept_after", "oldest_return", "past_answers",
+           "roll_back", "rollbacks_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,8 +134,8 @@ def _restore_silos(ledger: Ledger, study: str) -> None:
     """Table silo_state from what is left of `kept_state`: of a silo that has had no part yet nothing is known."""
     with ledger.part() as db:
         db.execute("DELETE FROM silo_state WHERE study = ?", (study,))
-        db.execute("INSERT INTO silo_state (study, silo, last_folded_round, kept_digest) SELECT study, silo, max(round),"
-                   " kept_digest FROM kept_state WHERE study = ? GROUP BY silo", (study,))
+        db.execute("INSERT INTO silo_state (study, silo, last_folded_round, kept_digest) SELECT study, silo,"
+                   " max(round), kept_digest FROM kept_state WHERE study = ? GROUP BY silo", (study,))
 
 
 def _total_again(ledger: Ledger, study: str) -> None:
