@@ -33,6 +33,7 @@ from semisilo.coordinator.compute.messages import (
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
+from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
@@ -270,11 +271,13 @@ class Engine:
                           limit_unix=now + participation.limit_seconds, closed_unix=None, expects=written.expects)
         tasks: list[TaskSpec] = []
         columns: list[str] = []
+        # A silo that has answered a task sends the same answer again: it must know another one when it sees it.
+        again = f"/{number}" if (number := count_rollbacks(self._ledger, study.name)) else ""
         # Later phases of a round hold what is not committed, and may never be.
         committed = self._ledger.committed_round(study.name) if row.phase == 0 else None
         for silo in asked:
             tasks.append(self._task_spec(study, row, phase.name, silo, written.tasks[silo], opened.deadline_unix,
-                                         last_folded=states[silo][0], committed=committed))
+                                         again=again, last_folded=states[silo][0], committed=committed))
             columns.append(task_column(tasks[-1]))
             if len(tasks) % _TASKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -287,10 +290,10 @@ class Engine:
                   ", ".join(asked) or "nobody")
 
     def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
-                   deadline_unix: float, *, last_folded: int, committed: int | None) -> TaskSpec:
+                   deadline_unix: float, *, again: str, last_folded: int, committed: int | None) -> TaskSpec:
         model: ModelSettings = study.config.model
         return TaskSpec(
-            task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}", study=study.name, round=row.number,
+            task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}{again}", study=study.name, round=row.number,
             rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
             settings=task.settings,
             model=ModelSettings(name=model.name, classes=study.frozen.classes, normalisation=model.normalisation),
