@@ -93,11 +93,12 @@ def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:
 
 def returnable(rounds: Sequence[RoundHead]) -> list[RoundHead]:
     """The rounds of which also stays what the strategy kept for silos, as it was then, so that a study can go back to
-    them: the last 3 committed ones, and the one that is handed over as things stand. Where a strategy keeps nothing for
+    them: the last 3 committed ones and the one before, from which the first of them began, and the one that is handed
+    over as things stand. Where a strategy keeps nothing for
     silos, a study can go back to all rounds whose state is kept."""
     committed = [row for row in rounds if row.state is RoundState.COMPLETED]
     chosen = handed_over(committed)
-    return [row for row in committed if row in committed[-_LAST:] or row is chosen]
+    return [row for row in committed if row in committed[-_LAST - 1:] or row is chosen]
 
 
 def open_payloads(folder: Path) -> PayloadStore:

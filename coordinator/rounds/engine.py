@@ -207,7 +207,13 @@ class Engine:
         self._log_round(study, 0, prepared.metrics)
 
     async def _wait_for_silos(self, study: RunningStudy) -> bool:
-        """Until as many silos have joined as the study starts with; False when the operator stops it before."""
+        """Until as many silos have joined as the study starts with; False when the operator stops it before.
+
+        One that has had its first round needs a single one: some of those that it began with may be set aside by now.
+        """
+        last = self._ledger.last_round(study.name)
+        begun = (last is not None and last.number > 0) or count_rollbacks(self._ledger, study.name) > 0
+        wanted = 1 if begun else study.config.study.start_with
         while True:
             await self._operator.wait_while_paused(study.name)
             if self._operator.is_stopped(study.name):
@@ -215,7 +221,7 @@ class Engine:
             self._ledger.move_study(study.name, StudyState.PREPARING, StudyState.WAITING)
             if self._ledger.study_state(study.name) is StudyState.RUNNING:
                 return True
-            if not await self._availability.wait_for_members(study, study.config.study.start_with):
+            if not await self._availability.wait_for_members(study, wanted):
                 return False
             self._ledger.move_study(study.name, StudyState.WAITING, StudyState.RUNNING)
 
