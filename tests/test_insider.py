@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SILOS = ("alpha", "beta", "gamma")
 TRAINER = "semisilo.silo.trainers.semifl:SemiFLTrainer.train"
-LYING = STUDY.replace("start_with = 2", "start_with = 3\nkeep_every = 1").replace(
-    'name = "wide_network:wide"', 'name = "small_cnn"').replace('name = "semifl"', 'name = "semifl"\nweighting = "size"')
+LYING = (STUDY.replace("start_with = 2", "start_with = 3\nkeep_every = 1")
+         .replace('name = "wide_network:wide"', 'name = "small_cnn"')
+         .replace('name = "semifl"', 'name = "semifl"\nweighting = "size"'))
 
 
 def test_two_insiders_are_named_and_the_operator_takes_the_study_back_from_them(tmp_path: Path) -> None:

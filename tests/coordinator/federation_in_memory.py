@@ -295,7 +295,7 @@ def payload_of_blocks(store: PayloadStore, elements: int = 1000) -> PayloadRef:
 
 
 def content_of(task: TaskSpec) -> bytes:
-    """What a silo sends for a task: a function of the task alone, as training is, but not of what the task is called."""
+    """What a silo sends for a task: a function of the task alone, as training is, whatever the task is called."""
     model = ",".join(payload.tensors or payload.digest for payload in task.payloads)
     return f"update {task.round} {task.phase} {task.silo} {model} {task.last_folded_round}".encode().ljust(100)
 

@@ -23,7 +23,8 @@ def measured(changes: dict[str, list[Tensor]], *, seed: int = 0, round: int = 1)
 
 def test_small_updates_are_measured_exactly() -> None:
     """Units (1, 0), (0, 1), (1, 0): their mean (2/3, 1/3) has length sqrt(5)/3."""
-    found = measured({"a": [torch.tensor([3.0, 0.0])], "b": [torch.tensor([0.0, 4.0])], "c": [torch.tensor([9.0, 0.0])]})
+    found = measured({"a": [torch.tensor([3.0, 0.0])], "b": [torch.tensor([0.0, 4.0])],
+                      "c": [torch.tensor([9.0, 0.0])]})
     assert [each.norm for each in found.values()] == [3.0, 4.0, 9.0]
     assert [each.cosine for each in found.values()] == pytest.approx([2 / math.sqrt(5), 1 / math.sqrt(5),
                                                                       2 / math.sqrt(5)])

@@ -257,7 +257,8 @@ def test_a_silo_that_is_set_aside_loses_its_task_at_once_and_hears_why(tmp_path:
         async with collecting(coordinator) as tasks:
             operate.set_aside(coordinator.ledger, "beta", reason="it sends noise", origin="command")
             gamma = tasks["gamma"]
-            found = coordinator.task_service.report("beta", tasks["beta"].task_id, stage="training", fraction=0.1, text="")
+            found = coordinator.task_service.report("beta", tasks["beta"].task_id, stage="training", fraction=0.1,
+                                                    text="")
             assert found == "the task is over: set aside by the coordinator's operator: it sends noise"
             answer = await coordinator.ask("beta", timeout_seconds=60)
             assert isinstance(answer, Standby)
