@@ -138,17 +138,18 @@ class FederationOfProcesses:
         assert status == 0, f"{module} {words}: {err}"
         return out
 
-    def _environment(self, crash: str) -> dict[str, str]:
+    def _environment(self, crash: str, lie: str = "") -> dict[str, str]:
         environment = dict(os.environ, PYTHONPATH=str(CRASHING), PYTHONUNBUFFERED="1", GRPC_ENABLE_FORK_SUPPORT="0")
-        environment.pop("SEMISILO_TEST_CRASH", None)
-        if crash:
-            environment["SEMISILO_TEST_CRASH"] = crash
+        for variable, value in (("SEMISILO_TEST_CRASH", crash), ("SEMISILO_TEST_LIE", lie)):
+            environment.pop(variable, None)
+            if value:
+                environment[variable] = value
         return environment
 
-    def _start(self, name: str, module: str, *words: str, crash: str) -> None:
+    def _start(self, name: str, module: str, *words: str, crash: str, lie: str = "") -> None:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 - the process keeps it
         self.running[name] = subprocess.Popen([sys.executable, "-P", "-m", module, *words], stdout=log, stderr=log,
-                                              stdin=subprocess.DEVNULL, env=self._environment(crash),
+                                              stdin=subprocess.DEVNULL, env=self._environment(crash, lie),
                                               start_new_session=True)
 
     def coordinator(self, *words: str) -> str:
@@ -175,10 +176,11 @@ class FederationOfProcesses:
         policy.write_text(policy.read_text().replace("\nfactories = []", f'\nfactories = ["{self.factory}"]'))
         assert self.factory in policy.read_text()
 
-    def join(self, silo: str, *, crash: str = "", words: tuple[str, ...] = ("--exit-when-finished",)) -> None:
+    def join(self, silo: str, *, crash: str = "", lie: str = "",
+             words: tuple[str, ...] = ("--exit-when-finished",)) -> None:
         """Starts `silo join`."""
         self._start(silo, "semisilo.silo.cli.main", "join", "--data", str(self.sources[silo]), "--home",
-                    str(self.folder / silo), *words, crash=crash)
+                    str(self.folder / silo), *words, crash=crash, lie=lie)
 
     def start(self, *, hub_crash: str = "", silo_crash: str = "") -> None:
         """Starts the coordinator and, once all are enrolled, the silos; with crash points in it and in the first silo.

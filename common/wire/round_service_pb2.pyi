@@ -94,12 +94,14 @@ class Standby(_message.Message):
         REASON_NOT_SAMPLED: _ClassVar[Standby.Reason]
         REASON_PAUSED: _ClassVar[Standby.Reason]
         REASON_NO_STUDY: _ClassVar[Standby.Reason]
+        REASON_SET_ASIDE: _ClassVar[Standby.Reason]
     REASON_UNSPECIFIED: Standby.Reason
     REASON_WAITING_FOR_SILOS: Standby.Reason
     REASON_COORDINATOR_WORKING: Standby.Reason
     REASON_NOT_SAMPLED: Standby.Reason
     REASON_PAUSED: Standby.Reason
     REASON_NO_STUDY: Standby.Reason
+    REASON_SET_ASIDE: Standby.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semisilo.common.text.command_line import JsonOption, tell
-from semisilo.coordinator.cli.options import Folder, RunningStudyName
+from semisilo.coordinator.cli.options import Folder, RunningStudyName, SiloName, complete_studies
 
 if TYPE_CHECKING:
     from semisilo.coordinator.ledger.ledger import Ledger
@@ -20,7 +20,7 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands to `coordinator`."""
-    for command in (pause, resume, stop, extend, page):
+    for command in (pause, resume, stop, extend, rollback, set_aside, take_back, page):
         app.command()(command)
 
 
@@ -67,14 +67,7 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
             if not sys.stdin.isatty():
                 raise UsageError("coordinator stop asks before it ends a study, and nobody can answer here.",
                                  remedy="Add --yes.")
-            try:
-                sure = typer.confirm(f"Stop study {row.name} ({row.state})? The open round is given up.", err=True)
-            except typer.Abort:  # Ctrl-C or Ctrl-D
-                typer.echo("\nNot stopped.", err=True)
-                raise
-            if not sure:
-                typer.echo("Not stopped.", err=True)
-                raise typer.Exit(1)
+            _ask(f"Stop study {row.name} ({row.state})? The open round is given up.", otherwise="Not stopped.")
         row = operate.stop(ledger, row.name, origin="command")
     tell(as_json, {"study": row.name, "state": str(row.state)},
          f"Study {row.name} is stopped. The model of its last committed round: "
@@ -100,6 +93,75 @@ def extend(duration: Annotated[str, typer.Argument(metavar="DURATION", help='How
                    "deadline_unix": phase.deadline_unix, "limit_unix": phase.limit_unix},
          f"Round {phase.round} of {phase.study}: phase {phase.name} ends in "
          f"{describe_seconds(phase.deadline_unix - time.time())}.")
+
+
+def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletion=complete_studies,
+                                                   help="Name of the study.")],
+             to: Annotated[int, typer.Option("--to", metavar="ROUND", help="The round that becomes the last one.")],
+             reason: Annotated[str, typer.Option(help="Why, for the audit trail, page and report.")] = "",
+             folder: Folder = Path(), yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+             as_json: JsonOption = False) -> None:
+    """Go back to an earlier round of a study that is paused or over, as when a silo has spoilt those after it.
+
+    The study is queued, and `coordinator serve` trains on from that round. The rounds after it no longer count, neither
+    for model, numbers, page, report and export nor for what silos remember; they can still be read, with who has gone
+    back, when and why. What they have cost stays in the study's cost. Rounds whose files are gone cannot be gone back
+    to: the line then says which can.
+
+    \b
+    Examples:
+      coordinator pause first
+      coordinator rollback first --to 12 --reason "hospital-b sent noise"
+      coordinator set-aside hospital-b --reason "noise since round 13"
+    """
+    from semisilo.common.errors import UsageError
+    from semisilo.coordinator.federation import operate
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
+
+    federation = open_federation(folder)
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        row = ledger.study(study)
+        last = ledger.last_round(row.name)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError("coordinator rollback asks before a study goes back, and nobody can answer here.",
+                                 remedy="Add --yes.")
+            rounds = f"rounds {to + 1} to {last.number}" if last is not None and last.number > to else "later rounds"
+            _ask(f"Go back to round {to} of study {row.name} ({row.state})? Its {rounds} no longer count.",
+                 otherwise="Not gone back.")
+        found = operate.rollback(ledger, row.name, to, study_folder=federation.studies / row.name, reason=reason,
+                                 operator=_account(), origin="command")
+    tell(as_json, {"study": study, "state": "queued", "round": found.to_round,
+                   "gone": [each.number for each in found.rounds], "reason": found.reason},
+         f"Study {study} {found.text}. It is queued: coordinator serve trains on from there.")
+
+
+def set_aside(silo: SiloName, reason: Annotated[str, typer.Option(help="Why; the silo reads it.")] = "",
+              folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Leave a silo out until it is taken back: it keeps its certificate and may call, but is asked nothing.
+
+    In effect at once: a task that it works on is closed, and no round waits for it or counts it. Updates that were
+    folded before stay in the model; `coordinator rollback` goes back to a round before them.
+
+    Example: coordinator set-aside hospital-b --reason "its updates stand out since round 13"
+    """
+    from semisilo.coordinator.federation import operate
+
+    with _ledger(folder) as ledger:
+        operate.set_aside(ledger, silo, reason=reason, origin="command")
+    tell(as_json, {"silo": silo, "state": "set aside", "reason": reason},
+         f"Silo {silo} is set aside. Let it take part again: coordinator take-back {silo}")
+
+
+def take_back(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Let a silo take part again that was set aside, from the next phase on. Example: coordinator take-back hospital-b
+    """
+    from semisilo.coordinator.federation import operate
+
+    with _ledger(folder) as ledger:
+        operate.take_back(ledger, silo, origin="command")
+    tell(as_json, {"silo": silo, "state": "joined"}, f"Silo {silo} takes part again.")
 
 
 def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this study here, without coordinator "
@@ -129,6 +191,28 @@ def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this s
         show(folder, study, listen=listen, as_json=as_json)
     else:
         say_where(folder, as_json=as_json)
+
+
+def _ask(question: str, *, otherwise: str) -> None:
+    """Asks on the terminal, and ends the command where the answer is not yes."""
+    try:
+        sure = typer.confirm(question, err=True)
+    except typer.Abort:  # Ctrl-C or Ctrl-D
+        typer.echo(f"\n{otherwise}", err=True)
+        raise
+    if not sure:
+        typer.echo(otherwise, err=True)
+        raise typer.Exit(1)
+
+
+def _account() -> str:
+    """Who runs the command, as the machine knows them; empty where it does not."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""
 
 
 def _ledger(folder: Path) -> contextlib.closing[Ledger]:

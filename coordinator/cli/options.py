@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Folder", "RunningStudyName", "SiloName", "StudyFileName", "StudyName"]
+__all__ = ["Folder", "RunningStudyName", "SiloName", "StudyFileName", "StudyName", "complete_studies"]
 
 
-def _studies(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_studies(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of studies, for the shell's TAB."""
     from semisilo.coordinator.cli.completion import studies  # late: only the shell's TAB needs it
 
     return studies(ctx, incomplete)
@@ -33,9 +34,9 @@ def _silos(ctx: typer.Context, incomplete: str) -> list[str]:
 
 Folder = Annotated[Path, typer.Option("--folder", "-C", envvar="SEMISILO_FEDERATION",
                                       help="The federation folder; the current one by default.")]
-StudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=_studies,
+StudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=complete_studies,
                                           help="Name of the study; the last one by default.")]
-RunningStudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=_studies,
+RunningStudyName = Annotated[str, typer.Argument(metavar="STUDY", autocompletion=complete_studies,
                                                  help="Name of the study; the running one by default.")]
 StudyFileName = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.", autocompletion=_study_files)]
 SiloName = Annotated[str, typer.Argument(metavar="SILO", help="Name of the silo.", autocompletion=_silos)]

@@ -26,6 +26,7 @@ from semisilo.common.text.describe import (
 )
 from semisilo.common.text.logs import printable
 from semisilo.coordinator.federation.folder import folder_option
+from semisilo.coordinator.ledger.roster import set_aside_text
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.silo_state import SiloState
 from semisilo.coordinator.monitoring.status import RoundFacts, SiloFacts, StatusCost, StatusFacts
@@ -35,7 +36,7 @@ from semisilo.coordinator.monitoring.summary import measure_text
 __all__ = ["render"]
 
 _STYLES: Mapping[str, str] = {
-    SiloState.REVOKED: "red", SiloState.CONNECTED: "green", SiloState.WORKING: "green",
+    SiloState.REVOKED: "red", SiloState.SET_ASIDE: "yellow", SiloState.CONNECTED: "green", SiloState.WORKING: "green",
     SiloState.SILENT: "red", SiloState.LATE: "yellow", SiloState.AWAY: "yellow", SiloState.AWAY_BY_POLICY: "yellow"}
 _GAP = "  "
 _LEAST_WIDTH = 4
@@ -70,6 +71,9 @@ def render(console: Console, facts: StatusFacts) -> None:
             paused = "paused: " if study.state == StudyState.PAUSED else ""
             console.print(Text(f"{study.name}: {paused}{printable(study.reason, limit=800)}",
                                "" if study.state == StudyState.COMPLETED else "red"), soft_wrap=True)
+        if study.name in facts.rollbacks:
+            console.print(Text.assemble((f"{study.name} ", "dim"), (printable(facts.rollbacks[study.name], limit=800),
+                                                                    "yellow")), soft_wrap=True)
         if study.state == StudyState.FAILED:
             console.print(Text(f"Then queue it again: coordinator queue {study.name}{folder_option(facts.folder)}"),
                           soft_wrap=True)
@@ -97,6 +101,14 @@ def render(console: Console, facts: StatusFacts) -> None:
                  f" ({describe_seconds(facts.unix - silo.silent_unix)} ago)", "red"),
                 ("; no round asks it until it calls again. To leave it out: ", "dim"),
                 f"coordinator set-aside {silo.name}{folder_option(facts.folder)}"), soft_wrap=True)
+    for silo in facts.silos:
+        if silo.state == SiloState.SET_ASIDE:
+            console.print(Text.assemble(("silo ", "dim"), silo.name, (": ", "dim"),
+                                        (set_aside_text(printable(silo.set_aside_reason)), "yellow"),
+                                        (f"; coordinator take-back {silo.name} lets it take part again", "dim")),
+                          soft_wrap=True)
+    for notice in facts.notices:
+        console.print(Text.assemble(("silo ", "dim"), (printable(notice.line), "yellow")), soft_wrap=True)
     refused_all = {(study.name, each.silo): each.rounds for study in facts.studies
                    for each in study.participation.refusing}
     for refusal in facts.refusals:

@@ -7,10 +7,11 @@ ledger has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, PayloadRef, Phase, UpdateHeader
 from semisilo.common.payload.usage import Encoded
 from semisilo.common.process.messages import Request
@@ -221,13 +222,19 @@ class Aggregated:
     """By the name of each silo whose update was folded: digest of what the strategy keeps for it from now on."""
     metrics: dict[str, float]
     """Of the silos' own models, where the study asks for them."""
+    measures: dict[str, UpdateMeasure] = field(default_factory=dict)
+    """By silo, of each update that has something to measure, also of those that were left out."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By silo whose update was not folded: why, for a person."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aggregate(Request[Aggregated]):
-    """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
+    """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase. Updates with which the
+    state would not be finite are left out.
 
-    StorageDamaged says that a spooled file is not what was accepted.
+    StorageDamaged says that a spooled file is not what was accepted; ComputeFailed, that the coordinator's own training
+    diverges.
     """
 
     is_long: ClassVar[bool] = True

@@ -8,15 +8,18 @@ the files it names, so that a process that died may be replaced and the operatio
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from semisilo.common.config import from_dict, to_dict
-from semisilo.common.errors import BadPayload, ComputeFailed
+from semisilo.common.errors import BadPayload, ComputeFailed, SemisiloError
+from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, Tensors
@@ -42,11 +45,13 @@ from semisilo.coordinator.compute.evaluation import (
     UpdateObserver,
     diagnostics_of,
     export_model,
+    measurable,
     measure_model,
     metrics_of,
 )
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone
 from semisilo.coordinator.compute.labels_alone_model import LabelsAloneModel, prior_of_labels_alone, read_labels_alone
+from semisilo.coordinator.compute.left_out import answers_finitely, fewest_left_out, not_finite_in, suspects
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
@@ -65,12 +70,14 @@ from semisilo.coordinator.compute.messages import (
     PhasesOfRound,
     Prepare,
     Prepared,
+    SpooledUpdate,
     Tasks,
     WrittenTask,
     WrittenTasks,
 )
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
+from semisilo.coordinator.compute.update_measures import BATCH_NORM, UpdateMeasures, change_of
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
 from semisilo.coordinator.ledger.cleanup import open_payloads
 from semisilo.coordinator.ledger.records import (
@@ -81,11 +88,14 @@ from semisilo.coordinator.ledger.records import (
     LabelledOnlyResult,
 )
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.strategies.parts.count_cap import capped_counts
 from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Operations"]
+
+_LOG = logging.getLogger("semisilo.study")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +114,14 @@ class _Opened:
     """What the strategy keeps per silo; NoneType for nothing."""
     states: StateFiles
     payloads: PayloadStore
+
+
+class _NotFinite(Exception):
+    """A phase with these updates ends with a model that nobody can use."""
+
+    def __init__(self, reason: SemisiloError) -> None:
+        super().__init__(reason.line())
+        self.reason = reason
 
 
 class Operations:
@@ -255,32 +273,96 @@ class Operations:
     def aggregate(self, request: Aggregate) -> Aggregated:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
 
-        Raises: StorageDamaged when a spooled file is not what was accepted.
+        Updates with which the phase does not end with a finite model are left out, as few as will do, the largest
+        first: each of their values is finite, and still one silo could break the model of all.
+
+        Raises: StorageDamaged when a spooled file is not what was accepted; ComputeFailed when the model is not finite
+        without them either.
         """
-        study, now, step, updates = self._opened(), self._load(request.state), request.phase, request.updates
-        state, round = request.state, request.round
-        names = [update.header.silo for update in updates]
+        names = [update.header.silo for update in request.updates]
         assert names == sorted(set(names), key=str.encode), "updates are folded in silo order, each silo once"
-        headers = tuple(update.header for update in updates)
+        study = self._opened()
+        measures = UpdateMeasures(seed=study.config.study.seed, round=request.round, num_updates=len(names))
+        try:
+            folded = self._folded(request, request.updates, measures)
+            return replace(folded, measures=self._shown(request, measures.result()))
+        except _NotFinite as error:
+            if not names:
+                raise error.reason from None
+            _LOG.warning("round %d: with all %d updates the model is not finite: %s Looking for whose fault it is.",
+                         request.round, len(names), error.reason.line())
+            reason = error.reason
+        found = measures.result()
+        tried: dict[frozenset[str], Aggregated] = {}
+
+        def works(without: frozenset[str]) -> bool:
+            try:
+                tried[without] = self._folded(
+                    request, tuple(each for each in request.updates if each.header.silo not in without))
+            except _NotFinite:
+                return False
+            return True
+
+        left_out = fewest_left_out(suspects(found), works)
+        if left_out is None:
+            raise reason
+        middle = median(each.norm for each in found.values())
+        return replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
+            f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
+            f" the round {middle:.3g}") for silo in sorted(left_out, key=str.encode)})
+
+    def _shown(self, request: Aggregate, found: dict[str, UpdateMeasure]) -> dict[str, UpdateMeasure]:
+        """What is noted of updates: of batch-norm statistics alone nothing, which change no model."""
+        groups = self._expected(request.state, request.phase, request.round).keys()
+        return found if groups - {BATCH_NORM} else {}
+
+    def _folded(self, request: Aggregate, updates: tuple[SpooledUpdate, ...],
+                measures: UpdateMeasures | None = None) -> Aggregated:
+        """The phase with some of its updates; `measures` takes them all in before the phase is finished.
+
+        Raises: _NotFinite when the state after it is not finite, or its model's answers are not.
+        """
+        study, now, step = self._opened(), self._load(request.state), request.phase
+        state, round = request.state, request.round
+        counts = capped_counts([update.header.num_examples for update in updates],
+                               study.config.participation.largest_share)
+        headers = tuple(replace(update.header, num_examples=count)
+                        for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
             before = self._kept(update.kept)
-            groups = self._sound.read(update.path, header.silo,
-                                      self._expected_of(state, step, round, header.silo, before))
+            expected = self._expected_of(state, step, round, header.silo, before)
+            groups = self._sound.read(update.path, header.silo, expected)
+            if measures is not None:
+                measures.add(header.silo, change_of(groups, expected.bases))
             tally, after = study.strategy.fold(now, tally, header, groups, before)
             kept[header.silo] = None if after is None else study.states.save(after)
             for observer in observers:
                 observer.measure(header.silo, now, groups, before)
-            del before, groups, after
+            del before, groups, after, expected
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
         metrics = {name: value for observer in observers for name, value in observer.metrics().items()}
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
-        after_phase = self._save(study.strategy.finish(handed.pop(0), step, handed.pop(), round=round))
-        return Aggregated(state=after_phase, kept=kept, metrics=metrics)
+        try:
+            finished = study.strategy.finish(handed.pop(0), step, handed.pop(), round=round)
+        except (ComputeFailed, BadPayload) as error:
+            raise _NotFinite(error) from error
+        if field := not_finite_in(finished):
+            raise _NotFinite(ComputeFailed(f"The model of round {round} is not finite: {field}."))
+        if updates and not self._answers_finitely(finished):
+            raise _NotFinite(ComputeFailed(f"The model of round {round} answers with what is not finite."))
+        return Aggregated(state=self._save(finished), kept=kept, metrics=metrics)
+
+    def _answers_finitely(self, state: Any) -> bool:
+        """Whether the model of a state can be asked anything; true where it lacks batch-norm statistics."""
+        study = self._opened()
+        parameters, statistics = study.strategy.model(state)
+        model = measurable(study.environment, parameters, statistics)
+        return model is None or answers_finitely(model, study.environment.image)
 
     def _observers(self, round: int) -> list[UpdateObserver]:
         """What looks at every update before it is folded. To be extended where more may be seen than here."""

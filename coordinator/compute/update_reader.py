@@ -12,12 +12,17 @@ from pathlib import Path
 from semisilo.common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning, Task, TensorGroup, Tensors
+from semisilo.common.payload.codec import ELEMENT_TYPES, exceeds
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest
 from semisilo.common.payload.reader import PayloadReader
 from semisilo.common.payload.torch_tensors import decode_group, decode_groups
 from semisilo.common.storage.store import hash_file
 
-__all__ = ["Expected", "SoundFiles", "check_file", "check_groups", "expected_of"]
+__all__ = ["LARGEST_VALUE", "Expected", "SoundFiles", "check_file", "check_groups", "expected_of"]
+
+LARGEST_VALUE = 1e12
+"""No weight, gradient or statistic of a model that anyone can use comes near it, and the sum over thousands of silos of
+what does not exceed it is far from the largest float32, 3.4e38: one silo cannot make a sum infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,21 @@ def check_file(path: Path, expected: Expected) -> list[str]:
         check_groups(reader.groups, expected.groups)
         for name, layout in expected.groups.items():
             if layout.meaning is Meaning.OVERWRITE:
-                held.append(group_digest(decode_group(reader, name, references=expected.bases.get)))
+                group = decode_group(reader, name, references=expected.bases.get)
+                for tensor, values in group.tensors.items():
+                    if values.is_floating_point() and values.numel() and float(values.abs().max()) > LARGEST_VALUE:
+                        raise _absurd(tensor, name)
+                held.append(group_digest(group))
                 continue
-            for _ in reader.tensors(name):
-                pass  # decoding is the check
+            for spec, bits in reader.tensors(name):  # decoding is half of the check
+                if exceeds(bits, ELEMENT_TYPES[spec.dtype], LARGEST_VALUE):
+                    raise _absurd(spec.name, name)
     return held
+
+
+def _absurd(tensor: str, group: str) -> BadPayload:
+    return BadPayload(f"Tensor '{tensor}' of the group '{group}': it has a value above {LARGEST_VALUE:.0e}, which is of"
+                      " no use in any model.", remedy="Look for a learning rate that is too high.")
 
 
 class SoundFiles:

@@ -1,4 +1,5 @@
-"""What an operator may do while a federation runs: pause, resume, stop, extend, invite, revoke.
+"""What an operator may do while a federation runs: pause, resume, stop, extend, go back to an earlier round; invite,
+revoke, set aside, take back.
 
 Commands and the page call the same functions. They write the ledger; `coordinator serve` notices within a second. Every
 action is in the audit trail with its origin: "command" or "page"; "coordinator" is a study that has paused by itself.
@@ -10,17 +11,23 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from semisilo.common.config import parse_duration
 from semisilo.common.errors import UsageError
+from semisilo.common.storage.state_files import STATE_ENDING
+from semisilo.common.text.logs import printable
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
+from semisilo.coordinator.ledger.oversight.rollback import Rollback, kept_after, oldest_return, roll_back
+from semisilo.coordinator.ledger.progress import round_heads
+from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
 
-__all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "revoke", "running_study", "stop"]
+__all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "returnable_rounds", "revoke", "rollback",
+           "running_study", "set_aside", "stop", "take_back"]
 
 Origin = Literal["command", "page"]
 _LONGEST_SECONDS = 30 * 86400.0
@@ -155,6 +162,87 @@ def revoke(ledger: Ledger, silo: str, *, origin: Origin) -> None:
     """
     with ledger.acting(origin):
         LedgerRoster(ledger).revoke(silo)
+
+
+def set_aside(ledger: Ledger, silo: str, *, reason: str = "", origin: Origin) -> None:
+    """Leaves a silo out until `take_back`: it may call, is asked nothing, and counts for no quorum.
+
+    Args:
+        reason: for the silo and the audit trail; one line.
+    Raises: UnknownSilo; UsageError when it is set aside already, revoked, or has left.
+    """
+    with ledger.acting(origin):
+        LedgerRoster(ledger).set_aside(silo, reason=_line(reason))
+
+
+def take_back(ledger: Ledger, silo: str, *, origin: Origin) -> None:
+    """Lets a silo take part again, from the next phase on.
+
+    Raises: UnknownSilo; UsageError when it is not set aside.
+    """
+    with ledger.acting(origin):
+        LedgerRoster(ledger).take_back(silo)
+
+
+# Going back -----------------------------------------------------------------------------------------------------------
+
+
+def returnable_rounds(ledger: Ledger, study: str, *, study_folder: Path) -> list[int]:
+    """The rounds that a study can go back to: committed, with a later one, and all that they left is still on the disk.
+    """
+    heads = round_heads(ledger, study)
+    states, oldest = study_folder / "states", oldest_return(ledger, study)
+
+    def is_whole(row: RoundHead) -> bool:
+        kept = {digest for _, digest in kept_after(ledger, study, row.number).values() if digest is not None}
+        return all((states / f"{digest}{STATE_ENDING}").is_file() for digest in {row.state_digest, *kept})
+
+    return [row.number for row in heads[:-1]
+            if row.state is RoundState.COMPLETED and row.number >= oldest and is_whole(row)]
+
+
+def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, reason: str = "", operator: str = "",
+             origin: Origin) -> Rollback:
+    """Makes a committed round the last one of a study again, and queues the study: `serve` trains on from there.
+
+    The rounds after it stay in the ledger as history. The file of the model that was handed over goes, for it may be of
+    one of them.
+
+    Args:
+        study_folder: where its files are.
+        reason: for the audit trail; one line.
+        operator: the account of who asks for it.
+    Raises: UnknownName; UsageError while the study runs, and, with the rounds there are, when it cannot go back to that
+        one.
+    """
+    with ledger.acting(origin), ledger.transaction():
+        row = ledger.study(study)
+        if row.state not in (*ENDED_STUDY, StudyState.PAUSED):
+            raise UsageError(f"Study '{study}' is {row.state}: it can go back while it is paused or over.",
+                             remedy=f"First: coordinator pause {study}.")
+        rounds = returnable_rounds(ledger, study, study_folder=study_folder)
+        if to_round not in rounds:
+            listed = ", ".join(map(str, rounds)) or "none"
+            raise UsageError(f"Study '{study}' {_why_not(round_heads(ledger, study), to_round)}.",
+                             remedy=f"It can go back to: {listed}. [study] keep_every says how many are kept.")
+        found_rollback = roll_back(ledger, study, to_round, operator=operator, reason=_line(reason))
+    (study_folder / "model.safetensors").unlink(missing_ok=True)
+    return found_rollback
+
+
+def _why_not(rounds: list[RoundHead], to_round: int) -> str:
+    found = next((row for row in rounds if row.number == to_round), None)
+    if found is None:
+        return f"has no round {to_round}"
+    if found.state is not RoundState.COMPLETED:
+        return f"has not committed round {to_round}: it is {found.state}"
+    if to_round == rounds[-1].number:
+        return f"stands at round {to_round} already"
+    return f"can no longer go back to round {to_round}: its files are gone"
+
+
+def _line(reason: str) -> str:
+    return printable(reason.strip(), limit=200)
 
 
 def _check_not_over(row: StudyRow) -> None:

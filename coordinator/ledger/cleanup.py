@@ -12,11 +12,12 @@ from pathlib import Path
 from semisilo.common.storage.state_files import STATE_ENDING
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import kept_after
 from semisilo.coordinator.ledger.progress import handed_over, round_heads
 from semisilo.coordinator.ledger.records import RoundHead
 from semisilo.coordinator.ledger.states import RoundState
 
-__all__ = ["Cleanup", "open_payloads", "open_spool", "states_to_keep"]
+__all__ = ["Cleanup", "open_payloads", "open_spool", "returnable", "states_to_keep"]
 
 _LAST = 3
 _SPARE_PAYLOADS = 2
@@ -54,6 +55,8 @@ class Cleanup:
         rounds = round_heads(self._ledger, name)
         unfinished = self._ledger.unfinished_updates(name, rounds[-1].number)
         keep = states_to_keep(rounds, every=keep_every) | self._ledger.kept_digests(name)
+        for row in returnable(rounds):
+            keep |= {digest for _, digest in kept_after(self._ledger, name, row.number).values() if digest is not None}
 
         def remove() -> None:
             self._remove_updates(unfinished)
@@ -86,6 +89,16 @@ def states_to_keep(rounds: Sequence[RoundHead], *, every: int) -> set[str]:
     if (chosen := handed_over(committed)) is not None:
         keep.add(chosen.state_digest)
     return keep - {""}
+
+
+def returnable(rounds: Sequence[RoundHead]) -> list[RoundHead]:
+    """The rounds of which also stays what the strategy kept for silos, as it was then, so that a study can go back to
+    them: the last 3 committed ones and the one before, from which the first of them began, and the one that is handed
+    over as things stand. Where a strategy keeps nothing for
+    silos, a study can go back to all rounds whose state is kept."""
+    committed = [row for row in rounds if row.state is RoundState.COMPLETED]
+    chosen = handed_over(committed)
+    return [row for row in committed if row in committed[-_LAST - 1:] or row is chosen]
 
 
 def open_payloads(folder: Path) -> PayloadStore:

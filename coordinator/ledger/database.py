@@ -153,6 +153,11 @@ class LedgerFile:
         finally:
             self._origin = before
 
+    @property
+    def origin(self) -> str:
+        """The way by which an operator has asked for what is written now; empty when nobody has."""
+        return self._origin
+
     def last_event(self) -> EventHead | None:
         """The end of the chain; None before the first event."""
         rows = self.query("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1")

@@ -83,9 +83,10 @@ def note_model_not_written(ledger: Ledger, study: str, state_digest: str, *, rea
 
 
 def is_model_noted(ledger: Ledger, study: str, state_digest: str) -> bool:
-    """Whether the model of a state was written, or could not be."""
+    """Whether the model of a state was written, or could not be, since the study last went back to an earlier round."""
     return bool(ledger.query(
-        "SELECT 1 FROM event WHERE study = ? AND kind IN (?, ?) AND json_extract(detail_json, '$.state_digest') = ?"
+        "SELECT 1 FROM event WHERE study = ?1 AND kind IN (?2, ?3) AND json_extract(detail_json, '$.state_digest') = ?4"
+        " AND number > (SELECT coalesce(max(number), 0) FROM event WHERE study = ?1 AND kind = 'study_rolled_back')"
         " LIMIT 1", study, _WRITTEN, _NOT_WRITTEN, state_digest))
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import TaskClosed, UnknownName
+from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.common.methods.contract import NumericsRecord, PayloadRef, Phase, TaskSpec
 from semisilo.coordinator.ledger.database import LedgerFile
 from semisilo.coordinator.ledger.records import (
@@ -44,10 +45,14 @@ from semisilo.coordinator.ledger.states import (
     check_transition,
 )
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "RoundGone"]
 
 _OPEN = f"state = '{TaskState.OPEN}'"
 """Spelt out, since the indexes of open tasks are not used for a value that SQLite does not know when it plans."""
+
+
+class RoundGone(TaskClosed):
+    """A round is no more the study's: an operator has gone back to an earlier one."""
 
 
 class Ledger(LedgerFile):
@@ -158,8 +163,14 @@ class Ledger(LedgerFile):
 
     def open_round(self, study: str, number: int, *, start_digest: str, sample: Sequence[str],
                    phases: Sequence[Phase]) -> RoundRow:
-        """Records a new round with its sample, before any silo hears of it."""
+        """Records a new round with its sample, before any silo hears of it.
+
+        Raises: RoundGone when the study no longer stands where the round was to begin.
+        """
         with self.transaction(lasting=False) as db:
+            last = self.query("SELECT max(number) AS number FROM round WHERE study = ?", study)[0]["number"]
+            if last is not None and number > last + 1:
+                raise RoundGone(f"Study '{study}' has gone back to an earlier round.")
             db.execute("INSERT INTO round (study, number, state, phases_json, sample_json, opened_unix, start_digest,"
                        " state_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                        (study, number, RoundState.PREPARING, canonical_json(phases), canonical_json(sample),
@@ -173,8 +184,11 @@ class Ledger(LedgerFile):
                                                      " ORDER BY number", study, first)]
 
     def round(self, study: str, number: int) -> RoundRow:
-        """One round; it must exist."""
-        return round_row(self.query("SELECT * FROM round WHERE study = ? AND number = ?", study, number)[0])
+        """One round that was opened. Raises: RoundGone when it is no more the study's."""
+        rows = self.query("SELECT * FROM round WHERE study = ? AND number = ?", study, number)
+        if not rows:
+            raise RoundGone(f"Round {number} is no more of study '{study}'.")
+        return round_row(rows[0])
 
     def last_round(self, study: str) -> RoundRow | None:
         """The round with the highest number, None before round 0."""
@@ -221,6 +235,7 @@ class Ledger(LedgerFile):
         texts = columns or [task_column(spec) for spec in tasks]
         forget_tasks(keep=2 * len(tasks))
         with self.transaction() as db:
+            self.round(phase.study, phase.round)
             db.execute("INSERT INTO phase VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                        (phase.study, phase.round, phase.number, phase.name, phase.quorum, phase.opened_unix,
                         phase.deadline_unix, phase.limit_unix, None, canonical_json(phase.expects)))
@@ -231,9 +246,19 @@ class Ledger(LedgerFile):
             self.set_round_state(phase.study, phase.round, RoundState.COLLECTING)
 
     def phase(self, study: str, round: int, number: int) -> PhaseRow:
-        """One phase; it must exist."""
-        return phase_row(self.query("SELECT * FROM phase WHERE study = ? AND round = ? AND number = ?",
-                                 study, round, number)[0])
+        """One phase that was opened. Raises: RoundGone when its round is no more the study's."""
+        rows = self.query("SELECT * FROM phase WHERE study = ? AND round = ? AND number = ?", study, round, number)
+        if not rows:
+            raise RoundGone(f"Round {round} is no more of study '{study}'.")
+        return phase_row(rows[0])
+
+    def lower_quorum(self, phase: PhaseRow, quorum: int) -> PhaseRow:
+        """Lets an open phase close with fewer answers, since silos of it are set aside."""
+        with self.transaction(lasting=False) as db:
+            db.execute("UPDATE phase SET quorum = min(quorum, ?) WHERE study = ? AND round = ? AND number = ?",
+                       (quorum, phase.study, phase.round, phase.number))
+            self.event("quorum_lowered", study=phase.study, round=phase.round, before=phase.quorum, quorum=quorum)
+        return replace(phase, quorum=min(phase.quorum, quorum))
 
     def move_deadline(self, phase: PhaseRow, *, deadline_unix: float, limit_unix: float) -> None:
         """Gives a phase a later deadline: after a restart, or because the operator asks for it."""
@@ -327,6 +352,22 @@ class Ledger(LedgerFile):
             self.event(f"task_{state}", study=task.study, round=task.round, silo=task.silo, update_id=update_id or "",
                        reason=reason, metrics=dict(metrics or {}))
 
+    def leave_out(self, task: TaskRow, *, reason: str) -> None:
+        """An update that was accepted is not folded after all: its task counts as refused, with the reason."""
+        check_transition(TASK_TRANSITIONS, task.state, TaskState.REFUSED)
+        with self.part() as db:
+            db.execute("UPDATE task SET state = ?, reason = ? WHERE task_id = ?",
+                       (TaskState.REFUSED, reason, task.task_id))
+            self.event("update_left_out", study=task.study, round=task.round, silo=task.silo,
+                       update_id=task.update_id or "", reason=reason)
+
+    def measured(self, study: str, round: int, phase: int, measures: Mapping[str, UpdateMeasure]) -> None:
+        """Notes the norm of each silo's update of a phase, and its cosine to their mean."""
+        with self.part() as db:
+            db.executemany("UPDATE declared_update SET norm = ?, cosine = ? WHERE update_id = (SELECT update_id FROM"
+                           " task WHERE study = ? AND round = ? AND phase = ? AND silo = ?)",
+                           [(each.norm, each.cosine, study, round, phase, silo) for silo, each in measures.items()])
+
     def cancel_tasks(self, silo: str, *, reason: str) -> int:
         """Cancels the open tasks of a silo; returns how many there were."""
         with self.transaction():
@@ -344,7 +385,9 @@ class Ledger(LedgerFile):
             before = [row["update_id"] for row in self.query(
                 "DELETE FROM declared_update WHERE task_id = ? AND update_id <> ? AND accepted_unix IS NULL"
                 " RETURNING update_id", update.task_id, update.update_id)]
-            db.execute("INSERT OR IGNORE INTO declared_update VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)",
+            db.execute("INSERT OR IGNORE INTO declared_update (update_id, task_id, digest, size_bytes, groups_json,"
+                       " example_count, metrics_json, training_seconds, declared_unix)"
+                       " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                        (update.update_id, update.task_id, update.digest, update.size_bytes,
                         canonical_json(update.groups), update.example_count, canonical_json(update.metrics),
                         update.training_seconds, update.declared_unix))
@@ -403,6 +446,8 @@ class Ledger(LedgerFile):
             db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND silo"
                        " IN (SELECT silo FROM task WHERE study = ? AND round = ? AND state IN (?, ?, ?))",
                        (study, study, round, TaskState.EXPIRED, TaskState.REFUSED, TaskState.CANCELLED))
+            db.execute("INSERT INTO kept_state SELECT study, silo, ?, coalesce(pending_kept_digest, kept_digest) FROM"
+                       " silo_state WHERE study = ? AND pending_round = ?", (round, study, round))
             db.execute("UPDATE silo_state SET last_folded_round = ?,"
                        " kept_digest = coalesce(pending_kept_digest, kept_digest),"
                        " pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round = ?",

@@ -305,5 +305,70 @@ _SILENT_SILOS = """
 ALTER TABLE silo ADD COLUMN silent_unix REAL;   -- when it was last heard, while it is silent; NULL: it is not
 """
 
+_NO_SILO_IN_COMMAND = """
+ALTER TABLE silo ADD COLUMN set_aside_unix REAL;                    -- NULL: the operator lets it take part
+ALTER TABLE silo ADD COLUMN set_aside_reason TEXT NOT NULL DEFAULT '';
+ALTER TABLE declared_update ADD COLUMN norm REAL;                   -- of an update that was folded or left out
+ALTER TABLE declared_update ADD COLUMN cosine REAL;                 -- to the mean of its phase
+CREATE TABLE notice (                       -- what an operator should hear of a silo
+    number INTEGER PRIMARY KEY,
+    unix REAL NOT NULL,
+    study TEXT NOT NULL,                    -- '' outside of studies
+    round INTEGER NOT NULL,                 -- 0 outside of rounds
+    silo TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    text TEXT NOT NULL
+) STRICT;
+CREATE INDEX notice_by_study ON notice (study, silo, kind);
+ALTER TABLE study ADD COLUMN oldest_return INTEGER NOT NULL DEFAULT 0;  -- before this round `kept_state` knows nothing
+CREATE TABLE kept_state (                   -- table silo_state as it was after each committed round
+    study TEXT NOT NULL,
+    silo TEXT NOT NULL,
+    round INTEGER NOT NULL,                 -- in which an update of the silo was folded
+    kept_digest TEXT,
+    PRIMARY KEY (study, silo, round)
+) STRICT, WITHOUT ROWID;
+INSERT INTO kept_state SELECT study, silo, last_folded_round, kept_digest FROM silo_state WHERE last_folded_round > 0;
+UPDATE study SET oldest_return = coalesce((SELECT max(number) FROM round WHERE round.study = study.name
+    AND round.state = 'completed'), 0);
+CREATE TABLE rollback (                     -- a study went back to an earlier round
+    number INTEGER PRIMARY KEY,
+    study TEXT NOT NULL,
+    to_round INTEGER NOT NULL,
+    unix REAL NOT NULL,
+    origin TEXT NOT NULL,                   -- as in events
+    operator TEXT NOT NULL,                 -- the account of who asked for it
+    reason TEXT NOT NULL
+) STRICT;
+CREATE INDEX rollback_by_study ON rollback (study);
+CREATE TABLE past_round (                   -- rounds that are no more the study's
+    rollback INTEGER NOT NULL REFERENCES rollback(number),
+    study TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    sample_json TEXT NOT NULL,
+    opened_unix REAL NOT NULL,
+    closed_unix REAL,
+    state_digest TEXT NOT NULL,
+    metrics_json TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (rollback, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE past_answer (                  -- and what silos had answered in them
+    rollback INTEGER NOT NULL,
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    phase TEXT NOT NULL,
+    silo TEXT NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    example_count INTEGER,
+    norm REAL,
+    cosine REAL,
+    metrics_json TEXT NOT NULL,
+    PRIMARY KEY (rollback, round, phase, silo)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
-                               _SITE_EVALUATIONS, _SILENT_SILOS)
+                               _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND)

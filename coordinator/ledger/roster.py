@@ -10,14 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from semisilo.common.config import canonical_json
-from semisilo.common.errors import InvitationUsed, UnknownSilo
+from semisilo.common.errors import InvitationUsed, UnknownSilo, UsageError
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 
 __all__ = ["HeardMember", "Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "SimulatedMember",
-           "certificate_ends", "open_invitations"]
+           "certificate_ends", "open_invitations", "set_aside_text"]
 
 _NOTES_AT_ONCE, _NOTE_SECONDS = 20, 300.0
-"""So many events about a silo's being away in a row, then one in this time."""
+"""So many events about a silo's being away in a row, then one in this time; the same of what it announces."""
+_SMALLEST_JUMP = 10
+"""Images; fewer more or less are no news of a small silo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,8 @@ class SiloStatus:
     """Serials issued and neither revoked nor replaced by a later invitation; expiry is not looked at."""
     left_unix: float | None = None
     """When it left on its own wish; None while it is a member."""
+    set_aside: str | None = None
+    """Why the operator leaves it out, perhaps ''; None while it takes part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +71,9 @@ class SiloRow:
     away_until_unix: float = 0.0
     silent_unix: float | None = None
     """When it was last heard, while it is silent: it is not asked until it calls again. None: it is not silent."""
+    set_aside_unix: float | None = None
+    """Since when the operator leaves it out; None while it takes part."""
+    set_aside_reason: str = ""
 
     def is_away(self, now_unix: float) -> bool:
         """Whether the silo takes no task at the moment, by its own policy."""
@@ -100,8 +108,9 @@ class LedgerRoster:
         self._ledger = ledger
         self._statuses: dict[str, SiloStatus | None] = {}
         self._statuses_of = (-1, -1)
-        self._away_notes: dict[str, tuple[float, float]] = {}
-        """Silo -> (notes about its being away that are held against it, when that was)."""
+        self._notes: dict[str, tuple[float, float]] = {}
+        """Silo -> (notes about its being away that are held against it, when that was); "<silo> jumps" -> those about
+        what it announces, for no silo has a blank in its name."""
 
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
@@ -178,11 +187,13 @@ class LedgerRoster:
         return self._ledger.data_version(), self._ledger.roster_changes
 
     def _read_status(self, silo: str) -> SiloStatus | None:
-        rows = self._ledger.query("SELECT revoked_unix, left_unix FROM silo WHERE name = ?", silo)
+        rows = self._ledger.query("SELECT revoked_unix, left_unix, set_aside_unix, set_aside_reason FROM silo"
+                                  " WHERE name = ?", silo)
         if not rows:
             return None
         serials = self._ledger.query("SELECT serial FROM certificate WHERE silo = ? AND revoked_unix IS NULL", silo)
         return SiloStatus(revoked=rows[0]["revoked_unix"] is not None, left_unix=rows[0]["left_unix"],
+                          set_aside=None if rows[0]["set_aside_unix"] is None else rows[0]["set_aside_reason"],
                           valid_serials=frozenset(int(row["serial"]) for row in serials))
 
     def admit(self, silos: Sequence[SimulatedMember], *, version: str, methods: tuple[str, ...]) -> None:
@@ -246,6 +257,53 @@ class LedgerRoster:
             self._ledger.event("silo_left", silo=silo)
             return now
 
+    def set_aside(self, silo: str, *, reason: str) -> None:
+        """Leaves a silo out until `take_back`: it keeps its certificate and may call, but is asked nothing. Its open
+        tasks are closed.
+
+        Raises: UnknownSilo; UsageError when it is set aside already, revoked, or has left.
+        """
+        with self._changing() as db:
+            row = self._row(silo)
+            if row["set_aside_unix"] is not None:
+                raise UsageError(f"Silo '{silo}' is set aside already.",
+                                 remedy=f"Let it take part again: coordinator take-back {silo}.")
+            if row["revoked_unix"] is not None or row["left_unix"] is not None:
+                raise UsageError(f"Silo '{silo}' {'is revoked' if row['revoked_unix'] is not None else 'has left'}: it"
+                                 " is asked nothing.")
+            db.execute("UPDATE silo SET set_aside_unix = ?, set_aside_reason = ? WHERE name = ?",
+                       (time.time(), reason, silo))
+            self._ledger.cancel_tasks(silo, reason=set_aside_text(reason))
+            self._ledger.event("silo_set_aside", silo=silo, reason=reason)
+
+    def take_back(self, silo: str) -> None:
+        """Lets a silo take part again that was set aside.
+
+        Raises: UnknownSilo; UsageError when it is not set aside.
+        """
+        with self._changing() as db:
+            if self._row(silo)["set_aside_unix"] is None:
+                raise UsageError(f"Silo '{silo}' is not set aside.", remedy="See: coordinator status.")
+            db.execute("UPDATE silo SET set_aside_unix = NULL, set_aside_reason = '' WHERE name = ?", (silo,))
+            self._ledger.event("silo_taken_back", silo=silo)
+
+    def aside(self) -> dict[str, str]:
+        """Silos that are set aside -> why."""
+        return {row["name"]: row["set_aside_reason"] for row in self._ledger.query(
+            "SELECT name, set_aside_reason FROM silo WHERE set_aside_unix IS NOT NULL")}
+
+    def _row(self, silo: str) -> sqlite3.Row:
+        rows = self._ledger.query("SELECT * FROM silo WHERE name = ?", silo)
+        if not rows:
+            names = ", ".join(row.name for row in self.silos()) or "none yet"
+            raise UnknownSilo(f"There is no silo '{silo}' in this federation.", remedy=f"Silos: {names}.")
+        return rows[0]
+
+    def announced(self, silo: str) -> int:
+        """Images with and without a label that a silo last said to have."""
+        row = self._row(silo)
+        return int(row["labelled_count"]) + int(row["unlabelled_count"])
+
     def has_issued(self, silo: str, serial: int) -> bool:
         """Whether a certificate was ever issued to a silo, whatever became of it."""
         return bool(self._ledger.query("SELECT 1 FROM certificate WHERE silo = ? AND serial = ?", silo, str(serial)))
@@ -262,7 +320,7 @@ class LedgerRoster:
             # Events stay for ever, and a silo may call at any rate.
             if not moved or (notes := self._recent_notes(silo)) > _NOTES_AT_ONCE - 1:
                 return
-            self._away_notes[silo] = notes + 1, time.monotonic()
+            self._notes[silo] = notes + 1, time.monotonic()
             if reason:
                 self._ledger.event("silo_away", silo=silo, reason=reason, until_unix=until_unix)
             else:
@@ -270,7 +328,7 @@ class LedgerRoster:
 
     def _recent_notes(self, silo: str) -> float:
         """Events about a silo's being away that are held against it; one is forgiven every `_NOTE_SECONDS`."""
-        count, then = self._away_notes.get(silo, (0.0, 0.0))
+        count, then = self._notes.get(silo, (0.0, 0.0))
         return max(0.0, count - (time.monotonic() - then) / _NOTE_SECONDS)
 
     def open_invitations(self, now_unix: float) -> int:
@@ -289,7 +347,12 @@ class LedgerRoster:
         """Notes what a silo says of itself in AwaitTask. The first time makes it part of the roster to sample from."""
         now = time.time() if now_unix is None else now_unix
         with self._ledger.transaction(lasting=False) as db:
-            first = db.execute("SELECT joined_unix FROM silo WHERE name = ?", (silo,)).fetchone()["joined_unix"] is None
+            known = db.execute("SELECT joined_unix, labelled_count, unlabelled_count FROM silo WHERE name = ?",
+                               (silo,)).fetchone()
+            first = known["joined_unix"] is None
+            if not first:
+                self._note_jump(silo, before=known["labelled_count"] + known["unlabelled_count"],
+                                now=labelled_count + unlabelled_count)
             db.execute("UPDATE silo SET joined_unix = coalesce(joined_unix, ?), seen_unix = ?, version = ?,"
                        " methods_json = ?, labelled_count = ?, unlabelled_count = ?, memory_study = ?,"
                        " memory_round = ? WHERE name = ?",
@@ -298,6 +361,18 @@ class LedgerRoster:
             if first:
                 self._ledger.event("silo_joined", silo=silo, version=version, labelled_count=labelled_count,
                                    unlabelled_count=unlabelled_count)
+
+    def _note_jump(self, silo: str, *, before: int, now: int) -> None:
+        """Tells the operator when a silo says that it has twice as many images as before, or half as many: the size of
+        its next updates may weigh so."""
+        less, more = sorted((before, now))
+        if before == 0 or more < 2 * less or more - less < _SMALLEST_JUMP:
+            return
+        if (notes := self._recent_notes(f"{silo} jumps")) > _NOTES_AT_ONCE - 1:
+            return
+        self._notes[f"{silo} jumps"] = notes + 1, time.monotonic()
+        add_notice(self._ledger, NoticeKind.COUNT_JUMP, silo=silo,
+                   text=f"it announces {now} images, and announced {before} before")
 
     def silos(self) -> list[SiloRow]:
         """All silos that have ever enrolled, by name."""
@@ -310,14 +385,15 @@ class LedgerRoster:
                         unlabelled_count=row["unlabelled_count"], memory_study=row["memory_study"],
                         memory_round=row["memory_round"], certificate_not_after_unix=row["not_after"],
                         left_unix=row["left_unix"], away_reason=row["away_reason"],
-                        away_until_unix=row["away_until_unix"], silent_unix=row["silent_unix"])
+                        away_until_unix=row["away_until_unix"], silent_unix=row["silent_unix"],
+                        set_aside_unix=row["set_aside_unix"], set_aside_reason=row["set_aside_reason"])
                 for row in rows]
 
     def members(self) -> list[str]:
-        """The roster to sample from: joined, neither revoked nor gone, in byte order of names."""
+        """The roster to sample from: joined, neither revoked, gone nor set aside, in byte order of names."""
         return [row["name"] for row in self._ledger.query(  # SQLite compares text byte by byte
             "SELECT name FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS NULL AND left_unix IS NULL"
-            " ORDER BY name")]
+            " AND set_aside_unix IS NULL ORDER BY name")]
 
     def members_permitting(self, method: str) -> list[str]:
         """Members whose own policy permits a method, as they say themselves."""
@@ -344,7 +420,7 @@ class LedgerRoster:
         return [HeardMember(name=row["name"], seen_unix=row["seen_unix"] or 0.0, silent_unix=row["silent_unix"])
                 for row in self._ledger.query(
                     "SELECT name, seen_unix, silent_unix FROM silo WHERE joined_unix IS NOT NULL AND revoked_unix IS"
-                    " NULL AND left_unix IS NULL ORDER BY name")]
+                    " NULL AND left_unix IS NULL AND set_aside_unix IS NULL ORDER BY name")]
 
     def silent(self, silo: str, *, heard_unix: float) -> None:
         """Notes that nothing is heard of a silo any more: it is not asked until it calls again.
@@ -361,6 +437,11 @@ class LedgerRoster:
         with self._ledger.transaction(lasting=False) as db:
             db.execute("UPDATE silo SET silent_unix = NULL WHERE name = ?", (silo,))
             self._ledger.event("silo_heard", silo=silo)
+
+
+def set_aside_text(reason: str) -> str:
+    """What a silo hears that is set aside, and what its tasks say that were open then."""
+    return f"set aside by the coordinator's operator{f': {reason}' if reason else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,11 +59,12 @@ class TaskState(StrEnum):
     ABSTAINED = "abstained"
     """The silo had nothing to send, for a reason that the method knows."""
     REFUSED = "refused"
-    """The silo's policy or data does not allow it, or its training failed."""
+    """The silo's policy or data does not allow it, or its training failed; or the coordinator did not accept its
+    update, or has left it out when its phase closed."""
     EXPIRED = "expired"
     """The phase closed without an answer."""
     CANCELLED = "cancelled"
-    """The silo was revoked or the study was stopped."""
+    """The silo was revoked or set aside, or the study was stopped."""
 
 
 _ACTIVE_ROUND = (RoundState.PREPARING, RoundState.COLLECTING, RoundState.AGGREGATING, RoundState.EVALUATING)
@@ -96,10 +97,14 @@ STUDY_TRANSITIONS: frozenset[tuple[StudyState, StudyState]] = frozenset({
     *((state, StudyState.STOPPED) for state in _ACTIVE_STUDY),
     (StudyState.FAILED, StudyState.QUEUED),
     (StudyState.STOPPED, StudyState.QUEUED),
+    (StudyState.PAUSED, StudyState.QUEUED),  # it goes back to an earlier round, as in the next line
+    (StudyState.COMPLETED, StudyState.QUEUED),
 })
 
-TASK_TRANSITIONS: frozenset[tuple[TaskState, TaskState]] = frozenset(
-    (TaskState.OPEN, state) for state in TaskState if state is not TaskState.OPEN)
+TASK_TRANSITIONS: frozenset[tuple[TaskState, TaskState]] = frozenset({
+    *((TaskState.OPEN, state) for state in TaskState if state is not TaskState.OPEN),
+    (TaskState.UPDATED, TaskState.REFUSED),  # left out at the end of its phase
+})
 
 
 def check_transition(transitions: frozenset[tuple[StrEnum, StrEnum]], before: StrEnum, after: StrEnum) -> None:

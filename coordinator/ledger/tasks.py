@@ -63,6 +63,10 @@ class SubmittedTask:
     update_bytes: int | None
     groups: dict[str, int]
     """Tensor group -> encoded bytes of the update."""
+    norm: float | None = None
+    """Of the update, as the coordinator has measured it; None before its phase is closed."""
+    cosine: float | None = None
+    """Of the update to the mean of its phase."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,14 +167,15 @@ def tasks_of_phase(ledger: Ledger, study: str, number: int, phase: int) -> list[
     """The tasks of a phase with their updates, in byte order of silos."""
     rows = ledger.query(
         "SELECT task.silo, task.state, task.given_unix, task.closed_unix, task.reason, task.metrics_json,"
-        " example_count, training_seconds, size_bytes, groups_json FROM task"
+        " example_count, training_seconds, size_bytes, groups_json, norm, cosine FROM task"
         " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
         " WHERE study = ? AND round = ? AND phase = ?", study, number, phase)
     return [SubmittedTask(
         silo=row["silo"], state=TaskState(row["state"]), given_unix=row["given_unix"], closed_unix=row["closed_unix"],
         reason=row["reason"], metrics=json.loads(row["metrics_json"]), example_count=row["example_count"],
         training_seconds=row["training_seconds"], update_bytes=row["size_bytes"],
-        groups=json.loads(row["groups_json"] or "{}")) for row in sorted(rows, key=lambda row: row["silo"].encode())]
+        groups=json.loads(row["groups_json"] or "{}"), norm=row["norm"], cosine=row["cosine"])
+        for row in sorted(rows, key=lambda row: row["silo"].encode())]
 
 
 def last_refusals(ledger: Ledger) -> list[RefusedTask]:

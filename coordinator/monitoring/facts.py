@@ -18,8 +18,9 @@ from semisilo.coordinator.studies.model_choice import ChoiceFacts
 from semisilo.coordinator.studies.participation import ParticipationFacts
 
 __all__ = ["ByGroup", "ByRpc", "BySilo", "CostFacts", "DoingFacts", "DriftFacts", "EncodingFacts", "EventFacts",
-           "EventsFacts", "FederationFacts", "LiveFacts", "PhaseFacts", "RoundDetail", "RoundLine", "SiloLine",
-           "SiloOfStudy", "SiloRefusal", "StudyDetail", "StudyLine", "TaskFacts", "TrafficFacts", "TwoWays"]
+           "EventsFacts", "FederationFacts", "LiveFacts", "NoticeFacts", "PastRoundLine", "PhaseFacts", "RollbackFacts",
+           "RoundDetail", "RoundLine", "SiloLine", "SiloOfStudy", "SiloRefusal", "StudyDetail", "StudyLine",
+           "TaskFacts", "TrafficFacts", "TwoWays"]
 
 
 # GET /api/federation --------------------------------------------------------------------------------------------------
@@ -108,6 +109,8 @@ class SiloLine:
     """When it was last heard, while it is silent: no round asks it until it calls again."""
     refusal: SiloRefusal | None
     """None where its last answer was another one."""
+    set_aside_reason: str
+    """Why the operator leaves it out; empty also where no reason was given: `state` says whether it is."""
     seen_unix: float | None
     certificate_days_left: float | None
     """None for a simulated silo, which has no certificate."""
@@ -274,6 +277,50 @@ class CostFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NoticeFacts:
+    """The last of its kind that an operator should hear of a silo."""
+
+    silo: str
+    kind: str
+    """A `semisilo.coordinator.ledger.oversight.notices.NoticeKind`."""
+    round: int
+    """0 outside of rounds."""
+    unix: float
+    text: str
+    times: int
+    line: str
+    """All of it for a person."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastRoundLine:
+    """A round that is no more the study's."""
+
+    number: int
+    state: str
+    reason: str
+    opened_unix: float
+    closed_unix: float | None
+    accuracy: float | None
+    test_score: float | None
+    """The study's measure on test images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RollbackFacts:
+    """The study went back to an earlier round."""
+
+    to_round: int
+    unix: float
+    origin: str
+    operator: str
+    reason: str
+    text: str
+    """All of it for a person."""
+    rounds: tuple[PastRoundLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StudyDetail:
     """One study."""
 
@@ -331,6 +378,10 @@ class StudyDetail:
     silos: tuple[SiloOfStudy, ...]
     sites: tuple[SiteLine, ...]
     """What the model is worth at each silo's own test images; empty where no silo has said so."""
+    notices: tuple[NoticeFacts, ...]
+    """What an operator should hear of its silos, the last of each kind by silo."""
+    rollbacks: tuple[RollbackFacts, ...]
+    """Every time that it went back to an earlier round."""
     cost: CostFacts
 
 
@@ -352,6 +403,10 @@ class TaskFacts:
     groups: Mapping[str, int]
     """Tensor group -> encoded bytes of the update."""
     metrics: Mapping[str, float]
+    norm: float | None
+    """Of its update, as the coordinator has measured it; None before the phase is closed."""
+    cosine: float | None
+    """Of its update to the mean of the phase."""
     doing: DoingFacts | None = None
 
 

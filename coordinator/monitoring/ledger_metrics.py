@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from semisilo.common.errors import by_code
 from semisilo.coordinator.ledger.encodings import EncodingUse, encodings_of
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, count_notices
 from semisilo.coordinator.ledger.progress import StudyProgress, last_studies, study_progress
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import ENDED_STUDY, StudyState, TaskState
@@ -58,6 +59,8 @@ class StudyReading:
     """State -> tasks."""
     refusals: dict[str, int] = field(default_factory=dict)
     """Error code -> tasks."""
+    notices: dict[NoticeKind, int] = field(default_factory=dict)
+    """Kind -> what an operator should hear of silos."""
     encodings: tuple[EncodingUse, ...] = ()
     """What each encoding carried."""
     label_ratio: dict[str, float] = field(default_factory=dict)
@@ -93,7 +96,8 @@ def _read_study(ledger: Ledger, row: StudyRow) -> StudyReading:
         labels_alone_test_score=labels_alone_test_score(row), accuracy=accuracy_in(progress.metrics),
         loss=metric_in(progress.metrics, "loss"),
         labelled_only=labelled_only_accuracy(row), tasks=task_counts(ledger, row.name),
-        refusals=_refusals(ledger, row.name), encodings=tuple(encodings_of(ledger, row.name)),
+        refusals=_refusals(ledger, row.name), notices=count_notices(ledger, row.name),
+        encodings=tuple(encodings_of(ledger, row.name)),
         label_ratio=label_ratios(ledger, row.name, progress.last_round or 0))
 
 

@@ -24,6 +24,7 @@ from semisilo.common.errors import SemisiloError
 from semisilo.common.identity.certificates import load_certificate, not_after_unix
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, count_notices
 from semisilo.coordinator.ledger.progress import open_phase
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, certificate_ends, open_invitations
 from semisilo.coordinator.ledger.states import ENDED_ROUND, StudyState, TaskState
@@ -89,6 +90,7 @@ class _Coordinator(Collector):
         yield from self._of_phase(studies)
         yield from _of_silos([row for row in roster if row.name in members], activities, certificate_ends(self._ledger),
                              now)
+        yield from _notices(studies, count_notices(self._ledger, ""))
         yield from _label_ratios(studies, members)
         yield from self._bytes(members)
         yield from _encodings(studies)
@@ -232,6 +234,16 @@ def _of_silos(members: Sequence[SiloRow], activities: Mapping[str, SiloActivity]
     paused = GaugeMetricFamily("semisilo_silos_off_duty", "Silos that take no task now by their own policy.")
     paused.add_metric([], sum(silo.is_away(now) for silo in members))
     yield from (family, paused, connected, seen, expiry, images)
+
+
+def _notices(studies: list[StudyReading], outside: Mapping[NoticeKind, int]) -> Iterator[Metric]:
+    family = CounterMetricFamily("semisilo_silo_notices", "What an operator should hear of silos, by kind"
+                                 " (docs/observability.md); outside of studies with an empty study.",
+                                 labels=["study", "kind"])
+    for name, counts in (*((study.name, study.notices) for study in studies), ("", outside)):
+        for kind in NoticeKind:
+            family.add_metric([name, kind], counts.get(kind, 0))
+    yield family
 
 
 def _label_ratios(studies: list[StudyReading], members: set[str]) -> Iterator[Metric]:

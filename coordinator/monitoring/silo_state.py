@@ -6,6 +6,7 @@ The first line that fits counts:
 |---|---|
 | revoked | the operator has revoked its certificate |
 | left | it left on its own wish |
+| set aside | the operator leaves it out: it may call, and is asked nothing |
 | enrolled | it has a certificate and has never asked for a task |
 | away by policy | it takes no task now because its own policy says so (hours, daily budget), and works on none |
 | silent | nothing was heard of it for `silent_after`, and no round asks it until it calls again |
@@ -43,6 +44,7 @@ class SiloState(StrEnum):
 
     REVOKED = "revoked"
     LEFT = "left"
+    SET_ASIDE = "set aside"
     ENROLLED = "enrolled"
     JOINED = "joined"
     AWAY_BY_POLICY = "away by policy"
@@ -89,6 +91,8 @@ def activity_of(signs: SiloSigns) -> SiloActivity:
         return SiloActivity(state=SiloState.REVOKED, doing=None, present=present)
     if member.left_unix is not None:
         return SiloActivity(state=SiloState.LEFT, doing=None, present=present)
+    if member.set_aside_unix is not None:
+        return SiloActivity(state=SiloState.SET_ASIDE, doing=None, present=present)
     if member.joined_unix is None:
         return SiloActivity(state=SiloState.ENROLLED, doing=None, present=present)
     doing = _doing(signs)

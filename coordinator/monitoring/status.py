@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from semisilo.common.text.describe import describe_progress
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import notices_of
+from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
 from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, OpenInvitation, open_invitations
@@ -21,7 +23,7 @@ from semisilo.coordinator.monitoring.traffic import StudyCosts
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from semisilo.coordinator.studies.participation import participation_of
 
-__all__ = ["RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather"]
+__all__ = ["NoticeLine", "RefusalFacts", "RoundFacts", "SiloFacts", "StatusCost", "StatusFacts", "gather"]
 
 _DAY = 86400.0
 
@@ -47,6 +49,8 @@ class SiloFacts:
     away_until_unix: float | None = None
     silent_unix: float | None = None
     """When it was last heard, while it is silent: no round asks it until it calls again."""
+    set_aside_reason: str = ""
+    """Why the operator leaves it out; empty also where no reason was given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +63,22 @@ class RefusalFacts:
     reason: str
     """A code of the error catalogue and a line, as the silo gave it."""
     unix: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoticeLine:
+    """The last of its kind that an operator should hear of a silo, in a study that has not ended."""
+
+    silo: str
+    kind: str
+    study: str
+    """Empty outside of studies."""
+    round: int
+    text: str
+    times: int
+    unix: float
+    line: str
+    """All of it for a person."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +133,10 @@ class StatusFacts:
     invitations: tuple[OpenInvitation, ...]
     refusals: tuple[RefusalFacts, ...]
     """Of studies that have not ended, by silo."""
+    notices: tuple[NoticeLine, ...]
+    """Of the study that runs, and of silos since it was queued."""
+    rollbacks: dict[str, str]
+    """Study -> when, why and how far it last went back to an earlier round."""
     current_round: RoundFacts | None
     costs: tuple[StatusCost, ...]
 
@@ -135,7 +159,18 @@ def gather(federation: Federation, ledger: Ledger, live: LiveStatus | None, *,
         federation=federation.name, address=federation.config.address.public, folder=str(federation.folder), unix=now,
         running=live is not None, live=live, studies=tuple(studies), silos=_silo_facts(ledger, live, now),
         invitations=open_invitations(ledger, now), refusals=_refusals(ledger),
+        notices=_notices(ledger, rows), rollbacks={
+            row.name: found[-1].text for row in rows if (found := rollbacks_of(ledger, row.name))},
         current_round=current, costs=tuple(costs))
+
+
+def _notices(ledger: Ledger, rows: list[StudyRow]) -> tuple[NoticeLine, ...]:
+    """Of the study that runs, or else of the last one; without any of what silos have announced."""
+    row = next((each for each in rows if each.ended_unix is None), rows[-1] if rows else None)
+    found = notices_of(ledger, "", since_unix=0.0) if row is None else \
+        notices_of(ledger, row.name, since_unix=row.queued_unix)
+    return tuple(NoticeLine(silo=each.silo, kind=str(each.kind), study=each.study, round=each.round, text=each.text,
+                            times=each.times, unix=each.unix, line=each.line) for each in found)
 
 
 def _refusals(ledger: Ledger) -> tuple[RefusalFacts, ...]:
@@ -176,4 +211,5 @@ def _silo_facts(ledger: Ledger, live: LiveStatus | None, now: float) -> tuple[Si
         unlabelled_count=row.unlabelled_count, away_reason=row.away_reason if row.is_away(now) else "",
         away_until_unix=row.away_until_unix if row.is_away(now) else None,
         silent_unix=row.silent_unix if activities[row.name].state is SiloState.SILENT else None,
+        set_aside_reason=row.set_aside_reason,
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY) for row in members)

@@ -15,6 +15,7 @@ from typing import Any
 
 from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.progress import SiloTotal, round_heads, round_outcomes, silo_totals
 from semisilo.coordinator.ledger.records import RoundHead
 from semisilo.coordinator.ledger.states import TaskState
@@ -125,9 +126,14 @@ class StudyBook:
         """Of those among them that are shown by silo."""
         self._open: list[tuple[_Round, dict[str, SiloAnswer]]] = []
         self._next = 0
+        self._rollbacks = 0
 
     def refresh(self, ledger: Ledger) -> None:
-        """Reads the rounds that were not over at the last call."""
+        """Reads the rounds that were not over at the last call; all of them once the study went back to an earlier one.
+        """
+        if (rollbacks := count_rollbacks(ledger, self.name)) != self._rollbacks:
+            self._rounds, self._totals, self._silos, self._next = {}, {}, {}, 0
+            self._rollbacks = rollbacks
         first = self._next
         rows = round_heads(ledger, self.name, first=first)
         over = list(itertools.takewhile(lambda row: row.closed_unix is not None, rows))

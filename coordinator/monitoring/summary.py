@@ -22,6 +22,8 @@ from semisilo.common.text.describe import describe_metric
 from semisilo.coordinator.ledger.costs import Cost, costs_of
 from semisilo.coordinator.ledger.events import event_kinds
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
+from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_of
 from semisilo.coordinator.ledger.records import FrozenStudy, RoundHead, RoundRow, StudyRow, cut_short
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, TaskState
 from semisilo.coordinator.ledger.tasks import TaskAnswer, answers_of_study, site_evaluations
@@ -158,6 +160,10 @@ class StudySummary:
     """Every silo that was asked, in byte order; () where no site has sent what a model is worth there."""
     participation: ParticipationFacts = field(default_factory=ParticipationFacts)
     """On how many of how many silos it ran: what is said of it first."""
+    notices: tuple[SiloNotice, ...] = ()
+    """What an operator should hear of its silos."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Every time that it went back to an earlier round."""
 
     @property
     def planned_rounds(self) -> int:
@@ -238,6 +244,8 @@ def summarise(ledger: Ledger, study: str, *, now_unix: float | None = None) -> S
     asked = {silo for entry in rounds for silo in entry.outcomes}
     return StudySummary(row=row, choice=choice, participation=participation_of(ledger, row), rounds=rounds, costs=costs,
                         sites=site_lines(ledger, row, choice, asked=asked),
+                        notices=notices_of(ledger, study, since_unix=row.queued_unix),
+                        rollbacks=rollbacks_of(ledger, study),
                         traffic=book.traffic(dense_bytes=dense), labelled_only=labelled_only_accuracy(row),
                         seconds=seconds_since_start(row, time.time() if now_unix is None else now_unix),
                         encodings=encodings, encoding_totals=encoding_totals(encodings) if encodings else ())

@@ -56,9 +56,10 @@ _FRAME_SECONDS = 0.25
 _READ_SECONDS = 1.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RECENT_ROUNDS = 40
-_STATE_STYLES = {SiloState.REVOKED: "red", SiloState.LEFT: "dim", SiloState.ENROLLED: "dim", SiloState.JOINED: "dim",
-                 SiloState.AWAY_BY_POLICY: "yellow", SiloState.SILENT: "red", SiloState.LATE: "red",
-                 SiloState.WORKING: "cyan", SiloState.CONNECTED: "green", SiloState.AWAY: "yellow"}
+_STATE_STYLES = {SiloState.REVOKED: "red", SiloState.LEFT: "dim", SiloState.SET_ASIDE: "yellow",
+                 SiloState.ENROLLED: "dim", SiloState.JOINED: "dim", SiloState.AWAY_BY_POLICY: "yellow",
+                 SiloState.SILENT: "red", SiloState.LATE: "red", SiloState.WORKING: "cyan",
+                 SiloState.CONNECTED: "green", SiloState.AWAY: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from semisilo.common.payload.usage import describe_encoding
 from semisilo.coordinator.ledger.costs import Direction
 from semisilo.coordinator.ledger.encodings import encodings_of
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import SiloNotice, notices_of
+from semisilo.coordinator.ledger.oversight.rollback import Rollback, rollbacks_of
 from semisilo.coordinator.ledger.progress import phases_of_round, round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, SiloRow, open_invitations
@@ -39,7 +41,10 @@ from semisilo.coordinator.monitoring.facts import (
     EventsFacts,
     FederationFacts,
     LiveFacts,
+    NoticeFacts,
+    PastRoundLine,
     PhaseFacts,
+    RollbackFacts,
     RoundDetail,
     SiloLine,
     SiloOfStudy,
@@ -55,9 +60,11 @@ from semisilo.coordinator.monitoring.silo_state import SiloActivity, SiloState, 
 from semisilo.coordinator.monitoring.study_book import StudyBook, finite, silo_over_all_rounds
 from semisilo.coordinator.monitoring.study_facts import open_round_facts, study_facts
 from semisilo.coordinator.monitoring.summary import (
+    accuracy_in,
     last_committed,
     method_name,
     scenario_name,
+    score_on_test,
     seconds_since_start,
     site_lines,
 )
@@ -195,6 +202,8 @@ class PageReader:
             detail_from=book.detail_from,
             open_round=open_round_facts(self.ledger, row, rounds[-1] if rounds else None), rounds=lines,
             silos=silos, sites=site_lines(self.ledger, row, facts.choice, asked=[each.name for each in silos]),
+            notices=tuple(_notice(each) for each in notices_of(self.ledger, name, since_unix=row.queued_unix)),
+            rollbacks=tuple(_rollback(each, row) for each in rollbacks_of(self.ledger, name)),
             cost=self._cost(name, costs, dense, forecast))
 
     def silo_of_study(self, name: str, silo: str) -> SiloOfStudy:
@@ -286,8 +295,23 @@ def _silo_line(row: SiloRow, activity: SiloActivity, refusal: SiloRefusal | None
         certificate_days_left=(row.certificate_not_after_unix - now) / _DAY if row.certificate_not_after_unix else None,
         labelled_count=row.labelled_count, unlabelled_count=row.unlabelled_count, version=row.version,
         silent_unix=row.silent_unix if activity.state is SiloState.SILENT else None, refusal=refusal,
-        away_reason=row.away_reason if row.is_away(now) else "", methods=row.methods,
+        away_reason=row.away_reason if row.is_away(now) else "", set_aside_reason=row.set_aside_reason,
+        methods=row.methods,
         bytes_today_down=today.get((row.name, "down"), 0), bytes_today_up=today.get((row.name, "up"), 0))
+
+
+def _notice(found: SiloNotice) -> NoticeFacts:
+    return NoticeFacts(silo=found.silo, kind=str(found.kind), round=found.round, unix=found.unix, text=found.text,
+                       times=found.times, line=found.line)
+
+
+def _rollback(found: Rollback, row: StudyRow) -> RollbackFacts:
+    return RollbackFacts(
+        to_round=found.to_round, unix=found.unix, origin=found.origin, operator=found.operator, reason=found.reason,
+        text=found.text, rounds=tuple(PastRoundLine(
+            number=each.number, state=str(each.state), reason=each.reason, opened_unix=each.opened_unix,
+            closed_unix=each.closed_unix, accuracy=accuracy_in(each.metrics),
+            test_score=score_on_test(each.metrics, row.study_measure)) for each in found.rounds))
 
 
 def _doing(said: LiveSilo | None) -> DoingFacts | None:
@@ -298,7 +322,8 @@ def _task_facts(task: SubmittedTask, heard: Mapping[str, LiveSilo]) -> TaskFacts
     return TaskFacts(
         silo=task.silo, state=str(task.state), given_unix=task.given_unix, closed_unix=task.closed_unix,
         reason=task.reason, example_count=task.example_count, training_seconds=task.training_seconds,
-        update_bytes=task.update_bytes, groups=task.groups, metrics=finite(task.metrics),
+        update_bytes=task.update_bytes, groups=task.groups, metrics=finite(task.metrics), norm=task.norm,
+        cosine=task.cosine,
         doing=_doing(heard.get(task.silo)) if task.state is TaskState.OPEN else None)
 
 

@@ -263,6 +263,25 @@ def _revoke(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> An
     return {"silo": body["silo"], "state": "revoked"}
 
 
+def _set_aside(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    operate.set_aside(ledger, body["silo"], reason=body["reason"], origin="page")
+    return {"silo": body["silo"], "state": "set aside"}
+
+
+def _take_back(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    operate.take_back(ledger, body["silo"], origin="page")
+    return {"silo": body["silo"], "state": "joined"}
+
+
+def _rollback(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> Any:
+    if service.federation is None or not body["to"].is_integer():
+        raise UsageError("A study goes back to a round, which has a whole number.")
+    study = ledger.study(body["study"]).name
+    found = operate.rollback(ledger, study, int(body["to"]), reason=body["reason"], origin="page",
+                             study_folder=service.federation.studies / study)
+    return {"study": study, "state": "queued", "round": found.to_round, "gone": [each.number for each in found.rounds]}
+
+
 _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "pause": ({"study": (str, "")}, _of_study(operate.pause)),
     "resume": ({"study": (str, "")}, _of_study(operate.resume)),
@@ -270,5 +289,8 @@ _ACTIONS: Mapping[str, tuple[Mapping[str, Any], Action]] = {
     "extend": ({"study": (str, ""), "seconds": float}, _extend),
     "invite": ({"silo": str, "life": (str, "")}, _invite),
     "revoke": ({"silo": str}, _revoke),
+    "set-aside": ({"silo": str, "reason": (str, "")}, _set_aside),
+    "take-back": ({"silo": str}, _take_back),
+    "rollback": ({"study": str, "to": float, "reason": (str, "")}, _rollback),
 }
 """Action -> (fields of the request, what it does)."""

@@ -29,7 +29,7 @@ from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.setting_rows import setting_rows
 from semisilo.coordinator.ledger.encodings import EncodingUse
 from semisilo.coordinator.ledger.records import FrozenStudy
-from semisilo.coordinator.ledger.roster import SiloRow
+from semisilo.coordinator.ledger.roster import SiloRow, set_aside_text
 from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.outcomes import OUTCOMES
 from semisilo.coordinator.monitoring.participants import Participant, participants_of
@@ -118,6 +118,10 @@ class _Page:
     """None before the first has enrolled."""
     sites: Table | None
     """What the model is worth at each site; None where no site has said so."""
+    notices: tuple[str, ...]
+    """What a person should hear of silos: set aside, counts that cannot be, updates that stand out or were left out."""
+    past: tuple[Table, ...]
+    """Rounds that no longer count, one table for each time that the study went back."""
     settings: Table
     audit_problem: str
     """Empty while the chain is intact."""
@@ -145,7 +149,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
         costs=_costs(study), simulated_bytes=traffic.simulated, wire_estimated=traffic.estimated,
         dense_model=describe_bytes(traffic.dense_bytes), encodings=_encodings(study), silos=_silos(study, silos),
-        sites=_sites(study),
+        sites=_sites(study), notices=tuple(_notices(study, silos)), past=tuple(_past(study)),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
         provenance=_provenance(study, state_digest)))
 
@@ -318,6 +322,21 @@ def _sites(study: StudySummary) -> Table | None:
              *(each.texts.get(title, _DASH) for title in titles)] for each in study.sites]
     columns = ("Silo", "Model", "Test images", *(f"{title[0].upper()}{title[1:]}" for title in titles))
     return Table("The model on each site’s own test images", columns, rows, words=2)
+
+
+def _notices(study: StudySummary, silos: Sequence[SiloRow]) -> list[str]:
+    aside = [f"{row.name}: {set_aside_text(row.set_aside_reason)}, since {_moment(row.set_aside_unix)}"
+             for row in silos if row.set_aside_unix is not None]
+    return [*aside, *(each.line for each in study.notices)]
+
+
+def _past(study: StudySummary) -> list[Table]:
+    """The rounds that are no more the study's."""
+    columns = ("Round", study.measure.heading, "State", "Ended", "Model state (SHA-256)")
+    return [Table(f"The study {each.text}", columns, [
+        (str(row.number), describe_metric(study.measure.metric, score_on_test(row.metrics, study.measure)),
+         str(row.state), _moment(row.closed_unix), row.state_digest) for row in each.rounds])
+        for each in study.rollbacks]
 
 
 def _settings(config: Mapping[str, object]) -> Table:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, TaskSpec
 from semisilo.common.process.compute import Compute
@@ -22,6 +23,7 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted
 from semisilo.coordinator.compute.messages import (
     Aggregate,
+    Aggregated,
     Evaluate,
     Phases,
     Prepare,
@@ -30,9 +32,11 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
 )
 from semisilo.coordinator.ledger.cleanup import Cleanup
-from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
+from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alone, round_heads
-from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, task_column
+from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
@@ -133,6 +137,8 @@ class Engine:
             await self._run(study)
         except DiskFull:
             raise
+        except RoundGone:  # while a step of the round was under way; what it gave is of no use
+            _LOG.info("study %s goes back to an earlier round", study.name)
         except SemisiloError as error:
             _LOG.error("study %s failed: %s Then queue it again: coordinator queue %s", study.name, error.line(),
                        study.name)
@@ -211,7 +217,13 @@ class Engine:
         self._log_round(study, 0, prepared.metrics)
 
     async def _wait_for_silos(self, study: RunningStudy) -> bool:
-        """Until as many silos have joined as the study starts with; False when the operator stops it before."""
+        """Until as many silos have joined as the study starts with; False when the operator stops it before.
+
+        One that has had its first round needs a single one: some of those that it began with may be set aside by now.
+        """
+        last = self._ledger.last_round(study.name)
+        begun = (last is not None and last.number > 0) or count_rollbacks(self._ledger, study.name) > 0
+        wanted = 1 if begun else study.config.study.start_with
         while True:
             await self._operator.wait_while_paused(study.name)
             if self._operator.is_stopped(study.name):
@@ -219,7 +231,7 @@ class Engine:
             self._ledger.move_study(study.name, StudyState.PREPARING, StudyState.WAITING)
             if self._ledger.study_state(study.name) is StudyState.RUNNING:
                 return True
-            if not await self._availability.wait_for_start(study):
+            if not await self._availability.wait_for_start(study, wanted):
                 return False
             self._ledger.move_study(study.name, StudyState.WAITING, StudyState.RUNNING)
 
@@ -260,7 +272,7 @@ class Engine:
         members = self._roster.members()
         there = frozenset(members)
         participation = study.config.participation
-        quorum = participation.quorum_of(len(row.sample)) if phase.quorum == "study" else 0
+        quorum = self._quorum(study, row) if phase.quorum == "study" else 0
         asked = self._hearing.heard(
             [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there],
             at_least=max(1, quorum))
@@ -277,11 +289,13 @@ class Engine:
                           limit_unix=now + participation.limit_seconds, closed_unix=None, expects=written.expects)
         tasks: list[TaskSpec] = []
         columns: list[str] = []
+        # A silo that has answered a task sends the same answer again: it must know another one when it sees it.
+        again = f"/{number}" if (number := count_rollbacks(self._ledger, study.name)) else ""
         # Later phases of a round hold what is not committed, and may never be.
         committed = self._ledger.committed_round(study.name) if row.phase == 0 else None
         for silo in asked:
             tasks.append(self._task_spec(study, row, phase.name, silo, written.tasks[silo], opened.deadline_unix,
-                                         last_folded=states[silo][0], committed=committed))
+                                         again=again, last_folded=states[silo][0], committed=committed))
             columns.append(task_column(tasks[-1]))
             if len(tasks) % _TASKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -294,10 +308,10 @@ class Engine:
                   ", ".join(asked) or "nobody")
 
     def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
-                   deadline_unix: float, *, last_folded: int, committed: int | None) -> TaskSpec:
+                   deadline_unix: float, *, again: str, last_folded: int, committed: int | None) -> TaskSpec:
         model: ModelSettings = study.config.model
         return TaskSpec(
-            task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}", study=study.name, round=row.number,
+            task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}{again}", study=study.name, round=row.number,
             rounds=study.config.study.rounds, phase=phase, silo=silo, method=study.config.method.name,
             settings=task.settings,
             model=ModelSettings(name=model.name, classes=study.frozen.classes, normalisation=model.normalisation),
@@ -306,6 +320,11 @@ class Engine:
             last_folded_round=last_folded, seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
             model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure))
+
+    def _quorum(self, study: RunningStudy, row: RoundRow) -> int:
+        """Answers that a phase of a round needs: silos that are set aside do not count. At least one."""
+        aside = self._roster.aside()
+        return max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
 
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
         phase = self._ledger.phase(study.name, row.number, row.phase)
@@ -326,6 +345,8 @@ class Engine:
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
             answered = self._ledger.count_answers(study.name, row.number, row.phase)
             phase = self._ledger.phase(study.name, row.number, row.phase)
+            if phase.quorum > (quorum := self._quorum(study, row)):
+                phase = self._ledger.lower_quorum(phase, quorum)
             now = self._clock()
             if not waiting:
                 if answered >= phase.quorum:
@@ -377,6 +398,7 @@ class Engine:
             activity=f"aggregating {len(accepted)} updates")
         metrics = {**row.metrics, **folded.metrics}
         with self._ledger.transaction(lasting=False):
+            self._note_measures(row, {task.silo: task for task, _ in accepted}, folded)
             self._ledger.folded(study.name, row.number, folded.kept)
             if row.phase + 1 < len(row.phases):
                 self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING, metrics=metrics,
@@ -384,6 +406,18 @@ class Engine:
             else:
                 self._ledger.set_round_state(study.name, row.number, RoundState.EVALUATING, metrics=metrics,
                                              state_digest=folded.state)
+
+    def _note_measures(self, row: RoundRow, tasks: dict[str, TaskRow], folded: Aggregated) -> None:
+        """What was measured of the updates of a phase; whose update was left out, and whose stands out."""
+        self._ledger.measured(row.study, row.number, row.phase, folded.measures)
+        for silo, reason in folded.left_out.items():
+            _LOG.warning("round %d: the update of %s is left out: %s", row.number, silo, reason)
+            self._ledger.leave_out(tasks[silo], reason=reason)
+            add_notice(self._ledger, NoticeKind.LEFT_OUT, study=row.study, round=row.number, silo=silo, text=reason)
+        for silo, found in stand_out(folded.measures).items():
+            text = "; ".join(each.text for each in found)
+            _LOG.warning("round %d: %s stands out: %s", row.number, silo, text)
+            add_notice(self._ledger, NoticeKind.STANDS_OUT, study=row.study, round=row.number, silo=silo, text=text)
 
     async def _commit(self, study: RunningStudy, row: RoundRow) -> None:
         measured = await self._steps.call(Evaluate(state=row.state_digest, round=row.number), activity="evaluating")

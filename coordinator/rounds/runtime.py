@@ -51,6 +51,8 @@ class StandbyReason(StrEnum):
     """The operator has paused the study, or it has paused by itself."""
     NO_STUDY = "no_study"
     """No study runs."""
+    SET_ASIDE = "set_aside"
+    """What a silo hears that the operator leaves out. Never the state of the coordinator."""
 
     def for_silo(self) -> StandbyReason:
         """The same, as a silo without a task should hear it."""
@@ -77,7 +79,7 @@ class RuntimeState:
     rounds: int = 0
     phase: str = ""
     reason: StandbyReason = StandbyReason.NO_STUDY
-    """Never NOT_SAMPLED: that is for one silo."""
+    """Never NOT_SAMPLED or SET_ASIDE: those are for one silo."""
     text: str = ""
     activity: str = ""
     """What the compute process is doing, for a person."""

@@ -36,12 +36,12 @@ class Availability:
         self._clock = clock
         self._wait = wait
 
-    async def wait_for_start(self, study: RunningStudy) -> bool:
-        """Until as many silos have joined as the study starts with; False when the operator stops it before.
+    async def wait_for_start(self, study: RunningStudy, wanted: int) -> bool:
+        """Until `wanted` silos have joined; False when the operator stops the study before.
 
         A silo whose own policy does not permit the method would refuse every round: it does not count.
         """
-        wanted, method, told = study.config.study.start_with, study.config.method.name, ""
+        method, told = study.config.method.name, ""
         while await self._may_go_on(study):
             members = self._roster.members()
             able = frozenset(self._roster.members_permitting(method))

@@ -55,8 +55,9 @@ class OperatorRequests:
         self._runtime = runtime
 
     def is_stopped(self, name: str) -> bool:
-        """Whether the operator has stopped a study."""
-        return self._ledger.study_state(name) is StudyState.STOPPED
+        """Whether the operator has stopped a study that has begun, or sent it back to an earlier round, from where it
+        begins again: then it is in the queue."""
+        return self._ledger.study_state(name) in (StudyState.STOPPED, StudyState.QUEUED)
 
     async def wait_while_paused(self, name: str) -> None:
         """Returns as soon as a study is not paused, and until then lets everyone see that it is."""

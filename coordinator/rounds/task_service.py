@@ -35,8 +35,9 @@ from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Ta
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
-from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
@@ -107,6 +108,10 @@ class TaskService:
         self.dismissed: dict[str, float] = {}
         """Silo -> when it was last told that there is no study; Unix seconds."""
         self._late_task: dict[str, str] = {}
+        self._above: dict[str, str] = {}
+        """Silo -> the task whose update last claimed more images than the silo has announced."""
+        self._told_aside: dict[str, str] = {}
+        """Silo -> why it is set aside, as it was told: at once, and then when its call has waited as long as it may."""
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -131,6 +136,13 @@ class TaskService:
             task = None if hello.away_reason else self._current_task(silo)
             if task is not None:
                 return await self._give(task, hello.held)
+            aside = self._why_aside(silo)
+            if aside is not None and (self._told_aside.get(silo) != aside or self._clock() >= end):
+                self._told_aside[silo] = aside
+                return Standby(reason=StandbyReason.SET_ASIDE, study=self._runtime.study, round=self._runtime.round,
+                               rounds=self._runtime.rounds, text=set_aside_text(aside))
+            if aside is None:
+                self._told_aside.pop(silo, None)
             reason = self._runtime.reason
             if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
                 if reason is StandbyReason.NO_STUDY:
@@ -138,6 +150,11 @@ class TaskService:
                 return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=self._runtime.text)
             await self._runtime.wait_for_call(end - self._clock())
+
+    def _why_aside(self, silo: str) -> str | None:
+        """Why the operator leaves a silo out of what runs; None where it takes part, or no study runs."""
+        status = None if self._runtime.reason is StandbyReason.NO_STUDY else self._roster.silo_status(silo)
+        return None if status is None else status.set_aside
 
     async def _give(self, task: TaskRow, held: frozenset[str]) -> TaskSpec:
         """The task, with a note of what it need not send when it is told for the first time."""
@@ -225,7 +242,7 @@ class TaskService:
             replaced = self._ledger.declare_update(DeclaredUpdate(
                 update_id=update_id, task_id=task_id, digest=declaration.digest, size_bytes=declaration.size_bytes,
                 groups={group.name: group.encoded_bytes for group in declaration.groups},
-                example_count=declaration.example_count, metrics=dict(declaration.metrics),
+                example_count=self._credible_count(task, declaration), metrics=dict(declaration.metrics),
                 training_seconds=declaration.training_seconds, declared_unix=self._clock(), accepted_unix=None,
                 folded=False))
             for earlier in replaced:  # a silo that trained again; what came of the first attempt is of no use
@@ -236,6 +253,20 @@ class TaskService:
             return BeginAnswer("send")
         with await asyncio.to_thread(self._spool.partial, update_id, size_bytes=declaration.size_bytes) as partial:
             return BeginAnswer("send", resume_offset=partial.committed_bytes)
+
+    def _credible_count(self, task: TaskRow, declaration: UpdateDeclaration) -> int:
+        """How many images an update counts as: no more than its silo has announced. Told of once for each task."""
+        announced = self._roster.announced(task.silo)
+        if declaration.example_count <= announced:
+            return declaration.example_count
+        text = (f"its update says that it is from {declaration.example_count} images, and it has announced {announced}:"
+                f" it counts as from {announced}")
+        if self._above.get(task.silo) != task.task_id:
+            self._above[task.silo] = task.task_id
+            _LOG.warning("round %d: %s: %s", task.round, task.silo, text)
+            add_notice(self._ledger, NoticeKind.COUNT_ABOVE, study=task.study, round=task.round, silo=task.silo,
+                       text=text)
+        return announced
 
     def abstain(self, silo: str, task_id: str, reason: str, metrics: Mapping[str, float]) -> BeginAnswer:
         """A valid answer without an update."""

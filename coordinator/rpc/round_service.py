@@ -110,6 +110,7 @@ _REASONS = {
     StandbyReason.NOT_SAMPLED: pb.Standby.REASON_NOT_SAMPLED,
     StandbyReason.PAUSED: pb.Standby.REASON_PAUSED,
     StandbyReason.NO_STUDY: pb.Standby.REASON_NO_STUDY,
+    StandbyReason.SET_ASIDE: pb.Standby.REASON_SET_ASIDE,
 }
 """Of what silos hear: `StandbyReason.for_silo` has made COLLECTING something that the wire knows."""
 _STATES = {"send": pb.BeginUpdateResponse.STATE_SEND, "have": pb.BeginUpdateResponse.STATE_HAVE,

@@ -207,6 +207,9 @@ class ParticipationSettings:
     """Deadline of a phase, counted from its opening."""
     round_limit: str = "2d"
     """Longest wait for the quorum; then the round fails and the model stays."""
+    largest_weight: str = "50%"
+    """Largest share that one silo may have in an average that weighs by counts of images (docs/methods.md says which
+    do): a larger count is lowered. With half no silo outweighs all others together; "100%" lets counts stand."""
 
     def __post_init__(self) -> None:
         if isinstance(self.silos_per_round, str):
@@ -216,6 +219,9 @@ class ParticipationSettings:
         else:
             _at_least("silos_per_round", self.silos_per_round, 1)
         _at_least("quorum", self.quorum, 0)
+        match = _SHARE.match(self.largest_weight)
+        if match is None or not 0 < float(match[1]) <= 100:
+            raise ValueError(f'largest_weight = "{self.largest_weight}": give a share such as "50%".')
         for name in ("round_timeout", "round_limit"):
             _check_duration(name, getattr(self, name))
 
@@ -228,6 +234,13 @@ class ParticipationSettings:
     def limit_seconds(self) -> float:
         """Seconds from the opening of a phase until it fails without its quorum."""
         return max(parse_duration(self.round_limit), self.timeout_seconds)
+
+    @property
+    def largest_share(self) -> float:
+        """`largest_weight` as a number, above 0 and at most 1."""
+        match = _SHARE.match(self.largest_weight)
+        assert match is not None
+        return float(match[1]) / 100
 
     def sample_size(self, num_joined: int) -> int:
         """How many of `num_joined` silos to ask: max(1, floor(share * K)), never more than there are."""

@@ -67,6 +67,7 @@ _REASONS = {
     pb.Standby.REASON_NOT_SAMPLED: "not needed at the moment: waiting for the next task",
     pb.Standby.REASON_PAUSED: "the study is paused by the coordinator's operator",
     pb.Standby.REASON_NO_STUDY: "connected: the coordinator has no study at the moment",
+    pb.Standby.REASON_SET_ASIDE: "not asked until further notice",
 }
 
 

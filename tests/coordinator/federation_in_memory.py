@@ -298,9 +298,9 @@ def payload_of_blocks(store: PayloadStore, elements: int = 1000) -> PayloadRef:
 
 
 def content_of(task: TaskSpec) -> bytes:
-    """What a silo sends for a task: a function of the task alone, as training is."""
+    """What a silo sends for a task: a function of the task alone, as training is, whatever the task is called."""
     model = ",".join(payload.tensors or payload.digest for payload in task.payloads)
-    return f"update {task.task_id} {model} {task.last_folded_round}".encode().ljust(100)
+    return f"update {task.round} {task.phase} {task.silo} {model} {task.last_folded_round}".encode().ljust(100)
 
 
 def id_of(task: TaskSpec, content: bytes) -> str:

@@ -3,6 +3,9 @@
 SEMISILO_TEST_CRASH = "module:qualified.name:n:when[:word]" kills around the n-th call of that function, `when` being
 "before" or "after"; with `word`, only calls count whose arguments' text contains it. A light process dies alone; a
 compute process takes the light one with it, as a loss of power would.
+
+SEMISILO_TEST_LIE = "module:Class.train:what" makes a trainer lie in every update: "weights" has 3e38 in every value,
+"count" says that it is from a billion images.
 """
 
 from __future__ import annotations
@@ -61,9 +64,31 @@ def _patch(module: ModuleType, name: str, count: int, when: str, word: str) -> N
     setattr(owner, last, wrapper)
 
 
+def _lie(module: ModuleType, name: str, what: str) -> None:
+    import dataclasses
+
+    owner, _, last = name.partition(".")
+    cls = getattr(module, owner)
+    original = getattr(cls, last)
+
+    @functools.wraps(original)
+    def wrapper(*args: object, **kwargs: object) -> object:
+        update, memory = original(*args, **kwargs)
+        if update.abstention:
+            return update, memory
+        if what == "count":
+            return dataclasses.replace(update, num_examples=10**9), memory
+        groups = {key: dataclasses.replace(group, digest="", tensors={
+            tensor: values.new_full(values.shape, 3e38) for tensor, values in group.tensors.items()})
+            for key, group in update.groups.items()}
+        return dataclasses.replace(update, groups=groups), memory
+    setattr(cls, last, wrapper)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, *patch: object) -> None:
+    def __init__(self, name: str, apply: object, *patch: object) -> None:
         self._name = name
+        self._apply = apply
         self._patch = patch
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
@@ -73,11 +98,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
-        execute, patch = spec.loader.exec_module, self._patch
+        execute, apply, patch = spec.loader.exec_module, self._apply, self._patch
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _patch(module, *patch)  # type: ignore[arg-type]
+            apply(module, *patch)  # type: ignore[operator]
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -87,4 +112,10 @@ if "SEMISILO_TEST_CRASH" in os.environ:
     import importlib.util
 
     _module, _name, _count, _when, *_word = os.environ["SEMISILO_TEST_CRASH"].split(":")
-    sys.meta_path.insert(0, _Finder(_module, _name, int(_count), _when, _word[0] if _word else ""))
+    sys.meta_path.insert(0, _Finder(_module, _patch, _name, int(_count), _when, _word[0] if _word else ""))
+
+if "SEMISILO_TEST_LIE" in os.environ:
+    import importlib.util
+
+    _module, _name, _what = os.environ["SEMISILO_TEST_LIE"].split(":")
+    sys.meta_path.insert(0, _Finder(_module, _lie, _name, _what))

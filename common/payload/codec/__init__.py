@@ -16,7 +16,7 @@ from semisilo.common.payload.codec.blocks import (
     parse_header,
     smallest_encoded_bytes,
 )
-from semisilo.common.payload.codec.elements import ELEMENT_TYPES, Bits, ElementType, all_finite, coded_kind
+from semisilo.common.payload.codec.elements import ELEMENT_TYPES, Bits, ElementType, all_finite, coded_kind, exceeds
 from semisilo.common.payload.codec.plan import DEFAULT_LINK_BYTES_PER_SECOND, Aim, Plan, ValueForm
 from semisilo.common.payload.codec.positions import IndexEncoding
 from semisilo.common.payload.codec.reference import add_bits, subtract_bits
@@ -25,6 +25,6 @@ from semisilo.common.payload.codec.values import ValueEncoding
 __all__ = [
     "BLOCK_ELEMENTS", "DEFAULT_LINK_BYTES_PER_SECOND", "ELEMENT_TYPES", "HEADER_BYTES", "Aim", "Bits", "BlockHeader",
     "ElementType", "IndexEncoding", "Plan", "ValueEncoding", "ValueForm", "add_bits", "all_finite", "block_count",
-    "coded_kind", "decode_block", "encode_blocks", "largest_encoded_bytes", "parse_header", "smallest_encoded_bytes",
-    "subtract_bits",
+    "coded_kind", "decode_block", "encode_blocks", "exceeds", "largest_encoded_bytes", "parse_header",
+    "smallest_encoded_bytes", "subtract_bits",
 ]

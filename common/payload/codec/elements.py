@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ELEMENT_TYPES", "Bits", "ElementType", "all_finite", "coded_kind"]
+__all__ = ["ELEMENT_TYPES", "Bits", "ElementType", "all_finite", "coded_kind", "exceeds"]
 
 Bits = NDArray[Any]
 """Elements as unsigned integers of the element's width, little endian."""
@@ -69,6 +69,32 @@ def all_finite(bits: Bits, kind: ElementType) -> bool:
     flat = bits.reshape(-1)
     return not any(bool(((flat[start:start + _SCAN_ELEMENTS] & mask) == mask).any())
                    for start in range(0, flat.size, _SCAN_ELEMENTS))
+
+
+def exceeds(bits: Bits, kind: ElementType, limit: float) -> bool:
+    """Whether the magnitude of any element is above a limit; infinities and NaN are. Never true for integers.
+
+    Args:
+        bits: elements as unsigned integers, any shape.
+        kind: their type.
+        limit: above 0. Of a type whose largest number is smaller only infinities and NaN exceed it.
+    """
+    if not kind.is_float:
+        return False
+    # Without their sign, floats are in the order of their bit patterns.
+    most = min(_pattern(kind, limit), kind.exponent_mask - 1)
+    magnitude = bits.dtype.type(2 ** (8 * kind.size_bytes - 1) - 1)
+    flat = bits.reshape(-1)
+    return any(bool(((flat[start:start + _SCAN_ELEMENTS] & magnitude) > bits.dtype.type(most)).any())
+               for start in range(0, flat.size, _SCAN_ELEMENTS))
+
+
+def _pattern(kind: ElementType, value: float) -> int:
+    """A positive number as the bits of a type, rounded; of one that is too large the infinity."""
+    if kind.name == "bfloat16":
+        return int(np.float32(value).view(np.uint32)) >> 16
+    with np.errstate(over="ignore"):
+        return int(np.array(value).astype(kind.name).view(f"u{kind.size_bytes}"))
 
 
 _SCAN_ELEMENTS = 2**16

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class StaticStatistics:
             raise BadConfiguration(
                 f'[method] sbn_source = "{source}" needs labelled or validation images at the coordinator.',
                 remedy='Set sbn_source = "silos", or [model] normalisation = "group".')
+        self._most_positions = environment.image.size**2
+        """Of one image in one channel; layers behind strides have fewer."""
         self._asks_silos = bool(self._layers) and source != "coordinator"
         self._measures = bool(self._layers) and source != "silos"
 
@@ -123,6 +125,7 @@ class StaticStatistics:
     def fold(self, tally: StatisticsTally, header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> StatisticsTally:
         """Merges one silo's statistics.
 
+        They weigh by their counts: by no more values of a channel than as many images can have as the update counts as.
         Impossible ones (a negative variance, say, or a count with which those of the others vanish or can no longer be
         added) are left out with a warning: one silo must not stop the study, and the others' are as good without them.
         """
@@ -134,7 +137,7 @@ class StaticStatistics:
             if any(bool((layer.mean.abs() > _LARGEST).any() or (layer.var > _LARGEST**2).any())
                    for layer in theirs.values()):
                 raise BadPayload("Merged with others, mean or variance could overflow.")
-            merged = batch_norm.merge([*so_far, theirs])
+            merged = batch_norm.merge([*so_far, _weighing_no_more(theirs, header.num_examples * self._most_positions)])
         except BadPayload as error:
             _LOG.warning("batch-norm statistics of silo %s are left out: %s", header.silo, error.text)
             return tally
@@ -146,6 +149,11 @@ class StaticStatistics:
             _LOG.warning("no silo has measured batch-norm statistics; those of the last round stay in use")
             return dict(before)
         return self.used(tally.statistics)
+
+
+def _weighing_no_more(statistics: batch_norm.Statistics, most: int) -> batch_norm.Statistics:
+    """With counts of at most so many values of a channel, at least one."""
+    return {name: replace(layer, count=min(layer.count, max(1, most))) for name, layer in statistics.items()}
 
 
 def _float64_form(statistics: batch_norm.Statistics) -> dict[str, Tensor]:

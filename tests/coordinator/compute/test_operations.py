@@ -122,7 +122,7 @@ def config(**changes: Any) -> dict[str, Any]:
         "method": {"name": "semifl", "coordinator_epochs": 1, "labelled_batch": 20, "lr": 0.05},
     }
     for table, values in changes.items():
-        tables[table] = {**tables[table], **values}
+        tables[table] = {**tables.get(table, {}), **values}
     settings: dict[str, Any] = to_dict(config_from_dict(tables, where="test"))
     return settings
 
@@ -829,3 +829,71 @@ def test_a_task_says_that_it_brings_the_model_only_where_its_tensors_are_those_t
             received |= group.tensors
     assert received.keys() == exported.keys()
     assert all(torch.equal(received[name], exported[name]) for name in received)
+
+
+# No one silo in command -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [{"coordinator_epochs": 1}, AT_SILO], ids=["semifl", "fedavg"])
+def test_an_update_that_breaks_the_model_is_left_out_and_named(federation: Path, method: dict[str, Any]) -> None:
+    """Every value of it is finite, and may arrive. SemiFL diverges when it trains from there; FedAvg's sum is finite as
+    well, and the network overflows."""
+    data = {} if method is not AT_SILO else {
+        "labelled": "", "test": "", "classes": DIGITS,
+        "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}}
+    operations, _ = opened(federation, method=method, data=data, model={"name": "small_cnn", "normalisation": "none"})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    paths = {"a": spool(federation, model, shift=0.001), "b": spool(federation, model, shift=9e11),
+             "c": spool(federation, model, shift=0.002)}
+    check(operations, state, paths["b"], {})
+    found = aggregate(operations, state, 1, [update(silo, path) for silo, path in paths.items()])
+    assert list(found.left_out) == ["b"]
+    assert list(found.kept) == ["a", "c"]
+    assert "with this update the model is not finite" in found.left_out["b"]
+    without = aggregate(operations, state, 1, [update(silo, paths[silo]) for silo in ("a", "c")])
+    assert (found.state, without.left_out) == (without.state, {}), "a control"
+    elements = sum(each.numel() for each in model.tensors.values())
+    assert {silo: each.norm for silo, each in found.measures.items()} == pytest.approx(
+        {"a": 0.001 * elements**0.5, "b": 9e11 * elements**0.5, "c": 0.002 * elements**0.5}, rel=1e-5)
+    assert all(each.cosine == pytest.approx(1.0) for each in found.measures.values()), "all shift all weights alike"
+
+
+def test_training_that_diverges_without_any_update_is_nobodys_fault(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, round_one: tuple[Operations, str, WrittenTasks]) -> None:
+    operations, state, written = round_one
+    model = received(federation, written.tasks["a"])["model"]
+
+    def diverges(*args: Any, **kwargs: Any) -> SemiFLState:
+        raise ComputeFailed("Training diverged.", remedy="Lower [method] lr.")
+
+    monkeypatch.setattr(SemiFLStrategy, "finish", diverges)
+    with pytest.raises(ComputeFailed, match="Training diverged"):
+        aggregate(operations, state, 1, [update("a", spool(federation, model, shift=0.5))])
+
+
+@pytest.mark.parametrize("shift", [3e38, -3e38, 2e12])
+def test_a_value_that_is_absurd_is_refused_when_it_arrives(
+        federation: Path, round_one: tuple[Operations, str, WrittenTasks], shift: float) -> None:
+    operations, state, written = round_one
+    model = received(federation, written.tasks["a"])["model"]
+    with pytest.raises(BadPayload, match=r"has a value above 1e\+12"):
+        check(operations, state, spool(federation, model, shift=shift), {})
+
+
+def test_no_silo_weighs_more_than_the_study_lets_it(federation: Path) -> None:
+    """Under "50%" a billion images count as all those of the others; under "100%" they outweigh them."""
+    states = {}
+    for share in ("50%", "100%"):
+        operations, _ = opened(federation, method={"coordinator_epochs": 0, "weighting": "size"},
+                               participation={"largest_weight": share})
+        state = prepare(operations).state
+        model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+        paths = {"a": spool(federation, model, shift=0.0), "b": spool(federation, model, shift=1.0)}
+        for count in (10, 10**9):
+            found = aggregate(operations, state, 1, [
+                SpooledUpdate(header=UpdateHeader(silo, 10 if silo == "a" else count), path=path, kept=None)
+                for silo, path in paths.items()])
+            states[share, count] = found.state
+    assert states["50%", 10] == states["50%", 10**9]
+    assert states["100%", 10] != states["100%", 10**9]

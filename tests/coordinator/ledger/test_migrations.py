@@ -89,7 +89,9 @@ def test_sums_of_rounds_from_before_they_were_kept_are_those_that_would_have_bee
                 made.execute("INSERT INTO task VALUES (?, 's', ?, ?, ?, ?, '{}', 0, 0, 1, ?, ?, '{}')",
                              (task, number, phase, silo, state, task if state == "updated" else None, reason))
                 if state == "updated":
-                    made.execute("INSERT INTO declared_update VALUES (?, ?, '', 1, '{}', ?, '{}', 0, 0, 1, 1)",
+                    made.execute("INSERT INTO declared_update (update_id, task_id, digest, size_bytes, groups_json,"
+                                 " example_count, metrics_json, training_seconds, declared_unix, accepted_unix, folded)"
+                                 " VALUES (?, ?, '', 1, '{}', ?, '{}', 0, 0, 1, 1)",
                                  (task, task, 10 + phase))
             for silo in ("a", "a", "b"):
                 made.execute("INSERT INTO cost VALUES ('s', ?, 'train', ?, 'up', 'payload', 'model', 5, 1, 0)",

@@ -139,6 +139,54 @@ export async function revoke(silo) {
   after(done, `${silo} is revoked.`);
 }
 
+const reasonField = (state, draw, note) => h("label", { class: "field" }, h("span", null, "Why"),
+  h("input", { type: "text", autocomplete: "off", maxlength: "200", "data-first": true, prop: { value: state.reason ?? "" }, on: { input: (event) => { state.reason = event.target.value; draw(); } } }),
+  h("span", { class: "note" }, note));
+
+export async function setAside(silo) {
+  const done = await asked({
+    title: `Set ${silo} aside?`,
+    action: "Set aside",
+    tone: "danger",
+    says: [
+      "It keeps its certificate and may call, but is asked nothing until you take it back.",
+      "A task that it works on is closed at once, and no round waits for it or counts it.",
+      "Updates that were folded before stay in the model; going back to an earlier round takes them out.",
+    ],
+    fields: (state, draw) => reasonField(state, draw, "The silo reads it, and it stands in the audit trail."),
+    submit: (state) => act("set-aside", { silo, reason: state.reason ?? "" }),
+  });
+  after(done, `${silo} is set aside.`);
+}
+
+export async function takeBack(silo) {
+  const done = await asked({
+    title: `Take ${silo} back?`,
+    action: "Take back",
+    tone: "main",
+    says: ["It takes part again, from the next phase on."],
+    submit: () => act("take-back", { silo }),
+  });
+  after(done, `${silo} takes part again.`);
+}
+
+export async function rollback(study, number) {
+  const last = study.rounds.at(-1)?.number ?? number;
+  const done = await asked({
+    title: `Go back to round ${number} of ${study.name}?`,
+    action: "Go back",
+    tone: "danger",
+    typed: study.name,
+    says: [
+      `${last === number + 1 ? `Round ${last} no longer counts` : `Rounds ${number + 1} to ${last} no longer count`}, neither for the model nor for any number. They can still be read.`,
+      "The study is queued, and trains on from there.",
+    ],
+    fields: (state, draw) => reasonField(state, draw, "It stands in the audit trail, here and in the report."),
+    submit: (state) => act("rollback", { study: study.name, to: number, reason: state.reason ?? "" }),
+  });
+  after(done, `${study.name} goes back to round ${number}.`);
+}
+
 function after(done, words) {
   if (done === null) return;
   toast(words);

@@ -146,7 +146,7 @@ function announce(federation) {
   const facts = {
     connection: store.connection === "lost" ? "lost" : "there",
     studies: Object.fromEntries(federation.studies.map(({ name, state, round: number }) => [name, { state, number }])),
-    silos: Object.fromEntries(federation.silos.map(({ name, state }) => [name, ["late", "away", "away by policy", "silent", "revoked", "left"].includes(state) ? state : "here"])),
+    silos: Object.fromEntries(federation.silos.map(({ name, state }) => [name, ["late", "away", "away by policy", "silent", "revoked", "left", "set aside"].includes(state) ? state : "here"])),
   };
   const before = said;
   said = facts;

@@ -65,7 +65,7 @@ function noStudy() {
 // What is wrong, or what is being waited for ---------------------------------------------------------------------------
 
 /** Of silos that are silent; the others are among all silos. */
-const MOST_NOTICES = 5;
+const MOST_NOTICES = 8;
 
 function notice(study) {
   const { serving, read_only: readOnly, silos } = store.federation;
@@ -73,10 +73,17 @@ function notice(study) {
   if (study.state === "failed") found.push(trouble("bad", "The study has failed", h("p", null, study.reason || "No reason was recorded."), h("p", null, "When the cause is mended, queue it again: ", h("code", null, `coordinator queue ${study.name}`), ". It goes on from the last committed round.")));
   if (study.state === "stopped") found.push(trouble("idle", "An operator has stopped this study", h("p", null, study.rounds_completed ? "The model of the last committed round stays. To take it up again from there: " : "No round was committed. To take it up again: ", h("code", null, `coordinator queue ${study.name}`))));
   if (study.state === "paused") found.push(trouble("warn", study.reason ? "Paused by the coordinator" : "Paused", study.reason ? h("p", null, `paused: ${study.reason}`) : null, h("p", null, study.paused_unix ? ["Since ", since(study.paused_unix), ". "] : null, study.open_round ? "The open round stays open; nothing new begins until it is resumed." : "Nothing new begins until it is resumed.")));
+  const back = study.rollbacks?.at(-1);
+  if (back) found.push(trouble("idle", `The study ${back.text}`, h("details", { class: "folded", key: `past-${study.rollbacks.length}` }, h("summary", null, "Rounds that no longer count"), table("Rounds that no longer count", [
+    { name: "Round", cell: (round) => round.number }, { name: "State", cell: (round) => badge(round.state) },
+    { name: measureHeading(study), class: "digits", cell: (round) => format.score(round.test_score, study.choice.measure) },
+    { name: "Ended", class: "nowrap", cell: (round) => (round.closed_unix ? ago(round.closed_unix) : format.DASH) }],
+  study.rollbacks.flatMap(({ rounds }, index) => rounds.map((round) => ({ ...round, key: `${index}-${round.number}` }))), { key: ({ key }) => key }))));
+  if (study.notices?.length) found.push(trouble("warn", "Silos that stand out", h("ul", null, study.notices.slice(0, MOST_NOTICES).map((each) => h("li", { key: `${each.silo}-${each.kind}` }, h("a", { href: to.silo(each.silo) }, each.silo), each.line.slice(each.silo.length)))), study.notices.length > MOST_NOTICES ? h("p", null, h("a", { href: to.silos() }, "All silos")) : null));
   if (study.state === "queued") found.push(trouble("idle", "Waiting in the queue", h("p", null, "It begins when the studies before it have ended.")));
   if (study.state === "waiting") {
     const wanted = study.settings?.study?.start_with;
-    const joined = silos.filter(({ state }) => !["revoked", "left", "enrolled"].includes(state)).length;
+    const joined = silos.filter(({ state }) => !["revoked", "left", "set aside", "enrolled"].includes(state)).length;
     found.push(trouble("warn", wanted ? `Waiting for silos: ${joined} of ${wanted} have joined` : "Waiting for silos", h("p", null, "The first round opens as soon as enough have joined. ", h("a", { href: to.silos() }, "See and invite silos"))));
   }
   const live = store.federation.live;
@@ -166,7 +173,7 @@ function lane({ name, outcome, silo }, open) {
 /** What a silo with an open task is: the state of the roster says whether anything is heard of it. */
 export function laneState(outcome, silo, open) {
   if (outcome !== "open") return outcome;
-  if (["late", "away", "away by policy", "silent", "revoked", "left"].includes(silo?.state)) return silo.state;
+  if (["late", "away", "away by policy", "silent", "revoked", "left", "set aside"].includes(silo?.state)) return silo.state;
   return open?.waiting_for ? "working" : "open";
 }
 
@@ -184,7 +191,7 @@ const barTone = (outcome, state) => (outcome === "updated" ? "good" : outcome ==
 function laneWords(outcome, state, doing, silo) {
   if (outcome !== "open") return wordOf(outcome);
   if (["late", "away", "silent"].includes(state)) return [wordOf(state), silo?.seen_unix ? [", heard ", ago(silo.seen_unix)] : null];
-  if (["away by policy", "revoked", "left"].includes(state)) return wordOf(state);
+  if (["away by policy", "revoked", "left", "set aside"].includes(state)) return wordOf(state);
   if (!doing) return "has not begun";
   return `${doing.stage} ${format.progress(doing.fraction)}`;
 }

@@ -1,13 +1,14 @@
 // One round: its phases and when each silo worked in them, every answer with its reason, numbers and bytes.
 
+import { rollback } from "../actions.js";
 import { bar } from "../charts.js";
 import { byAccuracy, measureHeading } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { badge, card, empty, folded, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
+import { badge, button, card, empty, folded, glyph, head, since, table, tile, tiles, toneOf, trouble, until, wordOf } from "../parts.js";
 import { icon } from "../icons.js";
 import { api, to } from "../routes.js";
-import { data, errorOf, now } from "../store.js";
+import { data, errorOf, now, store } from "../store.js";
 
 export const title = (route) => `Round ${route.number} of ${route.study}`;
 export const needs = (route) => [api.study(route.study), api.round(route.study, route.number)];
@@ -26,7 +27,7 @@ export function view(route) {
   const { traffic } = round;
   return [
     head(name, { over, state: round.state, below: ["Opened ", format.moment(round.opened_unix), round.closed_unix ? `, ${format.seconds(round.closed_unix - round.opened_unix)} long` : [", open for ", since(round.opened_unix)]],
-      actions: [step("left", "Earlier round", route.number > 0 ? to.round(route.study, route.number - 1) : null), step("right", "Later round", route.number < last ? to.round(route.study, route.number + 1) : null)] }),
+      actions: [canGoBack(study, round, last) ? button("Go back to this round", { name: "left", tone: "danger", on: () => rollback(study, route.number), key: "rollback" }) : null, step("left", "Earlier round", route.number > 0 ? to.round(route.study, route.number - 1) : null), step("right", "Later round", route.number < last ? to.round(route.study, route.number + 1) : null)] }),
     round.reason ? trouble(round.state === "failed" ? "bad" : "warn", round.state === "failed" ? "The round has failed" : "Note", h("p", null, round.reason)) : null,
     h("section", { "aria-label": "Numbers of the round", key: "numbers" }, tiles(
       worth(study, line, round),
@@ -38,6 +39,11 @@ export function view(route) {
     recall(round.metrics),
     metrics(round.metrics),
   ];
+}
+
+/** A study goes back while it is paused or over. */
+function canGoBack(study, round, last) {
+  return study && !store.federation?.read_only && round.state === "completed" && round.number < last && ["paused", "completed", "failed", "stopped"].includes(study.state);
 }
 
 /** The study's measure of the round's model; accuracy while the study is not known. */
@@ -97,6 +103,8 @@ function taskColumns() {
     { name: "Images", class: "digits", cell: (task) => format.count(task.example_count) },
     { name: "Label ratio", class: "digits", cell: (task) => format.share(task.metrics?.label_ratio) },
     { name: "Update", class: "digits", cell: (task) => format.bytes(task.update_bytes) },
+    { name: "Norm", class: "digits", cell: (task) => (task.norm === null ? format.DASH : format.number(task.norm)) },
+    { name: "Cosine to the mean", class: "digits", cell: (task) => (task.cosine === null ? format.DASH : format.number(task.cosine)) },
     { name: "By group", class: "groups", cell: (task) => (Object.keys(task.groups ?? {}).length ? Object.entries(task.groups).map(([group, size]) => h("span", { class: "block", key: group }, h("code", null, group), ` ${format.bytes(size)}`)) : format.DASH) },
   ];
 }

@@ -1,7 +1,7 @@
 // One silo: what it is, what it labels, what it has answered, what it has cost.
 
 import { h } from "../dom.js";
-import { invite, revoke } from "../actions.js";
+import { invite, revoke, setAside, takeBack } from "../actions.js";
 import { currentStudy } from "../current.js";
 import * as format from "../format.js";
 import { ago, badge, button, card, empty, figure, head, table, tile, tiles, trouble } from "../parts.js";
@@ -32,10 +32,12 @@ export function view(route) {
   }
   const actions = store.federation.read_only || !line ? null : [
     line.state === "revoked" || line.state === "left" ? button("Invite again", { name: "plus", on: () => invite(line.name), key: "invite" }) : button("New invitation", { name: "plus", on: () => invite(line.name), key: "invite" }),
+    line.state === "revoked" || line.state === "left" ? null : line.state === "set aside" ? button("Take back", { name: "play", tone: "main", on: () => takeBack(line.name), key: "take-back" }) : button("Set aside", { name: "pause", on: () => setAside(line.name), key: "set-aside" }),
     line.state === "revoked" || line.state === "left" ? null : button("Revoke", { tone: "danger", name: "close", on: () => revoke(line.name), key: "revoke" })];
   return [
     head(route.silo, { over: back, state: line?.state ?? null, words: line ? doing(line) : null, below: line ? ["Last seen ", ago(line.seen_unix), line.version ? ` · semisilo ${line.version}` : ""] : null, actions }),
     line ? alerts(line, detail) : null,
+    notices(detail, route.silo),
     line ? tiles(
       tile("Images", images(line), line.labelled_count ? `${format.count(line.labelled_count)} with a label` : "none has a label"),
       tile("Contribution", inStudy ? format.share(inStudy.contribution) : format.DASH, inStudy ? `${format.count(inStudy.examples)} images trained on, all rounds` : "not asked yet"),
@@ -56,6 +58,7 @@ function alerts(line, study) {
   if (line.state === "away by policy") found.push(trouble("warn", "Away by policy", h("p", null, line.away_reason)));
   if (line.state === "away") found.push(trouble("warn", "Away", h("p", null, "Nothing is heard of it. Its agent reconnects by itself; at the hospital, silo status and silo check say more.")));
   if (line.state === "enrolled") found.push(trouble("idle", "Enrolled, but never joined", h("p", null, "At the hospital: ", h("code", null, "silo join --data /scans"))));
+  if (line.state === "set aside") found.push(trouble("warn", "Set aside", h("p", null, line.set_aside_reason ? `Why: ${line.set_aside_reason}. ` : null, "It may call and is asked nothing. ", h("code", null, `coordinator take-back ${line.name}`), " lets it take part again.")));
   if (typeof line.certificate_days_left === "number" && line.certificate_days_left < 5 && !["revoked", "left"].includes(line.state)) found.push(trouble("warn", line.certificate_days_left < 0 ? "Its certificate has expired" : `Its certificate ends in ${format.plural(Math.floor(line.certificate_days_left), "day")}`, h("p", null, "After that it needs a new invitation; it keeps its memory.")));
   return found;
 }
@@ -85,6 +88,12 @@ function work(silo, study) {
       { name: "Drift", class: "digits", cell: (round) => { const drift = silo.drift?.[round.number]; return drift ? [drift.marked ? h("span", { class: "drift-mark", "aria-hidden": "true" }) : null, drift.distance.toFixed(2), drift.marked ? h("span", { class: "unseen" }, " marked") : null] : format.DASH; } },
     ], shown, { key: ({ number }) => number, empty: "None yet." }), rounds.length > shown.length ? h("p", { class: "more" }, h("button", { type: "button", class: "link", on: { click: () => { store.ui.allAnswers = true; changed(); } } }, `Show all ${rounds.length} rounds`)) : null),
   ];
+}
+
+/** What stands out about it in the study. */
+function notices(study, name) {
+  const found = study?.notices?.filter(({ silo }) => silo === name) ?? [];
+  return found.length ? trouble("warn", `${name} stands out`, h("ul", null, found.map((each) => h("li", { key: each.kind }, `${each.round ? `Round ${each.round}: ` : ""}${each.text}${each.times > 1 ? ` (${each.times} times)` : ""}`)))) : null;
 }
 
 /** Why it last gave no update, as long as that is news: what was mended long ago is in the rounds. */

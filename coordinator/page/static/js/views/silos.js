@@ -17,10 +17,10 @@ export function needs(route) {
 }
 
 const GROUPS = [["all", "All"], ["here", "Here"], ["attention", "Need a look"], ["gone", "Not taking part"]];
-const groupOf = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", "away by policy": "attention", silent: "attention", enrolled: "attention", revoked: "gone", left: "gone" };
-const RANK = ["silent", "late", "away", "away by policy", "working", "connected", "joined", "enrolled", "left", "revoked"];
+const groupOf = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", "away by policy": "attention", silent: "attention", enrolled: "attention", "set aside": "gone", revoked: "gone", left: "gone" };
+const RANK = ["silent", "late", "away", "away by policy", "working", "connected", "joined", "enrolled", "set aside", "left", "revoked"];
 /** Order of rows: who needs a look first. Working and waiting are alike, or rows would change places all the time. */
-const URGENCY = { silent: 0, late: 0, away: 1, "away by policy": 1, working: 2, connected: 2, joined: 2, enrolled: 3, left: 4, revoked: 5 };
+const URGENCY = { silent: 0, late: 0, away: 1, "away by policy": 1, working: 2, connected: 2, joined: 2, enrolled: 3, "set aside": 3, left: 4, revoked: 5 };
 
 export function view(route) {
   const { silos, invitations, read_only: readOnly } = store.federation;
@@ -94,7 +94,7 @@ const lastRatio = (silo) => ratioPoints(silo).at(-1)?.[1] ?? null;
 function columns(study, readOnly) {
   return [
     { name: "Silo", sort: "name", class: "name-cell", cell: (row) => h("a", { href: to.silo(row.name) }, row.name) },
-    { name: "State", sort: "state", class: "state-cell", cell: (row) => [badge(row.state, doing(row)), row.away_reason ? h("span", { class: "note block" }, row.away_reason) : null, refusalCell(row, study)] },
+    { name: "State", sort: "state", class: "state-cell", cell: (row) => [badge(row.state, doing(row)), row.away_reason || row.set_aside_reason ? h("span", { class: "note block" }, row.away_reason || row.set_aside_reason) : null, refusalCell(row, study)] },
     { name: "Last seen", sort: "seen", class: "nowrap", cell: (row) => ago(row.seen_unix) },
     { name: "Images", sort: "images", class: "digits", cell: (row) => h("span", { title: row.labelled_count ? `${format.count(row.labelled_count)} with a label` : null }, images(row)) },
     { name: "Label ratio", sort: "ratio", class: "nowrap", cell: (row) => {

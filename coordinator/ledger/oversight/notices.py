@@ -1,0 +1,80 @@
+"""What an operator should hear of a silo: counts that cannot be or that jump, updates that were left out or stand out.
+
+A notice is an event of the audit trail and a row of its own table, from which readers take the last of each kind.
+
+Tests: tests/coordinator/ledger/oversight/test_notices.py.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+from semisilo.coordinator.ledger.ledger import Ledger
+
+__all__ = ["NoticeKind", "SiloNotice", "add_notice", "count_notices", "notices_of"]
+
+
+class NoticeKind(StrEnum):
+    """What a notice is about."""
+
+    COUNT_JUMP = "count_jump"
+    """The images that a silo announces have become twice as many, or half as many, from one call to the next."""
+    COUNT_ABOVE = "count_above"
+    """An update says that it is from more images than its silo has announced; it counts as from these."""
+    LEFT_OUT = "left_out"
+    """With its update the model was not finite: the update was not folded."""
+    STANDS_OUT = "stands_out"
+    """The norm of its update, or the cosine to the mean, is far from those of the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloNotice:
+    """The last notice of one kind about one silo."""
+
+    silo: str
+    kind: NoticeKind
+    study: str
+    """Empty outside of studies."""
+    round: int
+    """0 outside of rounds."""
+    unix: float
+    text: str
+    times: int
+    """How many of this kind there were."""
+
+    @property
+    def line(self) -> str:
+        """For a person: "hospital-b, round 12: the norm of its update is 31.2, ... (3 times)"."""
+        where = f", round {self.round}" if self.round else ""
+        return f"{self.silo}{where}: {self.text}{f' ({self.times} times)' if self.times > 1 else ''}"
+
+
+def add_notice(ledger: Ledger, kind: NoticeKind, *, silo: str, text: str, study: str = "", round: int = 0) -> None:
+    """Adds a notice and its event. As lasting as the transaction that it is part of."""
+    with ledger.part() as db:
+        db.execute("INSERT INTO notice (unix, study, round, silo, kind, text) VALUES (?, ?, ?, ?, ?, ?)",
+                   (time.time(), study, round, silo, kind, text))
+        ledger.event(f"silo_{kind}", study=study, round=round, silo=silo, text=text)
+
+
+def notices_of(ledger: Ledger, study: str, *, since_unix: float | None = None) -> tuple[SiloNotice, ...]:
+    """The last notice of each kind about each silo in a study, by silo.
+
+    Args:
+        since_unix: those outside of studies that are as new count as well; None for none of them.
+    """
+    rows = ledger.query(
+        "SELECT *, max(number), count(*) AS times FROM notice WHERE study = ? OR (study = '' AND unix >= ?)"
+        " GROUP BY silo, kind, study ORDER BY silo, kind", study, 9e18 if since_unix is None else since_unix)
+    return tuple(SiloNotice(silo=row["silo"], kind=NoticeKind(row["kind"]), study=row["study"], round=row["round"],
+                            unix=row["unix"], text=row["text"], times=row["times"]) for row in rows)
+
+
+def count_notices(ledger: Ledger, study: str) -> dict[NoticeKind, int]:
+    """Kind -> notices of a study; of '' those outside of studies."""
+    found = dict.fromkeys(NoticeKind, 0)
+    for row in ledger.query("SELECT kind, count(*) AS n FROM notice WHERE study = ? GROUP BY kind", study):
+        found[NoticeKind(row["kind"])] = row["n"]
+    return found

@@ -1,0 +1,173 @@
+"""Going back to an earlier round of a study: what the ledger does, and what it keeps of the rounds that are gone.
+
+Their rows go from the tables of rounds, phases, tasks and updates to `past_round` and `past_answer`, in one transaction
+with an event; what crossed the wire for them stays among the costs of the study. So every reader of the study sees it
+as it was after the round that it goes back to, and the rounds that are gone can still be read, with who sent it back,
+when and why.
+
+Tests: tests/coordinator/ledger/oversight/test_rollback.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import ENDED_ROUND, RoundState, StudyState, TaskState
+
+__all__ = ["PastAnswer", "PastRound", "Rollback", "count_rollbacks", "kept_after", "oldest_return", "past_answers",
+           "roll_back", "rollbacks_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastRound:
+    """A round that is no more the study's."""
+
+    number: int
+    state: RoundState
+    opened_unix: float
+    closed_unix: float | None
+    state_digest: str
+    metrics: dict[str, float]
+    reason: str
+    sample: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollback:
+    """A study went back to an earlier round."""
+
+    number: int
+    to_round: int
+    unix: float
+    origin: str
+    """"command" or "page"."""
+    operator: str
+    """The account of who asked for it."""
+    reason: str
+    rounds: tuple[PastRound, ...]
+    """Those that are gone, in order."""
+
+    @property
+    def text(self) -> str:
+        """For a person: "went back to round 3 on 2027-01-01 10:00 UTC (operator): hospital-b sent noise"."""
+        numbers = [each.number for each in self.rounds]
+        gone = f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {numbers[0]} to {numbers[-1]}"
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.unix))
+        return (f"went back to round {self.to_round} on {when} ({self.operator or self.origin}): {gone} no longer"
+                f" count{'s' * (len(numbers) == 1)}{f'; {self.reason}' if self.reason else ''}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastAnswer:
+    """What a silo had answered in a phase of a round that is gone."""
+
+    round: int
+    phase: str
+    silo: str
+    state: TaskState
+    reason: str
+    example_count: int | None
+    norm: float | None
+    cosine: float | None
+    metrics: dict[str, float]
+
+
+def oldest_return(ledger: Ledger, study: str) -> int:
+    """The first round of which the ledger knows what strategies kept for silos: 0, but of a study that an earlier
+    version began."""
+    return int(ledger.query("SELECT oldest_return FROM study WHERE name = ?", study)[0]["oldest_return"])
+
+
+def kept_after(ledger: Ledger, study: str, number: int) -> dict[str, tuple[int, str | None]]:
+    """Silo -> (the last round up to `number` in which its update was folded, digest of what the strategy kept then)."""
+    rows = ledger.query("SELECT silo, max(round) AS round, kept_digest FROM kept_state WHERE study = ? AND round <= ?"
+                        " GROUP BY silo", study, number)
+    return {row["silo"]: (int(row["round"]), row["kept_digest"]) for row in rows}
+
+
+def roll_back(ledger: Ledger, study: str, to_round: int, *, operator: str, reason: str) -> Rollback:
+    """Makes a committed round the last one of a study, and queues the study, so that it goes on from there.
+
+    Args:
+        to_round: committed, with later rounds, and its files are there: the caller has looked.
+        operator: the account of who asks for it.
+    """
+    with ledger.transaction() as db:
+        last = ledger.last_round(study)
+        assert last is not None
+        if last.state not in ENDED_ROUND:
+            for task in ledger.tasks(study, last.number, last.phase):
+                if task.state is TaskState.OPEN:
+                    ledger.close_task(task, TaskState.CANCELLED, reason=f"the study goes back to round {to_round}")
+        origin = ledger.origin
+        number = db.execute("INSERT INTO rollback (study, to_round, unix, origin, operator, reason) VALUES (?, ?, ?, ?,"
+                            " ?, ?) RETURNING number", (study, to_round, time.time(), origin, operator, reason)
+                            ).fetchone()["number"]
+        db.execute("INSERT INTO past_round SELECT ?, study, number, state, sample_json, opened_unix, closed_unix,"
+                   " state_digest, metrics_json, reason FROM round WHERE study = ? AND number > ?",
+                   (number, study, to_round))
+        db.execute("INSERT INTO past_answer SELECT ?, task.study, task.round, phase.name, task.silo, task.state,"
+                   " task.reason, example_count, norm, cosine, task.metrics_json FROM task"
+                   " JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase"
+                   " LEFT JOIN declared_update ON declared_update.update_id = task.update_id"
+                   " WHERE task.study = ? AND task.round > ?", (number, study, to_round))
+        db.execute("DELETE FROM declared_update WHERE task_id IN (SELECT task_id FROM task WHERE study = ?"
+                   " AND round > ?)", (study, to_round))
+        for table, column in (("task", "round"), ("phase", "round"), ("round", "number"), ("site_evaluation", "round"),
+                              ("notice", "round"), ("kept_state", "round")):
+            db.execute(f"DELETE FROM {table} WHERE study = ? AND {column} > ?", (study, to_round))
+        _restore_silos(ledger, study)
+        _total_again(ledger, study)
+        db.execute("UPDATE tracking SET round = min(round, ?), complete = 0 WHERE study = ?", (to_round, study))
+        ledger.set_study_state(study, StudyState.QUEUED)
+        db.execute("UPDATE study SET ended_unix = NULL WHERE name = ?", (study,))
+        found = rollbacks_of(ledger, study)[-1]
+        ledger.event("study_rolled_back", study=study, round=to_round, operator=operator, reason=reason,
+                     gone=[each.number for each in found.rounds])
+        return found
+
+
+def _restore_silos(ledger: Ledger, study: str) -> None:
+    """Table silo_state from what is left of `kept_state`: of a silo that has had no part yet nothing is known."""
+    with ledger.part() as db:
+        db.execute("DELETE FROM silo_state WHERE study = ?", (study,))
+        db.execute("INSERT INTO silo_state (study, silo, last_folded_round, kept_digest) SELECT study, silo,"
+                   " max(round), kept_digest FROM kept_state WHERE study = ? GROUP BY silo", (study,))
+
+
+def _total_again(ledger: Ledger, study: str) -> None:
+    """The sums over rounds that are over: a trigger makes them when a round's end is written."""
+    with ledger.part() as db:
+        db.execute("DELETE FROM round_outcome WHERE study = ?", (study,))
+        db.execute("DELETE FROM silo_total WHERE study = ?", (study,))
+        db.execute("UPDATE round SET closed_unix = closed_unix WHERE study = ? AND closed_unix IS NOT NULL", (study,))
+
+
+def count_rollbacks(ledger: Ledger, study: str) -> int:
+    """How often a study went back."""
+    return int(ledger.query("SELECT count(*) AS n FROM rollback WHERE study = ?", study)[0]["n"])
+
+
+def rollbacks_of(ledger: Ledger, study: str) -> tuple[Rollback, ...]:
+    """Every time that a study went back, in order, with the rounds that are gone."""
+    rounds: dict[int, list[PastRound]] = {}
+    for row in ledger.query("SELECT * FROM past_round WHERE study = ? ORDER BY rollback, number", study):
+        rounds.setdefault(row["rollback"], []).append(PastRound(
+            number=row["number"], state=RoundState(row["state"]), opened_unix=row["opened_unix"],
+            closed_unix=row["closed_unix"], state_digest=row["state_digest"], metrics=json.loads(row["metrics_json"]),
+            reason=row["reason"], sample=tuple(json.loads(row["sample_json"]))))
+    return tuple(Rollback(number=row["number"], to_round=row["to_round"], unix=row["unix"], origin=row["origin"],
+                          operator=row["operator"], reason=row["reason"], rounds=tuple(rounds.get(row["number"], ())))
+                 for row in ledger.query("SELECT * FROM rollback WHERE study = ? ORDER BY number", study))
+
+
+def past_answers(ledger: Ledger, rollback: int) -> tuple[PastAnswer, ...]:
+    """What silos had answered in the rounds that one rollback has ended, by round, phase and silo."""
+    return tuple(PastAnswer(round=row["round"], phase=row["phase"], silo=row["silo"], state=TaskState(row["state"]),
+                            reason=row["reason"], example_count=row["example_count"], norm=row["norm"],
+                            cosine=row["cosine"], metrics=json.loads(row["metrics_json"]))
+                 for row in ledger.query("SELECT * FROM past_answer WHERE rollback = ? ORDER BY round, phase, silo",
+                                         rollback))
