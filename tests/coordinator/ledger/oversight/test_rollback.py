@@ -74,7 +74,8 @@ def test_whoever_still_works_for_a_round_that_is_gone_is_told_so(filled: Filled)
     roll_back(ledger, "first", 6, operator="", reason="")
     assert count_rollbacks(ledger, "first") == 1
     for work in (lambda: ledger.round("first", 7), lambda: ledger.phase("first", 7, 0),
-                 lambda: ledger.close_phase(phase), lambda: ledger.open_phase(phase, []), lambda: ledger.commit_round("first", 7, metrics={}),
+                 lambda: ledger.close_phase(phase), lambda: ledger.open_phase(phase, []),
+                 lambda: ledger.commit_round("first", 7, metrics={}),
                  lambda: ledger.open_round("first", 8, start_digest="", sample=(), phases=())):
         with pytest.raises(RoundGone):
             work()
