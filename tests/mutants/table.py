@@ -40,6 +40,8 @@ _CHUNKS = "tests/common/rpc/test_chunks.py"
 _LABELS = "tests/common/learning/imbalance/test_labels.py"
 _PSEUDO_LABELS = "tests/common/learning/imbalance/test_pseudo_labels.py"
 _PREVALENCE = "tests/common/learning/imbalance/test_prevalence.py"
+_OPERATIONS = "tests/coordinator/compute/test_operations.py"
+_OVER_SILOS = "tests/coordinator/rounds/test_operator_over_silos.py"
 _POINT = "tests/coordinator/export/test_operating_point.py"
 _HINTS = "tests/coordinator/strategies/parts/test_labelled_hints.py"
 _ROUND_CHOICE = "tests/common/measures/test_round_choice.py"
@@ -667,7 +669,37 @@ _OWN_TEST_IMAGES = _mutants(
      "are_those_that_are_exported"),
 )
 
+_INSIDERS = _mutants(
+    "insiders",
+    ("a-count-is-believed", "coordinator/rounds/task_service.py",
+     "if declaration.example_count <= announced:", "if True:",
+     f"{_OVER_SILOS}::test_an_update_counts_as_from_no_more_images_than_its_silo_has_announced"),
+    ("weights-are-not-capped", "coordinator/compute/operations.py",
+     "headers = tuple(replace(update.header, num_examples=count)", "headers = tuple(replace(update.header)",
+     f"{_OPERATIONS}::test_no_silo_weighs_more_than_the_study_lets_it"),
+    ("infinities-are-committed", "coordinator/compute/left_out.py", "return field.name", 'return ""',
+     "tests/coordinator/compute/test_left_out.py"),
+    ("absurd-values-arrive", "coordinator/compute/update_reader.py",
+     "if exceeds(bits, ELEMENT_TYPES[spec.dtype], LARGEST_VALUE):", "if False:",
+     f"{_OPERATIONS}::test_a_value_that_is_absurd_is_refused_when_it_arrives"),
+    ("the-smallest-update-is-suspected", "coordinator/compute/left_out.py",
+     "key=lambda silo: (-measures[silo].norm, silo.encode())", "key=lambda silo: (measures[silo].norm, silo.encode())",
+     "tests/coordinator/compute/test_left_out.py"),
+    ("a-silo-that-is-set-aside-is-asked", "coordinator/ledger/roster.py",
+     '" AND set_aside_unix IS NULL ORDER BY name")]', '" ORDER BY name")]', _OVER_SILOS),
+    ("a-silo-that-is-set-aside-counts", "coordinator/rounds/engine.py",
+     "quorum_of(sum(silo not in aside for silo in row.sample))", "quorum_of(len(row.sample))",
+     f"{_OVER_SILOS}::test_a_silo_that_is_set_aside_loses_its_task_at_once_and_hears_why"),
+    ("silos-remember-rounds-that-are-gone", "coordinator/ledger/oversight/rollback.py",
+     "        _restore_silos(ledger, study)\n", "", "tests/coordinator/ledger/oversight/test_rollback.py"),
+    ("a-round-that-is-gone-is-opened", "coordinator/ledger/ledger.py",
+     "if last is not None and number > last + 1:", "if False:", "tests/coordinator/ledger/oversight/test_rollback.py"),
+    ("tasks-after-going-back-are-the-same", "coordinator/rounds/engine.py",
+     '/{silo}{again}", study', '/{silo}", study',
+     f"{_OVER_SILOS}::test_a_task_after_going_back_is_another_one_for_its_silo"),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
     *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
-    *_EQUIVALENT)
+    *_INSIDERS, *_EQUIVALENT)

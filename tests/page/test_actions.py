@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from semisilo.coordinator.federation.authority import create_authority
+from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState
 from tests.coordinator.ledger_fixture import Filled, fill_study
 from tests.page.kit import TOKEN, LivePage, Tab, live_page, tab, until
@@ -74,6 +75,20 @@ def test_pause_and_resume(shown: Tab, filled: Filled) -> None:
     until(lambda: str(filled.ledger.study("first").state) == "running")
     press(shown, "Sign out")
     assert shown.page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_silo_is_set_aside_with_a_reason_and_taken_back(shown: Tab, filled: Filled) -> None:
+    shown.go("#/silo/hospital-a")
+    press(shown, "Set aside")
+    sign_in(shown)
+    shown.page.get_by_label("Why").fill("it sends noise")
+    shown.page.get_by_role("dialog").get_by_role("button", name="Set aside").click()
+    shown.wait_for_text("hospital-a is set aside", selector="#toasts")
+    until(lambda: LedgerRoster(filled.ledger).aside() == {"hospital-a": "it sends noise"})
+    shown.wait_for_text("it sends noise")
+    press(shown, "Take back")
+    shown.page.get_by_role("dialog").get_by_role("button", name="Take back").click()
+    until(lambda: LedgerRoster(filled.ledger).aside() == {})
 
 
 def test_stop_wants_the_name_typed_and_cancel_does_nothing(shown: Tab, filled: Filled) -> None:

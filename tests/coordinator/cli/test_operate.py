@@ -17,6 +17,7 @@ import pytest
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.coordinator.cli.main import app
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.live_file import LiveStatus, write
 from tests.coordinator.ledger_fixture import PHASE, Filled, fill_study
@@ -50,6 +51,39 @@ def test_pause_and_resume_find_the_running_study_by_themselves(filled: Filled, c
     status, out, _ = command("resume", "--json")
     assert json.loads(out) == {"study": "first", "state": "running"}
     assert filled.ledger.study_state("first") is StudyState.RUNNING
+
+
+def test_set_aside_take_back_and_going_back_are_said_by_status(filled: Filled, command: Command,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    silo = "hospital-a"
+    assert command("set-aside", silo, "--reason", "it sends noise")[0] == 0
+    add_notice(filled.ledger, NoticeKind.STANDS_OUT, study="first", round=3, silo=silo, text="its norm is 31")
+    _, out, _ = command("status")
+    assert "set aside by the coordinator's operator: it sends noise" in out
+    assert f"{silo}, round 3: its norm is 31" in out
+    status, _, error = command("set-aside", silo)
+    assert (status, "is set aside already" in error, error.count("\n")) == (2, True, 1)
+    assert command("set-aside", "nobody")[0] == 1
+    assert command("take-back", silo)[0] == 0
+    for row in filled.ledger.rounds("first"):
+        file = filled.federation.studies / "first" / "states" / f"{row.state_digest}.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    status, _, error = command("rollback", "first", "--to", "1", "--yes")
+    assert (status, "coordinator pause first" in error) == (2, True)
+    command("pause")
+    status, _, error = command("rollback", "first", "--to", "1")
+    assert (status, "Add --yes" in error) == (2, True)
+    typed = io.StringIO("n\n")
+    monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", typed)
+    status, _, error = command("rollback", "first", "--to", "1")
+    assert (status, "Not gone back." in error) == (1, True)
+    assert filled.ledger.study_state("first") is StudyState.PAUSED
+    status, out, _ = command("rollback", "first", "--to", "1", "--reason", "noise", "--yes")
+    assert (status, filled.ledger.study_state("first")) == (0, StudyState.QUEUED)
+    assert "went back to round 1" in out
+    assert "rounds 2 to 4 no longer count; noise" in command("status")[1]
 
 
 def test_stop_asks_before_it_acts(filled: Filled, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ from tests.coordinator.ledger_fixture import SILOS, Filled, fill_study
 from tests.coordinator.page.page_kit import TOKEN, Page, asking
 
 ACTIONS = {"pause": {"study": "first"}, "resume": {"study": "first"}, "stop": {"study": "first"},
-           "extend": {"study": "first", "seconds": 60}, "invite": {"silo": "hospital-z"}, "revoke": {"silo": SILOS[0]}}
+           "extend": {"study": "first", "seconds": 60}, "invite": {"silo": "hospital-z"}, "revoke": {"silo": SILOS[0]},
+           "set-aside": {"silo": SILOS[0]}, "take-back": {"silo": SILOS[0]}, "rollback": {"study": "first", "to": 1}}
 
 
 @pytest.fixture
@@ -145,6 +146,35 @@ def test_what_is_not_json_is_refused(filled: Filled, content: bytes, kind: str, 
                                         headers={"authorization": f"Bearer {TOKEN}", "content-type": kind})
         assert answer.status_code == status
         assert filled.ledger.study_state("first") is StudyState.RUNNING
+    asking(filled, work)
+
+
+def test_a_silo_is_set_aside_and_taken_back_and_a_study_goes_back(filled: Filled) -> None:
+    ledger, folder = filled.ledger, filled.federation.studies / "first"
+    silo = "hospital-a"
+    for row in ledger.rounds("first"):
+        file = folder / "states" / f"{row.state_digest}.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+    async def work(page: Page) -> None:
+        done = await page.act("set-aside", {"silo": silo, "reason": "it sends <b>noise</b>"})
+        assert done.json() == {"silo": silo, "state": "set aside"}
+        line = next(each for each in (await page.get("/api/federation"))["silos"] if each["name"] == silo)
+        assert (line["state"], line["set_aside_reason"]) == ("set aside", "it sends <b>noise</b>")
+        assert code(await page.act("set-aside", {"silo": silo})) == "USAGE"
+        assert (await page.act("take-back", {"silo": silo})).json()["state"] == "joined"
+        assert code(await page.act("rollback", {"study": "first", "to": 2})) == "USAGE", "it runs"
+        await page.act("pause", {"study": "first"})
+        assert code(await page.act("rollback", {"study": "first", "to": 1.5})) == "USAGE"
+        back = await page.act("rollback", {"study": "first", "to": 2, "reason": "noise"})
+        assert back.json() == {"study": "first", "state": "queued", "round": 2, "gone": [3, 4]}
+        study = await page.get("/api/studies/first")
+        assert [each["number"] for each in study["rounds"]] == [0, 1, 2]
+        (found,) = study["rollbacks"]
+        assert (found["to_round"], found["origin"], found["reason"]) == (2, "page", "noise")
+        assert [each["number"] for each in found["rounds"]] == [3, 4]
+        assert found["rounds"][0]["accuracy"] is not None
     asking(filled, work)
 
 
