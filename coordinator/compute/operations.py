@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
+from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
 from semisilo.coordinator.compute.update_reader import Expected, SoundFiles, check_file, expected_of
 from semisilo.coordinator.ledger.cleanup import open_payloads
@@ -152,7 +154,7 @@ class Operations:
         environment = Environment(
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation,
-            num_classes=len(data.frozen.classes), device=device, progress=self._progress,
+            num_classes=len(data.frozen.classes), device=device, progress=self._progress, robust=settings.robust,
             trained_before=bool(data.frozen.weights_digest))
         strategy = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
@@ -253,9 +255,9 @@ class Operations:
         check_metrics(study.spec, header.metrics, update=True, phase=step.name)
         # What is kept for a silo is a file as large as the model.
         before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
-        held = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
-        self._sound.note(update.path)
-        return CheckedUpdate(held=tuple(held), encoded=tuple(encodings_of_payload(update.path)))
+        found = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
+        self._sound.note(update.path, found.norms)
+        return CheckedUpdate(held=found.held, encoded=tuple(encodings_of_payload(update.path)))
 
     def aggregate(self, request: Aggregate) -> Aggregated:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
@@ -269,6 +271,11 @@ class Operations:
         headers = tuple(update.header for update in updates)
         observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
+        appraised: Mapping[str, float] = {}
+        if (appraise := getattr(study.strategy, "appraise", None)) is not None:
+            with SpooledUpdates(headers, partial(self._read_again, request), norms=self._norms_of(request),
+                                scratch=study.folder) as spooled:
+                tally, appraised = appraise(now, step, tally, spooled, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
             before = self._kept(update.kept)
@@ -280,12 +287,23 @@ class Operations:
                 observer.measure(header.silo, now, groups, before)
             del before, groups, after
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
-        metrics = {name: value for observer in observers for name, value in observer.metrics().items()}
+        metrics = {**appraised, **{name: value for observer in observers for name, value in observer.metrics().items()}}
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
         after_phase = self._save(study.strategy.finish(handed.pop(0), step, handed.pop(), round=round))
         return Aggregated(state=after_phase, kept=kept, metrics=metrics)
+
+    def _read_again(self, request: Aggregate, index: int) -> dict[str, TensorGroup]:
+        """One update that will be read once more."""
+        update = request.updates[index]
+        silo = update.header.silo
+        return self._sound.read(update.path, silo, self._expected_of(
+            request.state, request.phase, request.round, silo, self._kept(update.kept)), again=True)
+
+    def _norms_of(self, request: Aggregate) -> Sequence[Mapping[str, float] | None]:
+        """What the check of each update found; None where another process has checked it."""
+        return [self._sound.norms(update.path) for update in request.updates]
 
     def _observers(self, round: int) -> list[UpdateObserver]:
         """What looks at every update before it is folded. To be extended where more may be seen than here."""
