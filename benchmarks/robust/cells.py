@@ -29,13 +29,13 @@ SPLITS: dict[str, dict[str, Any]] = {
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"norm_bound": 0.0},
     "bound": {},
-    "norm clipping": {"rule": "norm_clipping"},
-    "median": {"rule": "coordinate_median"},
+    "norm clipping": {"rule": "norm_clipping", "byzantine_silos": _F},
+    "median": {"rule": "coordinate_median", "byzantine_silos": _F},
     "trimmed mean": {"rule": "trimmed_mean", "byzantine_silos": _F},
-    "geometric median": {"rule": "geometric_median"},
+    "geometric median": {"rule": "geometric_median", "byzantine_silos": _F},
     "multi-Krum": {"rule": "multi_krum", "byzantine_silos": _F},
     "FLTrust": {"rule": "fltrust"},
-    "judge": {"rule": "judge"},
+    "judge": {"rule": "judge", "byzantine_silos": _F},
 }
 """Table [robust]. "mean" is the plain one; "bound" is the default: the mean with a bound on lengths."""
 METHODS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,9 @@ class Cell:
 
 
 def cells(method: str) -> Iterator[Cell]:
-    """All, those first that say most: honest silos, then three liars, then one, then two."""
+    """All, those first that say most: no silo that gives anything, honest silos, then three liars, one, two."""
+    for split in SPLITS:
+        yield Cell(method, split, "free rider", SILOS, "mean")
     for attackers in (0, 3, 1, 2):
         for split in SPLITS:
             for attack in ATTACKS if attackers else (NOBODY,):
@@ -75,10 +77,10 @@ def study_of(cell: Cell, *, seed: int) -> dict[str, Any]:
     split = {**SPLITS[cell.split], "silos": SILOS}
     image: dict[str, Any] = {"size": 8, "channels": 1}
     if at_silo:
-        split |= {"labelled_share": 1.0} if cell.split == "even" else {}
+        split |= {"all_labelled": True, "num_validation": 100}
         image |= {"mean": [0.3], "std": [0.38]}
     else:
-        split |= {"num_labelled": 100}
+        split |= {"num_labelled": 40}
     return {"study": {"rounds": 10, "seed": seed, "labelled_only_baseline": False}, "model": {"name": NETWORK},
             "data": {"image": image, **({} if at_silo else {"validation_share": "0%"})},
             "augmentation": {"policy": "small", "without": ["Invert", "Solarize"]}, "method": METHODS[cell.method],

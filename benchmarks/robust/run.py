@@ -1,6 +1,6 @@
 """What lying silos cost under each rule of [robust]: `python -m benchmarks.robust.run --help`.
 
-Cell by cell in one process; what stands in results.jsonl is not run again, so it may be stopped at any time and goes on.
+Cell by cell in one process; what stands in results.jsonl is not run again, so it may be stopped at any time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break
         found = run_cell(cell, seed=seed)
         with RESULTS.open("a") as file:
-            file.write(json.dumps({**asdict(cell), "seed": seed, "study": digest_of(study_of(cell, seed=seed)), **found})
-                       + "\n")
+            study = digest_of(study_of(cell, seed=seed))
+            file.write(json.dumps({**asdict(cell), "seed": seed, "study": study, **found}) + "\n")
         print(f"[{number + 1}/{len(jobs)}] {cell.split}, {cell.attackers} {cell.attack}, {cell.rule}, seed {seed}:"
               f" {_said(found)}", file=sys.stderr, flush=True)
     from benchmarks.robust.results import write_page
@@ -66,8 +66,8 @@ def run_cell(cell: Cell, *, seed: int) -> dict[str, Any]:
     study = study_of(cell, seed=seed)
     names = tuple(f"silo-{index:03d}" for index in range(SILOS))
     attack = Attack(kind=cell.attack, silos=chosen_silos(names, cell.attackers, seed=seed), num_classes=_CLASSES)
-    began = time.process_time()
-    with tempfile.TemporaryDirectory() as folder, attacking(study["method"]["name"], attack if cell.attackers else None):
+    began, method = time.process_time(), study["method"]["name"]
+    with tempfile.TemporaryDirectory() as folder, attacking(method, attack if cell.attackers else None):
         try:
             run = simulate(study, out=Path(folder) / "run", engine="process", device="cpu", progress=False)
         except SemisiloError as error:

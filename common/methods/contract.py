@@ -342,7 +342,7 @@ class Environment:
     """K of the study; 0 for methods that do not ask."""
     device: str = "cpu"
     progress: Any = None
-    robust: RobustSettings = RobustSettings()
+    robust: RobustSettings = field(default_factory=RobustSettings)
     """Table [robust] of the study."""
     trained_before: bool = False
     """Whether the initial model is one that was trained before, so that it must be started from as it is."""

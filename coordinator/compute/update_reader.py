@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from semisilo.common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
@@ -91,7 +92,7 @@ def group_norm(group: TensorGroup) -> float:
 
 def _squares(tensor: Tensor) -> float:
     """Sum of squares, in float64 and in pieces of equal size, so that it depends on no number of threads."""
-    pieces = tensor.reshape(-1).split(_PIECE_ELEMENTS)
+    pieces = torch.split(tensor.reshape(-1), _PIECE_ELEMENTS)
     return math.fsum(float(np.square(piece.double().numpy()).sum()) for piece in pieces)
 
 

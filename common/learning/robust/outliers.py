@@ -20,7 +20,7 @@ def not_worse_than_others(harm_NV: Tensor, *, deviations: float, least: float) -
 
         harm_kv <= median_v + max(deviations * 1.4826 * MAD_v, least)
 
-    As long as fewer than half of the updates lie, median and MAD (median absolute deviation) are bounded by honest
+    An infinite harm never stays. As long as fewer than half of the updates lie, median and MAD (median absolute deviation) are bounded by honest
     ones.
     Args:
         harm_NV: what each update does to the coordinator's loss, by view; float64; infinite where a model is broken.
@@ -31,4 +31,4 @@ def not_worse_than_others(harm_NV: Tensor, *, deviations: float, least: float) -
     middle_V = harm_NV.median(dim=0).values
     away_NV = torch.where(torch.isfinite(middle_V), harm_NV - middle_V, torch.zeros_like(harm_NV))
     spread_V = NORMAL_MAD * away_NV.abs().median(dim=0).values
-    return (away_NV <= (deviations * spread_V).clamp_min(least)).all(dim=1)
+    return (torch.isfinite(harm_NV) & (away_NV <= (deviations * spread_V).clamp_min(least))).all(dim=1)

@@ -17,8 +17,8 @@ from semisilo.common.methods.uplink import Uplink
 
 __all__ = ["NEEDS_BYZANTINE", "RULES", "WITHOUT_IMAGES", "RobustSettings", "Rule", "fewest_updates", "refused"]
 
-Rule = Literal["none", "norm_clipping", "coordinate_median", "trimmed_mean", "geometric_median", "multi_krum", "fltrust",
-               "judge"]
+Rule = Literal["none", "norm_clipping", "coordinate_median", "trimmed_mean", "geometric_median", "multi_krum",
+               "fltrust", "judge"]
 RULES: tuple[Rule, ...] = ("norm_clipping", "coordinate_median", "trimmed_mean", "geometric_median", "multi_krum",
                            "fltrust", "judge")
 """All but the plain mean."""
@@ -36,15 +36,16 @@ class RobustSettings:
 
     rule: Rule = "none"
     """How the updates of a round are averaged. "none": as the method says. "norm_clipping": likewise, none longer than
-    the median. "coordinate_median" and "trimmed_mean" (Yin et al., ICML 2018): of every number by itself, silos counting
-    alike. "geometric_median" (RFA; Pillutla et al., 2022). "multi_krum" (Blanchard et al., NeurIPS 2017). "fltrust" (Cao
-    et al., NDSS 2021): updates count as far as they point where a step on the coordinator's own labels points. "judge":
-    the coordinator tries every update on its own labelled images and leaves out what makes them worse than the others
-    do."""
+    the median. "coordinate_median", "trimmed_mean" (Yin et al., ICML 2018): of every number by itself, silos counting
+    alike. "geometric_median" (RFA; Pillutla et al., 2022). "multi_krum" (Blanchard et al., NeurIPS 2017). "fltrust"
+    (Cao et al., NDSS 2021): updates count as far as they point where a step on the coordinator's own labels points.
+    "judge": the coordinator tries every update on its own labelled images, and leaves out what makes them worse than
+    the others do."""
     byzantine_silos: int = 0
-    """f: how many of the silos of a round may lie. "trimmed_mean" leaves out the f largest and the f smallest values of
-    every number and needs 2 f + 1 updates, "multi_krum" leaves out f updates and needs 2 f + 3. A round with fewer takes
-    nothing over."""
+    """f: how many of the silos of a round may lie. A round with fewer than 2 f + 1 updates ("multi_krum": 2 f + 3)
+    takes nothing over: silos that honestly abstain must not leave it to those that lie. "trimmed_mean" leaves out the f
+    largest and the f smallest values of every number, "multi_krum" f updates; both must be told. Not for "none", nor
+    for "fltrust", which compares no silo with others."""
     norm_bound: float = 5.0
     """No update counts with more than so many times the median length (Euclidean norm) of the round's updates; a longer
     one is shortened to that. Acts from three updates on. 0 turns it off."""
@@ -55,10 +56,10 @@ class RobustSettings:
         if not (self.norm_bound == 0 or (self.norm_bound >= 1 and math.isfinite(self.norm_bound))):
             raise ValueError(f"norm_bound = {self.norm_bound}: must be at least 1, or 0 for none.")
         if self.rule in NEEDS_BYZANTINE and not self.byzantine_silos:
-            raise ValueError(f'rule = "{self.rule}" needs byzantine_silos, the number of silos that may lie: 1 or more.')
-        if self.rule not in NEEDS_BYZANTINE and self.byzantine_silos:
+            raise ValueError(f'rule = "{self.rule}" needs byzantine_silos: how many silos may lie, 1 or more.')
+        if self.rule in ("none", "fltrust") and self.byzantine_silos:
             raise ValueError(f'byzantine_silos = {self.byzantine_silos} has no effect on rule = "{self.rule}": leave it'
-                             f" out, or choose one of {', '.join(NEEDS_BYZANTINE)}.")
+                             " out, or choose another rule.")
 
     @property
     def looks_at_images(self) -> bool:
@@ -68,9 +69,10 @@ class RobustSettings:
 
 def fewest_updates(settings: RobustSettings) -> int:
     """How many updates a round must have for the rule to say anything."""
+    if settings.rule in ("none", "fltrust"):
+        return 1
     f = settings.byzantine_silos
-    return {"trimmed_mean": 2 * f + 1, "multi_krum": 2 * f + 3, "coordinate_median": 3, "geometric_median": 3}.get(
-        settings.rule, 1)
+    return 2 * f + 3 if settings.rule == "multi_krum" else 2 * f + 1
 
 
 def refused(settings: RobustSettings, *, method: str, allowed: Sequence[Rule], uplink: Uplink,

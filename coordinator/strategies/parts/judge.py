@@ -1,8 +1,8 @@
 """The coordinator's labelled images as a judge: every update is tried on them before it counts.
 
 Each update is added to the model that was sent, alone, and the loss is taken on the coordinator's images, as they are
-and with patches in many places. An update is left out when it makes either worse than the other updates do, beyond their
-spread. The first test finds what destroys knowledge; the second what answers to a patch, as a model with a hidden
+and with patches in many places. An update is left out when it makes either worse than the other updates do, beyond
+their spread. The first test finds what destroys knowledge; the second what answers to a patch, as a model with a hidden
 trigger does while it is right on images without one.
 
 The images are the validation images, or the labelled ones where there are none.
@@ -66,8 +66,8 @@ class Judge:
         images = next((each for each in (data.validation, data.labelled)
                        if each is not None and len(each) and each.labels_N is not None), None)
         if images is None:
-            raise BadConfiguration('[robust] rule = "judge" needs images with labels at the coordinator to try updates on;'
-                                   " there are none.",
+            raise BadConfiguration('[robust] rule = "judge" needs images with labels at the coordinator to try updates'
+                                   " on; there are none.",
                                    remedy="Name some in [data] validation, or choose a rule that needs none.")
         self._environment = environment
         self._images = _some_of(images, _MOST_IMAGES)
@@ -95,7 +95,6 @@ class Judge:
             if not (clean and patched):
                 _LOG.warning("round %d: the update of silo %s is left out: alone it makes the coordinator's images%s"
                              " worse than the others do", round, header.silo, " with a patch" if clean else "")
-        if DEBUG is not None: DEBUG.append((round, [h.silo for h in updates.headers], harm_NV, before_V))
         return Verdict(accepted=tuple((clean_N & patched_N).tolist()))
 
     def _losses(self, model: nn.Module, w: Mapping[str, Tensor], *, round: int) -> Tensor:
@@ -115,7 +114,7 @@ class Judge:
         unpatched = self._loss(model, images_PCHW, self._patched)
         generator = torch_generator(environment.seed, "judge_patches", round=round)
         logits_NK = logits_of(model, torch.cat(list(patched_views(images_PCHW, generator))), environment.image)
-        for part_PK in logits_NK.split(len(images_PCHW)):
+        for part_PK in torch.split(logits_NK, len(images_PCHW)):
             losses.append(_balanced_loss(part_PK, self._patched) - unpatched)
         found_V = torch.tensor(losses, dtype=torch.float64)
         return torch.where(torch.isfinite(found_V), found_V, torch.full_like(found_V, math.inf))
@@ -123,7 +122,6 @@ class Judge:
     def _loss(self, model: nn.Module, images_MCHW: Tensor, images: ImageSet) -> float:
         return _balanced_loss(logits_of(model, images_MCHW, self._environment.image), images)
 
-DEBUG = None
 
 def _balanced_loss(logits_MK: Tensor, images: ImageSet) -> float:
     """Mean cross-entropy, every class that occurs with equal weight."""

@@ -111,7 +111,7 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
         assert isinstance(tally, AverageTally)
         return self._robust.appraised(
             tally, updates, group="model", w=self.sent_model(state).tensors, round=round,
-            lr=self.sent_lr(state, round=round), stretches_N=self.stretches(tally, updates))
+            lr=lambda: self.sent_lr(state, round=round), stretches_N=self.stretches(tally, updates))
 
     def sent_lr(self, state: StateT, *, round: int) -> float:
         """The learning rate that silos are sent."""
@@ -156,9 +156,9 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
 
     def appraise(self, state: StateT, phase: Phase, tally: TallyT | StatisticsTally, updates: Updates, *,
                  round: int) -> tuple[TallyT | StatisticsTally, Mapping[str, float]]:
-        """As `train_appraise`. Batch-norm statistics are compared when all are there: they are small."""
+        """As `train_appraise`; or batch-norm statistics by the rule of [robust]."""
         if isinstance(tally, StatisticsTally):
-            return tally, {}
+            return self._statistics.appraised(tally, updates), {}
         return self.train_appraise(state, tally, updates, round=round)
 
     def fold(self, state: StateT, tally: TallyT | StatisticsTally, header: UpdateHeader,

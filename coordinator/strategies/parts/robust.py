@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -106,25 +105,29 @@ class RobustAveraging:
         if rule == "fltrust":
             self._labelled = data.labelled
             if data.labelled is None or data.labelled.labels_N is None or not len(data.labelled):
-                raise BadConfiguration('[robust] rule = "fltrust" needs labelled images at the coordinator to take a step'
-                                       " of its own on; there are none.",
+                raise BadConfiguration('[robust] rule = "fltrust" needs labelled images at the coordinator, to step on;'
+                                       " there are none.",
                                        remedy='Choose another rule; "judge" can look at [data] validation.')
         self._judge = Judge(environment) if rule == "judge" else None
 
-    def appraised(self, tally: T, updates: Updates, *, group: str, w: Mapping[str, Tensor], lr: float,
+    def appraised(self, tally: T, updates: Updates, *, group: str, w: Mapping[str, Tensor], lr: Callable[[], float],
                   stretches_N: Sequence[float] | None = None, round: int) -> tuple[T, dict[str, float]]:
         """The tally of a training phase with the weights of the rule; the same object where nothing changes.
 
         Args:
             group: that is averaged.
             w: the model that the silos started from.
-            lr: learning rate of the round.
+            lr: gives the learning rate of the round, for a step of its own.
             stretches_N: the tally's weights over the plain ones, such as FedNova's tau_eff / tau_k; None for 1.
         Returns: the tally, and numbers about what was done.
         """
         settings, count = self._settings, len(updates.headers)
         if not count:
             return tally, {}
+        if count < (least := fewest_updates(settings)):
+            _LOG.warning('round %d: nothing of %d updates is taken over: rule = "%s" with byzantine_silos = %d needs'
+                         " %d", round, count, settings.rule, settings.byzantine_silos, least)
+            return _settled(tally, None), {"updates_left_out": float(count)}
         own = self._own_step(w, lr=lr, round=round)
         bound = bounded(settings, updates, group, stretches_N=stretches_N, round=round,
                         own=None if own is None else tensors.norm(own))
@@ -134,10 +137,6 @@ class RobustAveraging:
             weights = {header.silo: tally.weights[header.silo] * factor
                        for header, factor in zip(updates.headers, bound.factors, strict=True)}
             return replace(tally, weights=weights), bound.metrics()
-        if count < (least := fewest_updates(settings)):
-            _LOG.warning('round %d: nothing of %d updates is taken over: rule = "%s" needs %d', round, count,
-                         settings.rule, least)
-            return _settled(tally, None), {"updates_left_out": float(count)}
         stretches = [1.0] * count if stretches_N is None else list(stretches_N)
         scales = [factor * stretch for factor, stretch in zip(bound.factors, stretches, strict=True)]
         if settings.rule in ("coordinate_median", "trimmed_mean"):
@@ -184,12 +183,12 @@ class RobustAveraging:
         flat = torch.cat([trimmed_mean(block_NB * torch.tensor(scales, dtype=block_NB.dtype)[:, None], trim=trim)
                           for block_NB in updates.blocks(group)])
         order = updates.read(0)[group].tensors
-        parts = flat.split([tensor.numel() for tensor in order.values()])
+        parts = torch.split(flat, [tensor.numel() for tensor in order.values()])
         found = {name: part.reshape(order[name].shape).to(order[name].dtype) for name, part
                  in zip(order, parts, strict=True)}
         return {name: found[name] for name in like}
 
-    def _own_step(self, w: Mapping[str, Tensor], *, lr: float, round: int) -> dict[str, Tensor] | None:
+    def _own_step(self, w: Mapping[str, Tensor], *, lr: Callable[[], float], round: int) -> dict[str, Tensor] | None:
         """d_0: what as many passes over the coordinator's labels as silos take over their images make of w; None where
         the rule needs none."""
         if self._labelled is None:
@@ -198,7 +197,7 @@ class RobustAveraging:
         model = model_at_coordinator(environment, w, round=round)
         train_on_labels(model, self._labelled, environment, epochs=getattr(settings, "local_epochs", 1), momentum=None,
                         batch_size=getattr(settings, "labelled_batch", 10), purpose="own_step", round=round,
-                        sgd=sgd_settings(settings, lr, nesterov=getattr(settings, "nesterov", False)),  # type: ignore[arg-type]
+                        sgd=sgd_settings(settings, lr(), nesterov=getattr(settings, "nesterov", False)),  # type: ignore[arg-type]
                         text="a step to compare silos with",
                         imbalance=settings if isinstance(settings, ImbalanceSettings) else ImbalanceSettings())
         return tensors.subtract(tensors.parameters_of(model), w)
@@ -218,7 +217,7 @@ def _products_with(updates: Updates, group: str, own: Mapping[str, Tensor]) -> l
     order = updates.read(0)[group].tensors
     own_D = torch.cat([own[name].reshape(-1) for name in order])
     start, total_N = 0, torch.zeros(len(updates.headers), dtype=torch.float64)
-    for block_NB in chain(updates.blocks(group)):
+    for block_NB in updates.blocks(group):
         width = block_NB.shape[1]
         total_N += block_NB.double() @ own_D[start:start + width].double()
         start += width
