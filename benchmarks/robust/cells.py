@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.robust.attacks import ATTACKS
 
-__all__ = ["METHODS", "NETWORK", "RULES", "SEEDS", "SILOS", "SPLITS", "Cell", "cells", "digest_of", "study_of"]
+__all__ = ["METHODS", "NETWORK", "NOBODY", "RULES", "SEEDS", "SILOS", "SPLITS", "Cell", "cells", "digest_of", "study_of"]
 
 SILOS = 10
 NETWORK = "benchmarks.robust.network:TinyCNN"
@@ -39,8 +39,9 @@ RULES: dict[str, dict[str, Any]] = {
 }
 """Table [robust]. "mean" is the plain one; "bound" is the default: the mean with a bound on lengths."""
 METHODS: dict[str, dict[str, Any]] = {
-    "SemiFL": {"name": "semifl", "local_epochs": 2, "unlabelled_batch": 32, "labelled_batch": 32, "mix_weight": 0.0},
-    "FedAvg": {"name": "fedavg", "objective": "sl", "local_epochs": 2, "labelled_batch": 32, "lr": 0.03,
+    "SemiFL": {"name": "semifl", "local_epochs": 2, "unlabelled_batch": 32, "labelled_batch": 32, "mix_weight": 0.0,
+               "confidence_threshold": 0.8},
+    "FedAvg": {"name": "fedavg", "objective": "sl", "local_epochs": 2, "labelled_batch": 32, "lr": 0.1,
                "momentum": 0.9, "nesterov": True, "lambda_s": 1.0, "schedule": "cosine", "clip_norm": 1.0},
 }
 """SemiFL: labels at the coordinator. FedAvg: all images of the silos are labelled, and the coordinator has as many

@@ -96,7 +96,8 @@ class FedSGDStrategy(TrainAndMeasure[FedSGDState, AverageTally, None]):
     def train_appraise(self, state: FedSGDState, tally: AverageTally, updates: Updates, *,
                        round: int) -> tuple[AverageTally, Mapping[str, float]]:
         """As others' differences: what is averaged are gradients."""
-        return self._robust.appraised(tally, updates, group="gradient", w=state.w, lr=lambda: self._lr(round), round=round)
+        return self._robust.appraised(tally, updates, group="gradient", w=state.w, lr=lambda: self._lr(round),
+                                      round=round)
 
     def train_finish(self, state: FedSGDState, tally: AverageTally, *, round: int) -> FedSGDState:
         """One step, then its statistics.

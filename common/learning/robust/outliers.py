@@ -20,8 +20,8 @@ def not_worse_than_others(harm_NV: Tensor, *, deviations: float, least: float) -
 
         harm_kv <= median_v + max(deviations * 1.4826 * MAD_v, least)
 
-    An infinite harm never stays. As long as fewer than half of the updates lie, median and MAD (median absolute deviation) are bounded by honest
-    ones.
+    An infinite harm never stays. As long as fewer than half of the updates lie, median and MAD (median absolute
+    deviation) are bounded by honest ones.
     Args:
         harm_NV: what each update does to the coordinator's loss, by view; float64; infinite where a model is broken.
         deviations: above 0.

@@ -159,7 +159,7 @@ class RobustAveraging:
         """What each scaled update is multiplied by, and numbers about it."""
         settings, count = self._settings, len(scales)
         if self._judge is not None:
-            verdict = self._judge.verdict(w, updates, group, scales, round=round)
+            verdict = self._judge.verdict(w, updates, group, scales=scales, weights=plain, round=round)
             total = math.fsum(weight for weight, fair in zip(plain, verdict.accepted, strict=True) if fair)
             return ([weight / total if fair and total else 0.0
                      for weight, fair in zip(plain, verdict.accepted, strict=True)],

@@ -45,7 +45,8 @@ def _accepted(updates: list[dict[str, Tensor]], *, data: CoordinatorData | None 
     headers = tuple(UpdateHeader(f"silo-{index}", 1) for index in range(len(updates)))
     groups = [{"model": TensorGroup(update, Meaning.DIFFERENCE)} for update in updates]
     with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as spooled:
-        return list(Judge(environment).verdict(_w(), spooled, "model", [1.0] * len(headers), round=1).accepted)
+        return list(Judge(environment).verdict(_w(), spooled, "model", scales=[1.0] * len(headers),
+                                               weights=[0.2] * len(headers), round=1).accepted)
 
 
 def _honest(seed: int) -> dict[str, Tensor]:
@@ -92,4 +93,4 @@ def test_validation_images_go_before_labelled_ones() -> None:
     wrong = ImageSet(images_NCHW=swapped.images_NCHW, labels_N=1 - torch.arange(20) % 2, names=swapped.names)
     updates = [_honest(1), _honest(2), _honest(3), tensors.scale(_w(), -2.0)]
     assert _accepted(updates, data=CoordinatorData(labelled=wrong, validation=_images())) == [True, True, True, False]
-    assert _accepted(updates, data=CoordinatorData(labelled=_images(), validation=wrong)) == [True] * 4
+    assert _accepted(updates, data=CoordinatorData(labelled=_images(), validation=wrong))[3]

@@ -121,7 +121,8 @@ def test_an_update_beyond_the_bound_counts_with_its_direction_and_five_medians()
 
 RULES = [
     pytest.param(RobustSettings(rule="norm_clipping"),
-                 lambda v_ND: (v_ND * (1.5 / v_ND.norm(dim=1)).clamp_max(1.0)[:, None]).mean(dim=0), id="norm_clipping"),
+                 lambda v_ND: (v_ND * (1.5 / v_ND.norm(dim=1)).clamp_max(1.0)[:, None]).mean(dim=0),
+                 id="norm_clipping"),
     pytest.param(RobustSettings(rule="coordinate_median", norm_bound=0), coordinate_median, id="coordinate_median"),
     pytest.param(RobustSettings(rule="trimmed_mean", byzantine_silos=2, norm_bound=0),
                  lambda v_ND: trimmed_mean(v_ND, trim=2), id="trimmed_mean"),
