@@ -1,7 +1,7 @@
 """Table [robust] of a study: what keeps silos that lie from taking the model over.
 
 The coordinator alone acts by it, so it travels in no task. The rules are in `semisilo.common.learning.robust`, and what
-they do not protect from in docs/security.md.
+they do not protect from in docs/study.md.
 
 Tests: tests/common/methods/parts/test_robust.py.
 """
