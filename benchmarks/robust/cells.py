@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.robust.attacks import ATTACKS
 
-__all__ = ["METHODS", "NETWORK", "NOBODY", "RULES", "SEEDS", "SILOS", "SPLITS", "Cell", "cells", "digest_of", "study_of"]
+__all__ = ["METHODS", "NETWORK", "NOBODY", "RULES", "SEEDS", "SILOS", "SPLITS", "Cell", "cells", "digest_of",
+           "study_of"]
 
 SILOS = 10
 NETWORK = "benchmarks.robust.network:TinyCNN"

@@ -16,17 +16,18 @@ __all__ = ["Results", "read_results", "write_page"]
 
 _HEAD = """# What do lying silos cost?
 
-Written by `make bench-robust`. Ten silos share scikit-learn's digits, ten rounds, a network of two convolutions, one thread. In
-each cell: accuracy on the test images after the last round in per cent, mean over seeds, and how many seeds were run. *mean* is
-the plain average without any bound; *bound* the default of `[robust]`. Rules that are told how many may lie are told 3. A study
-that could not go on, because the model was no longer finite, counts as *failed*. Attackers act in every round and are drawn by
-the seed.
+Written by `make bench-robust`. Ten silos share scikit-learn's digits, ten rounds, a network of two convolutions, one
+thread. In each cell: accuracy on the test images after the last round in per cent, mean over seeds, and how many seeds
+were run. *mean* is the plain average without any bound; *bound* the default of `[robust]`. Rules that are told how many
+may lie are told 3. A study that could not go on, because the model was no longer finite, counts as *failed*. Attackers
+act in every round and are drawn by the seed.
 
-- **sign flip, x10, x1000**: the honest update times -1, 10 or 1000. **Gaussian noise**: noise ten times as long as the honest
-  update. **free rider**: zeros. **label flip**: trained on true labels moved by one class. **backdoor**: half of the images are
-  trained with a chessboard of 3 x 3 pixels in a corner as class 0; its success is how often the final model says class 0 of test
-  images of other classes with that patch.
-- SemiFL: 40 labels at the coordinator. FedAvg: all images labelled at the silos, 100 validation images at the coordinator.
+- **sign flip, x10, x1000**: the honest update times -1, 10 or 1000. **Gaussian noise**: noise ten times as long as the
+  honest update. **free rider**: zeros. **label flip**: trained on true labels moved by one class. **backdoor**: half of
+  the images are trained with a chessboard of 3 x 3 pixels in a corner as class 0; its success is how often the final
+  model says class 0 of test images of other classes with that patch.
+- SemiFL: 40 labels at the coordinator. FedAvg: all images labelled at the silos, 100 validation images at the
+  coordinator.
 """
 
 
@@ -102,7 +103,8 @@ def _lost(results: Results, method: str, split: str, rules: Iterable[str]) -> li
     honest = {seed: run["accuracy"] for seed, run in results.found[Cell(method, split, NOBODY, 0, "mean")].items()}
     if not honest:
         return []
-    rows = ["| rule | most points lost against the honest mean | under | lost without attack | backdoor's success, at most |",
+    rows = ["| rule | most points lost against the honest mean | under | lost without attack | backdoor's success, at most"
+            " |",
             "|---|---:|---|---:|---:|"]
     for rule in rules:
         lost: dict[str, float] = {}

@@ -1,12 +1,11 @@
 """The coordinator's labelled images as a judge: every update is tried on them before it counts.
 
-1. Alone. Each update is added to the model that was sent, and the loss is taken on the coordinator's images, as they
-   are and with patches in many places. An update is left out when it makes either worse than the other updates do,
-   beyond their spread: what destroys knowledge, and what answers to a patch, as a model with a hidden trigger does
-   while it is right on images without one.
+1. Alone. Each update is added to the model that was sent, and left out when that raises the loss on the coordinator's
+   images more than the other updates do, beyond their spread.
 2. Together. Silos that see few classes all make these images worse alone, and then a lie does not stand out. So the
    mean of those that are left is tried without each of them, and the one without which it is best is left out as long
-   as that makes a difference beyond noise.
+   as that makes a difference beyond noise. The loss is here that of the images as they are, and what a patch adds to it
+   in the place where it adds most: a model with a hidden trigger is right on images without one.
 
 The images are the validation images, or the labelled ones where there are none.
 
@@ -44,12 +43,10 @@ _LOG = logging.getLogger("semisilo.coordinator")
 
 _MOST_IMAGES = 1000
 _PATCHED_IMAGES = 1536
-"""In all views together: as much work as a pass over so many images, for each update."""
+"""In all patched views together: as much work as a pass over so many images."""
 _DEVIATIONS = 4.0
 _LEAST_LOSS = 0.2
-"""Nats. Of 10 classes at 90 % a loss moves by a tenth with every image of a hundred that is lost."""
-_LEAST_PATCHED = 0.5
-"""Nats, of the few images of one view."""
+"""Nats above the median harm that never leave an update out alone."""
 _LEAST_GAIN = 0.01
 """Nats by which the mean must be better without an update, after two standard errors are taken off."""
 _STANDARD_ERRORS = 2.0
@@ -61,6 +58,18 @@ class Verdict:
 
     accepted: tuple[bool, ...]
     """Whether each may count, in silo order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    """What a model does on the coordinator's images."""
+
+    losses_M: Tensor
+    """Of every image, float64."""
+    added_VP: Tensor
+    """What a patch adds to the loss of an image, by view."""
+    added_V: Tensor
+    """Its mean, every class with equal weight."""
 
 
 class Judge:
@@ -90,21 +99,18 @@ class Judge:
             weights: of each in the mean.
         """
         model = model_at_coordinator(self._environment, w, round=round)
-        before_V = self._losses(model, w, round=round)
-        harm_NV = torch.full((len(scales), len(before_V)), math.inf, dtype=torch.float64)
+        before = self._balanced(self._losses(model, w, round=round))
+        harm_N = torch.full((len(scales), 1), math.inf, dtype=torch.float64)
         for index, scale in enumerate(scales):
             tried = tensors.add(w, updates.read(index)[group].tensors, factor=scale)
             if tensors.all_finite(tried):
-                harm_NV[index] = self._losses(model, tried, round=round)
-        clean_N = not_worse_than_others(harm_NV[:, :1], deviations=_DEVIATIONS, least=_LEAST_LOSS)
-        # Of many views the worst: comparing each by itself would find somebody in one of them in every round.
-        worst_N1 = (harm_NV[:, 1:] - harm_NV[:, 1:].median(dim=0).values).max(dim=1, keepdim=True).values
-        patched_N = not_worse_than_others(worst_N1, deviations=_DEVIATIONS, least=_LEAST_PATCHED)
-        for header, clean, patched in zip(updates.headers, clean_N, patched_N, strict=True):
-            if not (clean and patched):
-                _LOG.warning("round %d: the update of silo %s is left out: alone it makes the coordinator's images%s"
-                             " worse than the others do", round, header.silo, " with a patch" if clean else "")
-        staying = (clean_N & patched_N).nonzero().flatten().tolist()
+                harm_N[index] = self._balanced(self._losses(model, tried, round=round)) - before
+        stays_N = not_worse_than_others(harm_N, deviations=_DEVIATIONS, least=_LEAST_LOSS)
+        for header, stays in zip(updates.headers, stays_N, strict=True):
+            if not stays:
+                _LOG.warning("round %d: the update of silo %s is left out: alone it makes the coordinator's images"
+                             " worse than the others do", round, header.silo)
+        staying = stays_N.nonzero().flatten().tolist()
         staying = self._together(model, w, updates, group, staying, scales=scales, weights=weights, round=round)
         return Verdict(accepted=tuple(index in staying for index in range(len(scales))))
 
@@ -125,12 +131,12 @@ class Judge:
             mass = math.fsum(weights[index] for index in staying)
             if not mass:
                 break
-            before_M = self._image_losses(model, tensors.add(w, total, factor=1 / mass), round=round)
+            before = self._trial(model, tensors.add(w, total, factor=1 / mass), round=round)
             gains: dict[int, float] = {}
             for index in staying:
                 if (rest := mass - weights[index]) > 0:
                     without = tensors.add(w, plus(total, index, -1.0), factor=1 / rest)
-                    gains[index] = self._gain(before_M - self._image_losses(model, without, round=round))
+                    gains[index] = self._gain(before, self._trial(model, without, round=round))
             worst = max(gains, key=lambda index: (gains[index], -index), default=None)
             if worst is None or gains[worst] <= _LEAST_GAIN:
                 break
@@ -140,33 +146,31 @@ class Judge:
             staying = [index for index in staying if index != worst]
         return staying
 
-    def _gain(self, less_M: Tensor) -> float:
-        """Mean of what a loss has become less, less its standard error twice; -inf where it is no number."""
-        weights_M = class_balanced_weights(_labels(self._images))
-        mean = (weights_M * less_M).sum()
-        error = (weights_M * (less_M - mean)).square().sum().sqrt()
-        found = float(mean - _STANDARD_ERRORS * error)
+    def _gain(self, before: _Trial, after: _Trial) -> float:
+        """What the loss has become less, less its standard error twice; -inf where it is no number.
+
+        The error is that of the differences image by image, of the patch in the place where it did most before.
+        """
+        place = int(before.added_V.argmax())
+        clean, clean_error = _mean_and_error(before.losses_M - after.losses_M, self._images)
+        _, patched_error = _mean_and_error(before.added_VP[place] - after.added_VP[place], self._patched)
+        patched = float(before.added_V.max() - after.added_V.max())
+        found = clean + patched - _STANDARD_ERRORS * math.hypot(clean_error, patched_error)
         return found if math.isfinite(found) else -math.inf
 
-    def _losses(self, model: nn.Module, w: Mapping[str, Tensor], *, round: int) -> Tensor:
-        """Class-balanced loss on the images, then of every patched view by how much the patch raises it; float64
-        (1 + V,), all infinite for a model whose statistics no float32 can hold."""
-        environment, views = self._environment, GRID * GRID * len(FILLINGS)
-        losses_M = self._image_losses(model, w, round=round)
-        if not bool(torch.isfinite(losses_M).all()):
-            return torch.full((1 + views,), math.inf, dtype=torch.float64)
-        losses = [_balanced(losses_M, self._images)]
+    def _trial(self, model: nn.Module, w: Mapping[str, Tensor], *, round: int) -> _Trial:
+        environment = self._environment
+        losses_M = self._losses(model, w, round=round)
         images_PCHW = self._patched.images_NCHW[:]
-        unpatched = _balanced(_cross_entropy(logits_of(model, images_PCHW, environment.image), self._patched),
-                              self._patched)
-        generator = torch_generator(environment.seed, "judge_patches", round=round)
-        logits_NK = logits_of(model, torch.cat(list(patched_views(images_PCHW, generator))), environment.image)
-        for part_PK in torch.split(logits_NK, len(images_PCHW)):
-            losses.append(_balanced(_cross_entropy(part_PK, self._patched), self._patched) - unpatched)
-        found_V = torch.tensor(losses, dtype=torch.float64)
-        return torch.where(torch.isfinite(found_V), found_V, torch.full_like(found_V, math.inf))
+        unpatched_P = _cross_entropy(logits_of(model, images_PCHW, environment.image), self._patched)
+        views = patched_views(images_PCHW, torch_generator(environment.seed, "judge_patches", round=round))
+        logits_NK = logits_of(model, torch.cat(list(views)), environment.image)
+        added_VP = torch.stack([_cross_entropy(part_PK, self._patched) - unpatched_P
+                                for part_PK in torch.split(logits_NK, len(images_PCHW))])
+        return _Trial(losses_M=losses_M, added_VP=added_VP,
+                      added_V=added_VP @ class_balanced_weights(_labels(self._patched)))
 
-    def _image_losses(self, model: nn.Module, w: Mapping[str, Tensor], *, round: int) -> Tensor:
+    def _losses(self, model: nn.Module, w: Mapping[str, Tensor], *, round: int) -> Tensor:
         """Of every image, float64 (M,); infinite for a model whose statistics no float32 can hold. Parameters and
         statistics are in `model` then, which is in evaluation mode."""
         tensors.load_into(model, w)
@@ -179,6 +183,18 @@ class Judge:
         model.eval()
         return _cross_entropy(logits_of(model, self._images.images_NCHW, self._environment.image), self._images)
 
+    def _balanced(self, losses_M: Tensor) -> float:
+        """Their mean, every class that occurs with equal weight; infinite where it is no number."""
+        found = _mean_and_error(losses_M, self._images)[0]
+        return found if math.isfinite(found) else math.inf
+
+
+def _mean_and_error(values_M: Tensor, images: ImageSet) -> tuple[float, float]:
+    """The mean, every class that occurs with equal weight, and its standard error."""
+    weights_M = class_balanced_weights(_labels(images))
+    mean = (weights_M * values_M).sum()
+    return float(mean), float((weights_M * (values_M - mean)).square().sum().sqrt())
+
 
 def _labels(images: ImageSet) -> Tensor:
     assert images.labels_N is not None
@@ -188,11 +204,6 @@ def _labels(images: ImageSet) -> Tensor:
 def _cross_entropy(logits_MK: Tensor, images: ImageSet) -> Tensor:
     """Of every image, float64 (M,)."""
     return functional.cross_entropy(logits_MK.double().cpu(), _labels(images).cpu(), reduction="none")
-
-
-def _balanced(losses_M: Tensor, images: ImageSet) -> float:
-    """Their mean, every class that occurs with equal weight."""
-    return float((losses_M * class_balanced_weights(_labels(images))).sum())
 
 
 def _some_of(images: ImageSet, most: int) -> ImageSet:

@@ -88,6 +88,17 @@ def test_a_hidden_trigger_is_left_out_though_the_images_without_it_are_right() -
     assert _accepted([_honest(1), _trigger(), _honest(2), _honest(3), _honest(4)]) == [True, False, True, True, True]
 
 
+def test_a_flipped_sign_is_left_out_where_silos_see_one_class_each() -> None:
+    """Each says its own class of everything, so all harm alike alone; in the mean that cancels, and the rest counts."""
+    def of_one_class(label: int, knows: float) -> dict[str, Tensor]:
+        says = torch.tensor([4.0, -4.0]) * (1 if label == 0 else -1)
+        return {"1.weight": knows * _w()["1.weight"], "1.bias": says}
+
+    updates = [of_one_class(0, 0.3), of_one_class(1, 0.3), of_one_class(0, 0.3), of_one_class(1, 0.3),
+               of_one_class(0, 0.3), of_one_class(1, -0.9)]
+    assert not _accepted(updates)[5]
+
+
 def test_validation_images_go_before_labelled_ones() -> None:
     swapped = _images()
     wrong = ImageSet(images_NCHW=swapped.images_NCHW, labels_N=1 - torch.arange(20) % 2, names=swapped.names)
