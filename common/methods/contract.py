@@ -9,12 +9,13 @@ Tests: tests/test_contract.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.uplink import Uplink
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = [
     "FROM_TASK", "CoordinatorData", "Environment", "GroupLayout", "Meaning", "Memory", "MemoryFormat", "ModelBuilder",
     "ModelSettings", "Numerics", "NumericsRecord", "PayloadRef", "Phase", "Precision", "SiloData", "SiloState",
     "SiloTask", "Strategy", "Tally", "Task", "TaskSpec", "TensorGroup", "TensorSpec", "Tensors", "Trainer", "Update",
-    "UpdateHeader",
+    "UpdateHeader", "Updates",
 ]
 
 _WITHOUT_NORMALISATION = ("resnet9", "alexnet_like", "mlp_5000")
@@ -276,6 +277,24 @@ class Update:
     abstention: str = ""
 
 
+class Updates(Protocol):
+    """The accepted updates of one phase, in silo order, to be looked at before they are folded."""
+
+    @property
+    def headers(self) -> tuple[UpdateHeader, ...]:
+        """What is known of each."""
+
+    def norms(self, group: str) -> Sequence[float]:
+        """Euclidean norm of a group of every update, over all its elements. Costs nothing after a check."""
+
+    def read(self, index: int) -> Mapping[str, TensorGroup]:
+        """The decoded groups of one update. One at a time is in memory."""
+
+    def blocks(self, group: str) -> Iterator[torch.Tensor]:
+        """A group of all updates, flat, block by block of coordinates: (N, B), float32 unless the group is wider. The
+        coordinates are those of its tensors one after another, in the group's order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A step of a round in which silos work."""
@@ -338,6 +357,8 @@ class Environment:
     """K of the study; 0 for methods that do not ask."""
     device: str = "cpu"
     progress: Any = None
+    robust: RobustSettings = field(default_factory=RobustSettings)
+    """Table [robust] of the study."""
     trained_before: bool = False
     """Whether the initial model is one that was trained before, so that it must be started from as it is."""
     start_work: StartWork | None = None
@@ -357,8 +378,11 @@ class Strategy(Protocol[State]):
     order (byte order of names), so the same accepted updates give the same bits whatever their order of arrival. What
     is computed once for many silos is remembered by the state that it is made of, never by the strategy.
 
-    A strategy may have two more methods:
+    A strategy may have three more methods:
 
+        appraise(state, phase, tally, updates: Updates, *, round) -> tuple[Tally, Mapping[str, float]]
+            looks at all accepted updates after `begin` and before the first `fold`, and may weigh them anew; also
+            numbers about that, which stand among the round's metrics
         diagnostics(state) -> Mapping[str, float]
             numbers about the round that gave this state; they stand among the round's metrics
         local_model(state, groups, kept) -> tuple[Tensors, Tensors]

@@ -26,6 +26,7 @@ from typing import Literal
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
 from semisilo.common.methods.parts.objectives import OBJECTIVE_METRICS, ObjectiveSettings
+from semisilo.common.methods.parts.robust import RULES
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     MethodSpec,
@@ -76,6 +77,7 @@ FEDAVG = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, *OBJECTIVE_METRICS),
     settings=FedAvgSettings,
     set_by_strategy=("round_lr", *LABELLED_HINTS),
+    robust_rules=RULES,
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses and, where it makes "
               "pseudo-labels, how many of each class it kept; if silos measure batch-norm statistics also mean, "
               "variance and count at every such layer. A silo sees the averaged model." + HINTS_DISCLOSE,

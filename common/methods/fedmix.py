@@ -10,6 +10,7 @@ from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
+from semisilo.common.methods.parts.robust import RULES
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, refuse_unused, within
 
 __all__ = ["FEDMIX", "FedMixSettings"]
@@ -116,6 +117,7 @@ FEDMIX = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "unlabelled_loss", "sigma_distance", "steps"),
     settings=FedMixSettings,
     set_by_strategy=("round_lr", *LABELLED_HINTS),
+    robust_rules=RULES,
     discloses="A silo receives, besides the global model, the model that the coordinator has trained on its own labels "
               "(sigma). The coordinator sees a silo's model difference, how many images it used, its losses, how many "
               "of the images got a pseudo-label of each class, and keeps count of the rounds in which the silo took "

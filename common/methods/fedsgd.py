@@ -14,6 +14,7 @@ from typing import Literal
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
+from semisilo.common.methods.parts.robust import WITHOUT_IMAGES
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     EitherScenario,
@@ -85,6 +86,7 @@ FEDSGD = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "labelled_loss", "unlabelled_loss"),
     settings=FedSGDSettings,
     set_by_strategy=("round_lr", *LABELLED_HINTS),
+    robust_rules=WITHOUT_IMAGES,
     discloses="The coordinator sees the gradient of one batch of a silo, from which images can be reconstructed more "
               "easily than from a model trained over many batches; also how many images the silo has, its losses and, "
               "where it makes pseudo-labels, how many of each class it kept; if silos measure batch-norm statistics "

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.robust import RULES
 from semisilo.common.methods.spec import (
     PSEUDO_LABEL_METRICS,
     MethodSpec,
@@ -188,6 +189,7 @@ SELF_TRAINING = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps", "labelled_loss"),
     settings=SelfTrainingSettings,
     set_by_strategy=("round_lr", "model_prior"),
+    robust_rules=RULES,
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; where silos measure batch-norm statistics also mean, variance and count at every "

@@ -13,6 +13,7 @@ from typing import Literal
 
 from semisilo.common.methods.contract import Meaning
 from semisilo.common.methods.parts.imbalance import HINTS_DISCLOSE, LABELLED_HINTS, ImbalanceSettings
+from semisilo.common.methods.parts.robust import RULES
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS, MethodSpec, at_least, below_one, positive, within
 
 __all__ = ["SEMIFL", "SemiFLSettings"]
@@ -120,6 +121,7 @@ SEMIFL = MethodSpec(
     metrics=(*PSEUDO_LABEL_METRICS, "loss", "fix_loss", "mix_loss", "steps"),
     settings=SemiFLSettings,
     set_by_strategy=("round_lr", *LABELLED_HINTS),
+    robust_rules=RULES,
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; with sbn_source = \"coordinator+silos\" also mean, variance and count at every "

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
 
 __all__ = ["FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
@@ -72,6 +73,8 @@ class MethodSpec:
     other, where there are several; the number of threads is measured with it."""
     set_by_strategy: tuple[str, ...] = ()
     """Settings that the strategy writes into every task; a study file must not have them."""
+    robust_rules: tuple[Rule, ...] = ()
+    """Rules of table [robust] that the method is defined with, besides the plain mean."""
     discloses: str
     """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
 

@@ -9,8 +9,9 @@ the files it names, so that a process that died may be replaced and the operatio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -75,6 +76,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
+from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
 from semisilo.coordinator.compute.update_measures import BATCH_NORM, UpdateMeasures, change_of
@@ -169,7 +171,7 @@ class Operations:
         environment = Environment(
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation,
-            num_classes=len(data.frozen.classes), device=device, progress=self._progress,
+            num_classes=len(data.frozen.classes), device=device, progress=self._progress, robust=settings.robust,
             trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE))
         strategy = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
@@ -266,9 +268,9 @@ class Operations:
         check_metrics(study.spec, header.metrics, update=True, phase=step.name)
         # What is kept for a silo is a file as large as the model.
         before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
-        held = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
-        self._sound.note(update.path)
-        return CheckedUpdate(held=tuple(held), encoded=tuple(encodings_of_payload(update.path)))
+        found = check_file(update.path, self._expected_of(state, step, round, header.silo, before))
+        self._sound.note(update.path, found.norms)
+        return CheckedUpdate(held=found.held, encoded=tuple(encodings_of_payload(update.path)))
 
     def aggregate(self, request: Aggregate) -> Aggregated:
         """Folds the accepted updates of a phase, one in memory at a time, and finishes the phase.
@@ -330,6 +332,11 @@ class Operations:
                         for update, count in zip(updates, counts, strict=True))
         observers = self._observers(round)
         tally = study.strategy.begin(now, step, headers, round=round)
+        appraised: Mapping[str, float] = {}
+        if (appraise := getattr(study.strategy, "appraise", None)) is not None:
+            with SpooledUpdates(headers, partial(self._read_again, request, updates), norms=self._norms_of(updates),
+                                scratch=study.folder) as spooled:
+                tally, appraised = appraise(now, step, tally, spooled, round=round)
         kept: dict[str, str | None] = {}
         for number, (header, update) in enumerate(zip(headers, updates, strict=True)):
             before = self._kept(update.kept)
@@ -343,7 +350,7 @@ class Operations:
                 observer.measure(header.silo, now, groups, before)
             del before, groups, after, expected
             self._progress((number + 1) / len(updates) * 0.5, f"folded the update of {header.silo}")
-        metrics = {name: value for observer in observers for name, value in observer.metrics().items()}
+        metrics = {**appraised, **{name: value for observer in observers for name, value in observer.metrics().items()}}
         # The strategy gets the only references, so that what it needs no more goes while it trains.
         self._last, handed = ("", None), [now, tally]
         del now, tally
@@ -363,6 +370,18 @@ class Operations:
         parameters, statistics = study.strategy.model(state)
         model = measurable(study.environment, parameters, statistics)
         return model is None or answers_finitely(model, study.environment.image)
+
+    def _read_again(self, request: Aggregate, updates: tuple[SpooledUpdate, ...], index: int
+                    ) -> dict[str, TensorGroup]:
+        """One update that will be read once more."""
+        update = updates[index]
+        silo = update.header.silo
+        return self._sound.read(update.path, silo, self._expected_of(
+            request.state, request.phase, request.round, silo, self._kept(update.kept)), again=True)
+
+    def _norms_of(self, updates: tuple[SpooledUpdate, ...]) -> Sequence[Mapping[str, float] | None]:
+        """What the check of each update found; None where another process has checked it."""
+        return [self._sound.norms(update.path) for update in updates]
 
     def _observers(self, round: int) -> list[UpdateObserver]:
         """What looks at every update before it is folded. To be extended where more may be seen than here."""

@@ -5,9 +5,14 @@ Tests: tests/coordinator/compute/test_operations.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from semisilo.common.errors import BadPayload, LayoutMismatch, StorageDamaged, WrongBase
 from semisilo.common.learning.tensors import group_digest
@@ -15,14 +20,16 @@ from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning, Ta
 from semisilo.common.payload.codec import ELEMENT_TYPES, exceeds
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest
 from semisilo.common.payload.reader import PayloadReader
-from semisilo.common.payload.torch_tensors import decode_group, decode_groups
+from semisilo.common.payload.torch_tensors import bits_to_tensor, decode_group, decode_groups
 from semisilo.common.storage.store import hash_file
 
-__all__ = ["LARGEST_VALUE", "Expected", "SoundFiles", "check_file", "check_groups", "expected_of"]
+__all__ = ["LARGEST_VALUE", "CheckedFile", "Expected", "SoundFiles", "check_file", "check_groups", "expected_of",
+           "group_norm"]
 
 LARGEST_VALUE = 1e12
 """No weight, gradient or statistic of a model that anyone can use comes near it, and the sum over thousands of silos of
 what does not exceed it is far from the largest float32, 3.4e38: one silo cannot make a sum infinite."""
+_PIECE_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,22 @@ def expected_of(layouts: Mapping[str, GroupLayout], task: Task) -> Expected:
     return Expected(groups, bases)
 
 
-def check_file(path: Path, expected: Expected) -> list[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedFile:
+    """What the check of an update's file has found besides that it is right."""
+
+    held: tuple[str, ...]
+    """Digests of the tensors of groups that overwrite: the silo holds them from now on."""
+    norms: Mapping[str, float]
+    """Euclidean norm of every other group: the file is read to its end anyway."""
+
+
+def check_file(path: Path, expected: Expected) -> CheckedFile:
     """Whether the update in a file is what is expected; reads it one tensor at a time, or one group that overwrites.
 
-    Returns: digests of the tensors of groups that overwrite: the silo holds them from now on.
     Raises: BadPayload, LayoutMismatch or WrongBase, naming the group or tensor.
     """
-    held = []
+    held, norms = [], {}
     with PayloadReader(path, require_finite=True) as reader:  # its manifest only; no tensor yet
         check_groups(reader.groups, expected.groups)
         for name, layout in expected.groups.items():
@@ -72,10 +88,24 @@ def check_file(path: Path, expected: Expected) -> list[str]:
                         raise _absurd(tensor, name)
                 held.append(group_digest(group))
                 continue
+            squares: list[float] = []
             for spec, bits in reader.tensors(name):  # decoding is half of the check
                 if exceeds(bits, ELEMENT_TYPES[spec.dtype], LARGEST_VALUE):
                     raise _absurd(spec.name, name)
-    return held
+                squares.append(_squares(bits_to_tensor(bits, spec)))
+            norms[name] = math.sqrt(math.fsum(squares))
+    return CheckedFile(held=tuple(held), norms=norms)
+
+
+def group_norm(group: TensorGroup) -> float:
+    """Euclidean norm of all elements; the same bits however the tensors are read."""
+    return math.sqrt(math.fsum(_squares(tensor) for tensor in group.tensors.values()))
+
+
+def _squares(tensor: Tensor) -> float:
+    """Sum of squares, in float64 and in pieces of equal size, so that it depends on no number of threads."""
+    pieces = torch.split(tensor.reshape(-1), _PIECE_ELEMENTS)
+    return math.fsum(float(np.square(piece.double().numpy()).sum()) for piece in pieces)
 
 
 def _absurd(tensor: str, group: str) -> BadPayload:
@@ -88,32 +118,51 @@ class SoundFiles:
 
     def __init__(self) -> None:
         self._looks: dict[str, tuple[int, int, int]] = {}
+        self._norms: dict[str, Mapping[str, float]] = {}
 
-    def note(self, path: Path) -> None:
-        """The file was read and is right."""
+    def note(self, path: Path, norms: Mapping[str, float]) -> None:
+        """The file was read and is right.
+
+        Args:
+            norms: `CheckedFile.norms`.
+        """
         self._looks[path.name] = _looks(path)
+        self._norms[path.name] = norms
 
-    def read(self, path: Path, silo: str, expected: Expected) -> dict[str, TensorGroup]:
+    def norms(self, path: Path) -> Mapping[str, float] | None:
+        """What the check of a file found, as long as it looks untouched."""
+        return self._norms.get(path.name) if self._looks.get(path.name) == _looks(path) else None
+
+    def read(self, path: Path, silo: str, expected: Expected, *, again: bool = False) -> dict[str, TensorGroup]:
         """The update in a spooled file, which is called by its digest and was checked when it arrived.
 
         The SHA-256 is computed again only when the file may have changed since: after a restart, for example.
 
+        Args:
+            again: whether it will be read once more, so that what is known of it is kept.
         Raises: StorageDamaged when it is missing or not what was accepted.
         """
         try:
-            sound = self._looks.pop(path.name, None) == _looks(path)
+            sound = self._looks.get(path.name) == _looks(path)
+            if not again:
+                self._looks.pop(path.name, None)
+                self._norms.pop(path.name, None)
             if not sound and hash_file(path) != path.name:
                 raise StorageDamaged(f"{path}: the spooled update of silo {silo} is damaged.",
                                      remedy="Check the disk. Stop the study, or restore the file from a backup.")
             with PayloadReader(path) as reader:
                 check_groups(reader.groups, expected.groups)
-            return decode_groups(path, require_finite=not sound, max_bytes=_dense_bytes(expected.groups),
-                                 references=expected.bases.get)
+            groups = decode_groups(path, require_finite=not sound, max_bytes=_dense_bytes(expected.groups),
+                                   references=expected.bases.get)
         except FileNotFoundError:
             raise StorageDamaged(f"{path}: the spooled update of silo {silo} is missing.",
                                  remedy="Stop the study, or restore the file from a backup.") from None
         except (BadPayload, LayoutMismatch, WrongBase) as error:
             raise AssertionError(f"{path}: accepted, and now refused: {error.text}") from error
+        if again and not sound:
+            self.note(path, {name: group_norm(group) for name, group in groups.items()
+                             if group.meaning is not Meaning.OVERWRITE})
+        return groups
 
 
 def _looks(path: Path) -> tuple[int, int, int]:

@@ -45,11 +45,12 @@ from semisilo.common.learning.averaging.normalised import (
 )
 from semisilo.common.learning.soft_labels import ramp
 from semisilo.common.learning.training import check_finite
-from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.fed_shvr import FedSHVRSettings
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, own_model
 from semisilo.coordinator.strategies.parts.labelled_training import model_at_coordinator
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
+from semisilo.coordinator.strategies.parts.robust import CUT
 from semisilo.coordinator.strategies.parts.served import ServedState
 from semisilo.coordinator.strategies.parts.weights import size_weights
 
@@ -164,6 +165,21 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
             round=round, weights=dict(zip(silos, factors, strict=True)), tau_bar=mean_steps(sizes, steps),
             c_sum=state.c_sum, mass=state.mass, members=state.members, sizes=dict(zip(silos, sizes, strict=True)),
             renew=self._reason_to_renew(state, headers))
+
+    def train_appraise(self, state: FedSHVRState, tally: FedSHVRTally, updates: Updates, *,
+                       round: int) -> tuple[FedSHVRTally, Mapping[str, float]]:
+        """The bound alone. A silo whose update is shortened keeps a c_k that the coordinator does not count so, and
+        therefore the sum is begun anew."""
+        after, told = super().train_appraise(state, tally, updates, round=round)
+        if after is tally or not self._corrects:
+            return after, told
+        return replace(after, renew=tally.renew or CUT), told
+
+    def stretches(self, tally: FedSHVRTally, updates: Updates) -> list[float]:
+        """tau_bar / tau_k, or 1 with plain averaging: a silo that says it took fewer steps than it did is counted with
+        a longer update."""
+        plain = size_weights([tally.sizes[header.silo] for header in updates.headers])
+        return [tally.weights[header.silo] / share for header, share in zip(updates.headers, plain, strict=True)]
 
     def train_fold(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: FedSHVRSiloState | None

@@ -5,10 +5,11 @@ Source: Wang et al., NeurIPS 2020.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from semisilo.common.learning.averaging.normalised import normalised_factors
-from semisilo.common.methods.contract import UpdateHeader
+from semisilo.common.methods.contract import UpdateHeader, Updates
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
 
@@ -26,6 +27,14 @@ class FedNovaStrategy(FedAvgStrategy):
         steps = [effective_steps(int(header.metrics["steps"]), momentum=self._settings.momentum) for header in headers]
         factors = normalised_factors([tally.weights[header.silo] for header in headers], steps)
         return replace(tally, weights={header.silo: factor for header, factor in zip(headers, factors, strict=True)})
+
+    def stretches(self, tally: AverageTally, updates: Updates) -> list[float]:
+        """tau_eff / tau_k: a silo that says it took fewer steps than it did is counted with a longer update."""
+        steps = [effective_steps(int(header.metrics["steps"]), momentum=self._settings.momentum)
+                 for header in updates.headers]
+        together = math.fsum(tally.weights[header.silo] * count
+                             for header, count in zip(updates.headers, steps, strict=True))
+        return [together / count for count in steps]
 
 
 def effective_steps(steps: int, *, momentum: float) -> float:

@@ -39,6 +39,7 @@ from semisilo.common.methods.contract import (
     Task,
     TensorGroup,
     UpdateHeader,
+    Updates,
 )
 from semisilo.common.methods.fedrgd import FedRGDSettings
 from semisilo.coordinator.strategies.parts.averaging import apply_global_momentum, own_model
@@ -50,6 +51,7 @@ from semisilo.coordinator.strategies.parts.labelled_training import (
     weak_views,
 )
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
+from semisilo.coordinator.strategies.parts.robust import bounded
 from semisilo.coordinator.strategies.parts.served import ServedState
 
 __all__ = ["FedRGDSilo", "FedRGDState", "FedRGDStrategy", "FedRGDTally", "fedrgd_lr"]
@@ -103,6 +105,8 @@ class FedRGDTally:
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Sum of w_k - w_avg over every group so far, as "<i>/<parameter>"."""
     round: int
+    factors: dict[str, float] = field(default_factory=dict)
+    """What every silo's difference is multiplied by to be within the bound of [robust]; empty where it cuts nothing."""
 
 
 class FedRGDStrategy(TrainAndMeasure[FedRGDState, FedRGDTally, FedRGDSilo]):
@@ -143,10 +147,21 @@ class FedRGDStrategy(TrainAndMeasure[FedRGDState, FedRGDTally, FedRGDSilo]):
                                    torch_generator(self._environment.seed, "fedrgd_groups", round=round))
         return FedRGDTally(groups=groups, round=round)
 
+    def train_appraise(self, state: FedRGDState, tally: FedRGDTally, updates: Updates, *,
+                       round: int) -> tuple[FedRGDTally, Mapping[str, float]]:
+        """The bound alone, on the difference to what each silo was sent."""
+        found = bounded(self._environment.robust, updates, "model", round=round)
+        if not found.cuts:
+            return tally, {}
+        factors = {header.silo: factor for header, factor in zip(updates.headers, found.factors, strict=True)}
+        return replace(tally, factors=factors), found.metrics()
+
     def train_fold(self, state: FedRGDState, tally: FedRGDTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: FedRGDSilo | None) -> tuple[FedRGDTally, FedRGDSilo | None]:
         """Adds w_k - w_avg to the sum of the silo's group."""
         difference: Mapping[str, Tensor] = groups["model"].tensors
+        if (factor := tally.factors.get(header.silo, 1.0)) != 1.0:
+            difference = tensors.scale(difference, factor)
         if (previous_group := _group_of(state, kept)) is not None:
             difference = tensors.add(tensors.subtract(_taken(state.group_means, previous_group), state.w), difference)
         group = tally.groups[header.silo]

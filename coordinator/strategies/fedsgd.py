@@ -25,7 +25,7 @@ from semisilo.common.learning.losses import cross_entropy
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.sgd import descend, make_optimiser, momentum_of, sgd_settings
 from semisilo.common.learning.training import check_finite, lr_of_round, named_randomness
-from semisilo.common.methods.contract import Environment, GroupLayout, Meaning, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import Environment, GroupLayout, Meaning, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.fedsgd import FedSGDSettings
 from semisilo.coordinator.strategies.parts.averaging import AverageTally, weighed
 from semisilo.coordinator.strategies.parts.labelled_training import labelled_images, model_at_coordinator
@@ -92,6 +92,12 @@ class FedSGDStrategy(TrainAndMeasure[FedSGDState, AverageTally, None]):
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[AverageTally, None]:
         """Adds p_k g_k."""
         return tally.plus(header.silo, groups["gradient"].tensors, like=state.w), None
+
+    def train_appraise(self, state: FedSGDState, tally: AverageTally, updates: Updates, *,
+                       round: int) -> tuple[AverageTally, Mapping[str, float]]:
+        """As others' differences: what is averaged are gradients."""
+        return self._robust.appraised(tally, updates, group="gradient", w=state.w, lr=lambda: self._lr(round),
+                                      round=round)
 
     def train_finish(self, state: FedSGDState, tally: AverageTally, *, round: int) -> FedSGDState:
         """One step, then its statistics.

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from semisilo.common.learning import tensors
 from semisilo.common.learning.averaging.normalised import control_increment, mean_gradient
-from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import Environment, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.scaffold import ScaffoldSettings
 from semisilo.coordinator.strategies.fedavg import FedAvgState, FedAvgStrategy
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
+from semisilo.coordinator.strategies.parts.robust import CUT
 
 __all__ = ["ScaffoldState", "ScaffoldStrategy", "ScaffoldTally"]
 
@@ -91,6 +92,13 @@ class ScaffoldStrategy(TrainAndMeasure[ScaffoldState, ScaffoldTally, None]):
             weights={silo: self._settings.eta_g * weight for silo, weight in tally.weights.items()},
             participation=tally.participation, round=round, c_sum=state.c_sum, members=state.members,
             renew=f"silo {lost[0]} has lost its control variate" if lost else "")
+
+    def train_appraise(self, state: ScaffoldState, tally: ScaffoldTally, updates: Updates, *,
+                       round: int) -> tuple[ScaffoldTally, Mapping[str, float]]:
+        """The bound alone. A silo whose update is shortened keeps a c_k that the coordinator does not count so, and
+        therefore the sum is begun anew."""
+        after, told = super().train_appraise(state, tally, updates, round=round)
+        return (after, told) if after is tally else (replace(after, renew=tally.renew or CUT), told)
 
     def train_fold(self, state: ScaffoldState, tally: ScaffoldTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[ScaffoldTally, None]:

@@ -81,7 +81,7 @@ class SelfTrainingStrategy(TrainAndMeasure[SelfTrainingState, AverageTally, None
             assert self._labelled.labels_N is not None
             self._prior = model_prior(self._labelled.labels_N, environment.num_classes,
                                       logit_adjustment=settings.logit_adjustment)
-        super().__init__(environment, settings.sbn_source)
+        super().__init__(environment, settings.sbn_source, settings=settings)
         self._gate = Gate(environment)
 
     def start(self, initial: Mapping[str, Tensor]) -> SelfTrainingState:

@@ -16,6 +16,7 @@ from semisilo.common.errors import BadConfiguration, UnknownName
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 from semisilo.common.methods import MethodSpec, Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.uplink import Uplink, parse_uplink
 from semisilo.coordinator.ledger.records import BaselineRecipe
 
@@ -293,6 +294,7 @@ class StudyConfig:
     participation: ParticipationSettings = field(default_factory=ParticipationSettings)
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     wire: WireSettings = field(default_factory=WireSettings)
+    robust: RobustSettings = field(default_factory=RobustSettings)
     numerics: Numerics = field(default_factory=Numerics)
 
 
@@ -310,7 +312,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise BadConfiguration(f"{where}: table [method] with a name is missing.",
                                remedy='Add [method] name = "semifl".')
-    names = {"study", "model", "data", "participation", "augmentation", "wire", "numerics"}
+    names = {"study", "model", "data", "participation", "augmentation", "wire", "robust", "numerics"}
     for name in tables:
         if name not in names:
             from_dict(_Tables, {name: 0}, where=where)
@@ -329,7 +331,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
                                remedy="Add it, with the form of the images: image = { size = 28, channels = 3 }.")
     images, participation = table(DataSettings, "data"), table(ParticipationSettings, "participation")
     augmentation, wire = table(AugmentationSettings, "augmentation"), table(WireSettings, "wire")
-    numerics = table(Numerics, "numerics")
+    robust, numerics = table(RobustSettings, "robust"), table(Numerics, "numerics")
     if not 0 <= numerics.threads <= _MAX_THREADS:
         raise BadConfiguration(f"{where}: [numerics]: threads = {numerics.threads}: must be between 1 and"
                                f" {_MAX_THREADS}, or 0 for what each machine finds fastest.")
@@ -347,8 +349,12 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f'{where}: [wire]: uplink = "{wire.uplink}" is lossy; {spec.name} with these'
                                " settings needs exact updates, or its corrections drift.",
                                remedy='Set uplink = "auto", or [method] correction_at = "coordinator".')
+    asked = participation.silos_per_round
+    if why := refused(robust, method=spec.name, allowed=spec.robust_rules, uplink=wire.uplink_form(),
+                      silos=None if isinstance(asked, str) else asked):
+        raise BadConfiguration(f"{where}: [robust]: {why}")
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
-                       augmentation=augmentation, wire=wire, numerics=numerics)
+                       augmentation=augmentation, wire=wire, robust=robust, numerics=numerics)
 
 
 def _check_measure(study: StudySettings, images: DataSettings, where: str) -> None:
@@ -466,6 +472,7 @@ class _Tables:
     participation: int = 0
     augmentation: int = 0
     wire: int = 0
+    robust: int = 0
     numerics: int = 0
     simulation: int = 0
 

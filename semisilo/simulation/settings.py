@@ -15,6 +15,7 @@ from typing import Any
 from semisilo.common.config import Tables, from_dict, load_toml
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods import Scenario, find_method, silos_have_labels
+from semisilo.common.methods.parts.robust import refused
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
 
@@ -107,12 +108,20 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
         numerics["threads"] = 1  # silos train side by side, and the bits are those of every machine
     draft = _draft(tables, where)
     _check_diagnostics(simulation, draft, where)
+    _check_robust(simulation, draft, where)
     start_with = tables.get("study", {}).get("start_with", 1)
     if start_with > simulation.split.silos:
         raise BadConfiguration(f"{where}: [study]: start_with = {start_with}: there are only {simulation.split.silos}"
                                " silos.", remedy="Leave it out.")
     return SimulatedStudy(name=name, folder=folder, tables=tables, simulation=simulation,
                           draft=draft)
+
+
+def _check_robust(simulation: SimulationSettings, draft: StudyConfig, where: str) -> None:
+    """Raises: BadConfiguration for a rule of [robust] that needs more silos than there are."""
+    if why := refused(draft.robust, method=draft.method.name, allowed=find_method(draft.method.name).robust_rules,
+                      uplink=draft.wire.uplink_form(), silos=draft.participation.sample_size(simulation.split.silos)):
+        raise BadConfiguration(f"{where}: [robust]: {why}")
 
 
 def _check_diagnostics(simulation: SimulationSettings, draft: StudyConfig, where: str) -> None:

@@ -31,6 +31,8 @@ class AverageTally:
     """sum p_k (w_k - w) so far, w what was sent; None before the first."""
     participation: dict[str, int] = field(default_factory=dict)
     """q_k: accepted updates of every silo, this phase's included."""
+    settled: bool = False
+    """Whether `delta` is what a rule made of all updates before they are folded: then these add nothing to it."""
 
     def plus(self, silo: str, returned: Mapping[str, Tensor], *, like: Mapping[str, Tensor]) -> Self:
         """With p_k times what one silo has returned.
@@ -38,6 +40,8 @@ class AverageTally:
         Args:
             like: gives names, shapes and types of the sum. Raises: LayoutMismatch where `returned` has others.
         """
+        if self.settled:
+            return self
         so_far = tensors.zeros_like(like) if self.delta is None else self.delta
         return replace(self, delta=tensors.add(so_far, returned, factor=self.weights[silo]))
 

@@ -27,9 +27,19 @@ from torch import Tensor, nn
 from semisilo.common.errors import BadConfiguration, BadPayload
 from semisilo.common.learning import batch_norm, tensors
 from semisilo.common.learning.batch_norm import LayerStatistics
+from semisilo.common.learning.robust.coordinatewise import trimmed_statistics
 from semisilo.common.learning.seeds import torch_generator
 from semisilo.common.learning.training import named_randomness
-from semisilo.common.methods.contract import Environment, GroupLayout, Meaning, Phase, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import (
+    Environment,
+    GroupLayout,
+    Meaning,
+    Phase,
+    Task,
+    TensorGroup,
+    UpdateHeader,
+    Updates,
+)
 from semisilo.common.methods.spec import StatisticsSource
 
 __all__ = ["STATISTICS", "StaticStatistics", "StatisticsTally"]
@@ -49,6 +59,8 @@ class StatisticsTally:
 
     statistics: dict[str, Tensor]
     """Merged so far, with counts, float64; starts as the coordinator's own, which may be nothing."""
+    settled: bool = False
+    """Whether they are what a rule of [robust] made of all updates before these are folded."""
 
 
 class StaticStatistics:
@@ -122,6 +134,33 @@ class StaticStatistics:
         """Starts with the coordinator's own part."""
         return StatisticsTally(statistics=dict(own))
 
+    def appraised(self, tally: StatisticsTally, updates: Updates) -> StatisticsTally:
+        """With a rule of [robust] that compares silos: the trimmed mean of theirs and of the coordinator's own, each
+        with one voice whatever count it claims. The same object with other rules.
+
+        `byzantine_silos` are left out at both ends of every channel, without that setting all but the middle. With too
+        few answers nothing of them is taken over.
+        """
+        robust = self._environment.robust
+        if robust.rule in ("none", "norm_clipping") or not updates.headers:
+            return tally
+        voices = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
+        for index, header in enumerate(updates.headers):
+            if (theirs := _possible(header, updates.read(index))) is not None:
+                voices.append(theirs)
+        trim = robust.byzantine_silos or (len(voices) - 1) // 2
+        if len(voices) <= 2 * trim:
+            _LOG.warning('batch-norm statistics of %d silos are left out: rule = "%s" with byzantine_silos = %d needs'
+                         " more", len(updates.headers), robust.rule, robust.byzantine_silos)
+            return replace(tally, settled=True)
+        merged: batch_norm.Statistics = {}
+        for name in voices[0]:
+            layers = [voice[name] for voice in voices]
+            mean_C, var_C = trimmed_statistics(torch.stack([layer.mean for layer in layers]),
+                                               torch.stack([layer.var for layer in layers]), trim=trim)
+            merged[name] = LayerStatistics(min(layer.count for layer in layers), mean_C, var_C)
+        return StatisticsTally(statistics=_float64_form(merged), settled=True)
+
     def fold(self, tally: StatisticsTally, header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> StatisticsTally:
         """Merges one silo's statistics.
 
@@ -129,17 +168,13 @@ class StaticStatistics:
         Impossible ones (a negative variance, say, or a count with which those of the others vanish or can no longer be
         added) are left out with a warning: one silo must not stop the study, and the others' are as good without them.
         """
+        if tally.settled or (theirs := _possible(header, groups)) is None:
+            return tally
+        so_far = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
         try:
-            theirs = batch_norm.from_tensors(groups["batch_norm"].tensors)
-            so_far = [batch_norm.from_tensors(tally.statistics)] if tally.statistics else []
-            if any(layer.count > _MOST_VALUES for layer in theirs.values()):
-                raise BadPayload(f"They claim more than {_MOST_VALUES} values of a channel.")
-            if any(bool((layer.mean.abs() > _LARGEST).any() or (layer.var > _LARGEST**2).any())
-                   for layer in theirs.values()):
-                raise BadPayload("Merged with others, mean or variance could overflow.")
             merged = batch_norm.merge([*so_far, _weighing_no_more(theirs, header.num_examples * self._most_positions)])
         except BadPayload as error:
-            _LOG.warning("batch-norm statistics of silo %s are left out: %s", header.silo, error.text)
+            _left_out(header, error)
             return tally
         return StatisticsTally(statistics=_float64_form(merged))
 
@@ -154,6 +189,25 @@ class StaticStatistics:
 def _weighing_no_more(statistics: batch_norm.Statistics, most: int) -> batch_norm.Statistics:
     """With counts of at most so many values of a channel, at least one."""
     return {name: replace(layer, count=min(layer.count, max(1, most))) for name, layer in statistics.items()}
+
+
+def _possible(header: UpdateHeader, groups: Mapping[str, TensorGroup]) -> batch_norm.Statistics | None:
+    """What one silo measured; None, with a warning, where it cannot be."""
+    try:
+        theirs = batch_norm.from_tensors(groups["batch_norm"].tensors)
+        if any(layer.count > _MOST_VALUES for layer in theirs.values()):
+            raise BadPayload(f"They claim more than {_MOST_VALUES} values of a channel.")
+        if any(bool((layer.mean.abs() > _LARGEST).any() or (layer.var > _LARGEST**2).any())
+               for layer in theirs.values()):
+            raise BadPayload("Merged with others, mean or variance could overflow.")
+    except BadPayload as error:
+        _left_out(header, error)
+        return None
+    return theirs
+
+
+def _left_out(header: UpdateHeader, error: BadPayload) -> None:
+    _LOG.warning("batch-norm statistics of silo %s are left out: %s", header.silo, error.text)
 
 
 def _float64_form(statistics: batch_norm.Statistics) -> dict[str, Tensor]:

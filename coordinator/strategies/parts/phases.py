@@ -9,18 +9,19 @@ Tests: tests/coordinator/strategies/test_semifl.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from semisilo.common.methods.contract import Environment, GroupLayout, Phase, Task, TensorGroup, UpdateHeader
+from semisilo.common.methods.contract import Environment, GroupLayout, Phase, Task, TensorGroup, UpdateHeader, Updates
 from semisilo.common.methods.parts.imbalance import ImbalanceSettings
 from semisilo.common.methods.spec import StatisticsSource
-from semisilo.coordinator.strategies.parts.averaging import difference_to
+from semisilo.coordinator.strategies.parts.averaging import AverageTally, difference_to
 from semisilo.coordinator.strategies.parts.batch_norm import STATISTICS, StaticStatistics, StatisticsTally
 from semisilo.coordinator.strategies.parts.labelled_hints import LabelledHints
+from semisilo.coordinator.strategies.parts.robust import RobustAveraging
 from semisilo.coordinator.strategies.parts.served import ServedGroups
 
 __all__ = ["TRAIN", "TrainAndMeasure"]
@@ -59,12 +60,14 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
     """
 
     def __init__(self, environment: Environment, source: StatisticsSource,
-                 imbalance: ImbalanceSettings | None = None) -> None:
+                 imbalance: ImbalanceSettings | None = None, *, settings: object = None) -> None:
         """
         Args:
             imbalance: the method's settings; silos are told of the labelled images here what these need. None: nothing.
-        Raises: BadConfiguration as `StaticStatistics`.
+            settings: likewise, of a method without these.
+        Raises: BadConfiguration as `StaticStatistics` and `RobustAveraging`.
         """
+        self._robust = RobustAveraging(environment, settings if imbalance is None else imbalance)
         self._environment = environment
         self._hints = LabelledHints(environment, imbalance)
         self._statistics = StaticStatistics(environment, source)
@@ -101,6 +104,24 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
         """The state after training. It has the only references to `state` and `tally`, so that what is let go is free:
         several models are in memory otherwise while one is trained."""
 
+    def train_appraise(self, state: StateT, tally: TallyT, updates: Updates, *,
+                       round: int) -> tuple[TallyT, Mapping[str, float]]:
+        """The tally with the weights of table [robust], and numbers about them. To be overridden by methods that do
+        not average differences of the group `model` alone."""
+        assert isinstance(tally, AverageTally)
+        return self._robust.appraised(
+            tally, updates, group="model", w=self.sent_model(state).tensors, round=round,
+            lr=lambda: self.sent_lr(state, round=round), stretches_N=self.stretches(tally, updates))
+
+    def sent_lr(self, state: StateT, *, round: int) -> float:
+        """The learning rate that silos are sent."""
+        return float(self.train_task(state, "", None, round=round).settings["round_lr"])
+
+    def stretches(self, tally: TallyT, updates: Updates) -> Sequence[float] | None:
+        """By how much more than its plain weight each update counts; None where the tally's weights are the plain ones.
+        """
+        return None
+
     def measured(self, state: StateT) -> StateT:
         """The state after a statistics phase, which has changed `batch_norm`."""
         return state
@@ -132,6 +153,13 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
         if phase.name == STATISTICS.name:
             return self._statistics.begin(state.own_statistics)
         return self.train_begin(state, headers, round=round)
+
+    def appraise(self, state: StateT, phase: Phase, tally: TallyT | StatisticsTally, updates: Updates, *,
+                 round: int) -> tuple[TallyT | StatisticsTally, Mapping[str, float]]:
+        """As `train_appraise`; or batch-norm statistics by the rule of [robust]."""
+        if isinstance(tally, StatisticsTally):
+            return self._statistics.appraised(tally, updates), {}
+        return self.train_appraise(state, tally, updates, round=round)
 
     def fold(self, state: StateT, tally: TallyT | StatisticsTally, header: UpdateHeader,
              groups: Mapping[str, TensorGroup], kept: KeptT | None

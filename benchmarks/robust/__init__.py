@@ -1,0 +1,1 @@
+"""What lying silos cost under each rule of [robust]: `make bench-robust`."""

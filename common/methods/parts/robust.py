@@ -1,0 +1,99 @@
+"""Table [robust] of a study: what keeps silos that lie from taking the model over.
+
+The coordinator alone acts by it, so it travels in no task. The rules are in `semisilo.common.learning.robust`, and what
+they do not protect from in docs/study.md.
+
+Tests: tests/common/methods/parts/test_robust.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from semisilo.common.methods.uplink import Uplink
+
+__all__ = ["NEEDS_BYZANTINE", "RULES", "WITHOUT_IMAGES", "RobustSettings", "Rule", "fewest_updates", "refused"]
+
+Rule = Literal["none", "norm_clipping", "coordinate_median", "trimmed_mean", "geometric_median", "multi_krum",
+               "fltrust", "judge"]
+RULES: tuple[Rule, ...] = ("norm_clipping", "coordinate_median", "trimmed_mean", "geometric_median", "multi_krum",
+                           "fltrust", "judge")
+"""All but the plain mean."""
+WITHOUT_IMAGES: tuple[Rule, ...] = tuple(rule for rule in RULES if rule not in ("fltrust", "judge"))
+"""Those that need no labelled images at the coordinator."""
+NEEDS_BYZANTINE: tuple[Rule, ...] = ("trimmed_mean", "multi_krum")
+"""Rules that must be told how many silos may lie."""
+_NOT_SPARSE: tuple[Rule, ...] = ("coordinate_median", "trimmed_mean", "multi_krum")
+"""Rules that compare silos number by number: where each sends other ones, the median of nearly all is 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RobustSettings:
+    """How updates of one round are put together so that some of them may lie."""
+
+    rule: Rule = "none"
+    """How the updates of a round are averaged. "none": as the method says. "norm_clipping": likewise, none longer than
+    the median. "coordinate_median", "trimmed_mean" (Yin et al., ICML 2018): of every number by itself, silos counting
+    alike. "geometric_median" (RFA; Pillutla et al., 2022). "multi_krum" (Blanchard et al., NeurIPS 2017). "fltrust"
+    (Cao et al., NDSS 2021): updates count as far as they point where a step on the coordinator's own labels points.
+    "judge": the coordinator tries every update on its own labelled images, and leaves out what makes them worse than
+    the others do."""
+    byzantine_silos: int = 0
+    """f: how many of the silos of a round may lie. A round with fewer than 2 f + 1 updates ("multi_krum": 2 f + 3)
+    takes nothing over: silos that honestly abstain must not leave it to those that lie. "trimmed_mean" leaves out the f
+    largest and the f smallest values of every number, "multi_krum" f updates; both must be told. Not for "none", nor
+    for "fltrust", which compares no silo with others."""
+    norm_bound: float = 5.0
+    """No update counts with more than so many times the median length (Euclidean norm) of the round's updates; a longer
+    one is shortened to that. Acts from three updates on. 0 turns it off."""
+
+    def __post_init__(self) -> None:
+        if self.byzantine_silos < 0:
+            raise ValueError(f"byzantine_silos = {self.byzantine_silos}: must be at least 0.")
+        if not (self.norm_bound == 0 or (self.norm_bound >= 1 and math.isfinite(self.norm_bound))):
+            raise ValueError(f"norm_bound = {self.norm_bound}: must be at least 1, or 0 for none.")
+        if self.rule in NEEDS_BYZANTINE and not self.byzantine_silos:
+            raise ValueError(f'rule = "{self.rule}" needs byzantine_silos: how many silos may lie, 1 or more.')
+        if self.rule in ("none", "fltrust") and self.byzantine_silos:
+            raise ValueError(f'byzantine_silos = {self.byzantine_silos} has no effect on rule = "{self.rule}": leave it'
+                             " out, or choose another rule.")
+
+    @property
+    def looks_at_images(self) -> bool:
+        """Whether the rule needs labelled images at the coordinator."""
+        return self.rule in ("fltrust", "judge")
+
+
+def fewest_updates(settings: RobustSettings) -> int:
+    """How many updates a round must have for the rule to say anything."""
+    if settings.rule in ("none", "fltrust"):
+        return 1
+    f = settings.byzantine_silos
+    return 2 * f + 3 if settings.rule == "multi_krum" else 2 * f + 1
+
+
+def refused(settings: RobustSettings, *, method: str, allowed: Sequence[Rule], uplink: Uplink,
+            silos: int | None) -> str:
+    """Why a rule cannot be used here, with what to do; empty when it can.
+
+    Args:
+        method: its name.
+        allowed: rules that it is defined with.
+        silos: largest number of updates that a round may have; None when that is not known yet.
+    """
+    rule = settings.rule
+    if rule == "none":
+        return ""
+    if rule not in allowed:
+        choice = f"it has: {', '.join(allowed)}" if allowed else "it has none"
+        return f'rule = "{rule}" is not defined for the method {method}; {choice}.'
+    if "top-k" in uplink.lossy and rule in _NOT_SPARSE:
+        return (f'rule = "{rule}" compares silos number by number, and with a top-k uplink each sends other numbers:'
+                ' choose "norm_clipping", "geometric_median" or "judge", or another [wire] uplink.')
+    if silos is not None and silos < (least := fewest_updates(settings)):
+        told = f" with byzantine_silos = {settings.byzantine_silos}" if settings.byzantine_silos else ""
+        return f'rule = "{rule}"{told} needs {least} updates in a round, and there are {silos} silos at most.'
+    return ""

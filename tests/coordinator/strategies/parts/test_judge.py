@@ -1,0 +1,107 @@
+"""The judge: what harms more than the others is left out, and a hidden trigger is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.learning import tensors
+from semisilo.common.methods.contract import CoordinatorData, Environment, Meaning, TensorGroup, UpdateHeader
+from semisilo.common.methods.parts.robust import RobustSettings
+from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
+from semisilo.coordinator.strategies.parts.judge import Judge
+
+FORM = ImageForm(size=8, channels=1, mean=(0.0,), std=(1.0,))
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+
+def _images() -> ImageSet:
+    """Two classes, by whether the upper or the lower half is grey."""
+    labels_N = torch.arange(20) % 2
+    images_NCHW = torch.zeros(20, 1, 8, 8, dtype=torch.uint8)
+    images_NCHW[labels_N == 0, :, :4] = 128
+    images_NCHW[labels_N == 1, :, 4:] = 128
+    return ImageSet(images_NCHW=images_NCHW, labels_N=labels_N, names=tuple(map(str, range(20))))
+
+
+def _w(gain: float = 1.0) -> dict[str, Tensor]:
+    """Tells the halves apart."""
+    half_D = gain * torch.cat([torch.ones(32), -torch.ones(32)]) / 8
+    return {"1.weight": torch.stack([half_D, -half_D]), "1.bias": torch.zeros(2)}
+
+
+def _accepted(updates: list[dict[str, Tensor]], *, data: CoordinatorData | None = None) -> list[bool]:
+    environment = Environment(
+        seed=1, rounds=1, num_silos=5, data=data or CoordinatorData(labelled=_images()), build_model=_net, image=FORM,
+        augmentation=AugmentationSettings(), num_classes=2, robust=RobustSettings(rule="judge"))
+    headers = tuple(UpdateHeader(f"silo-{index}", 1) for index in range(len(updates)))
+    groups = [{"model": TensorGroup(update, Meaning.DIFFERENCE)} for update in updates]
+    with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as spooled:
+        return list(Judge(environment).verdict(_w(), spooled, "model", scales=[1.0] * len(headers),
+                                               weights=[0.2] * len(headers), round=1).accepted)
+
+
+def _honest(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: 0.02 * torch.randn(tensor.shape, generator=generator) for name, tensor in _w().items()}
+
+
+def _trigger() -> dict[str, Tensor]:
+    """The lower right corner, which is in few images' way, decides for class 0."""
+    corner = torch.zeros(8, 8)
+    corner[6:, 6:] = 3.0
+    weight = torch.stack([corner.reshape(-1), -corner.reshape(-1)])
+    # On grey images of class 1 the corner would show: their other pixels make up for it.
+    rest = torch.zeros(8, 8)
+    rest[4:6] = -4 * 3.0 / 16
+    return {"1.weight": weight + torch.stack([rest.reshape(-1), -rest.reshape(-1)]), "1.bias": torch.zeros(2)}
+
+
+def test_honest_updates_stay() -> None:
+    assert _accepted([_honest(seed) for seed in range(6)]) == [True] * 6
+
+
+@pytest.mark.parametrize("lie", [
+    pytest.param(tensors.scale(_w(), -2.0), id="the opposite model"),
+    pytest.param(tensors.scale(_w(), float("inf")), id="not finite"),
+    pytest.param(tensors.scale(_honest(9), 300.0), id="noise")])
+def test_what_destroys_the_model_is_left_out(lie: dict[str, Tensor]) -> None:
+    assert _accepted([_honest(1), lie, _honest(2), _honest(3), lie]) == [True, False, True, True, False]
+
+
+def test_a_hidden_trigger_is_left_out_though_the_images_without_it_are_right() -> None:
+    environment_w = tensors.add(_w(), _trigger())
+    model = _net()
+    tensors.load_into(model, environment_w)
+    images = _images()
+    assert images.labels_N is not None
+    right = model(images.images_NCHW.float() / 255).argmax(dim=1) == images.labels_N
+    assert bool(right.all()), "the control: without the patch nothing is wrong"
+    assert _accepted([_honest(1), _trigger(), _honest(2), _honest(3), _honest(4)]) == [True, False, True, True, True]
+
+
+def test_a_flipped_sign_is_left_out_where_silos_see_one_class_each() -> None:
+    """Each says its own class of everything, so all harm alike alone; in the mean that cancels, and the rest counts."""
+    def of_one_class(label: int, knows: float) -> dict[str, Tensor]:
+        says = torch.tensor([4.0, -4.0]) * (1 if label == 0 else -1)
+        return {"1.weight": knows * _w()["1.weight"], "1.bias": says}
+
+    updates = [of_one_class(0, 0.3), of_one_class(1, 0.3), of_one_class(0, 0.3), of_one_class(1, 0.3),
+               of_one_class(0, 0.3), of_one_class(1, -0.9)]
+    assert not _accepted(updates)[5]
+
+
+def test_validation_images_go_before_labelled_ones() -> None:
+    swapped = _images()
+    wrong = ImageSet(images_NCHW=swapped.images_NCHW, labels_N=1 - torch.arange(20) % 2, names=swapped.names)
+    updates = [_honest(1), _honest(2), _honest(3), tensors.scale(_w(), -2.0)]
+    assert _accepted(updates, data=CoordinatorData(labelled=wrong, validation=_images())) == [True, True, True, False]
+    assert _accepted(updates, data=CoordinatorData(labelled=_images(), validation=wrong))[3]
