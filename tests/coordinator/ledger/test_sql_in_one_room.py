@@ -19,8 +19,9 @@ _SQL = re.compile(r"\b(SELECT\s.+\sFROM\s|SELECT\s1\b|INSERT\s+(OR\s+\w+\s+)?INT
                   r"|DELETE\s+FROM\s|CREATE\s+(TABLE|INDEX|TRIGGER|VIEW)\s|ALTER\s+TABLE\s|DROP\s+(TABLE|TRIGGER)\s|PRAGMA\s"
                   r"|BEGIN\s+IMMEDIATE|ORDER\s+BY\s|GROUP\s+BY\s)", re.DOTALL)
 _CALLS = {"query", "execute", "executemany", "executescript", "fetchall", "fetchone"}
-_WORDS = re.compile(r"sqlite3|\btransaction\b|\b(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|PRAGMA|BEGIN|ORDER|GROUP)\b|"
-                    + "|".join(rf"\b{call}\b" for call in sorted(_CALLS)))
+_WORDS = re.compile("|".join(rf"\b{word}\b" for word in (
+    "sqlite3", "transaction", *sorted(_CALLS), "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP",
+    "PRAGMA", "BEGIN", "ORDER", "GROUP")))
 """Without any of these a file does nothing with SQL."""
 
 
