@@ -8,6 +8,7 @@ of objects, and looks at what was sent and at what came out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -386,30 +387,34 @@ class Federation:
         engine = asyncio.ensure_future(self.engine.run_next())
         try:
             while not engine.done():
+                called = asyncio.ensure_future(self.runtime.wait_for_call(0.01))
+                await asyncio.sleep(0)
+                answered = False
                 for name in order(list(self.silos)):
                     if not engine.done() and not self.absent(name):
-                        await self.poll(name)
-                await asyncio.sleep(0.001)
+                        answered = await self.poll(name) or answered
+                if not answered:
+                    await asyncio.wait({engine, called}, return_when=asyncio.FIRST_COMPLETED)
+                called.cancel()
             await engine
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
 
-    async def poll(self, name: str) -> None:
-        """One AwaitTask of a silo, and its answer."""
+    async def poll(self, name: str) -> bool:
+        """One AwaitTask of a silo, and its answer; whether there was a task."""
         silo = self.silos[name]
         hello = Hello(version="0", methods=(), labelled_count=0, unlabelled_count=1, held=silo.held())
         task = await self.task_service.await_task(name, hello, timeout_seconds=0)
         if isinstance(task, Standby):
-            return
+            return False
         if self.abstains(task):
             self.task_service.abstain(name, task.task_id, "no_data", {})
-            return
+            return True
         self.before_answer(silo, task)
-        try:
+        with contextlib.suppress(TensorsMissing):  # it is put off, and asks again
             await silo.answer(task, self.task_service)
-        except TensorsMissing:
-            return  # it is put off, and asks again
+        return True
 
     # What came out ----------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def test_the_page_shows_every_file_that_it_needs() -> None:
         "norm-clipping/pyproject.toml", "study.toml"]
 
 
-@pytest.mark.usefixtures("pictures_left_blank")
+@pytest.mark.usefixtures("pictures_left_blank", "simulated_in_one_process")
 def test_the_method_of_the_page_learns_in_the_simulation_of_the_page(
         followed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(followed)

@@ -58,7 +58,7 @@ def imports_in(path: Path, root: Path) -> tuple[Import, ...]:
     package = ".".join(("semisilo", *parts) if parts and parts[0] in LINKED else parts)
 
     def visit(node: ast.AST, when: Literal["at once", "later", "never"]) -> Iterator[Import]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and any(_name_of(each) == "TYPE_CHECKING" for each in ast.walk(node.test)):
             for child in node.body:
                 yield from visit(child, "never")
             for child in node.orelse:
@@ -86,13 +86,18 @@ def _targets_of(node: ast.AST, package: str) -> Iterator[str]:
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Call):
-        if ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__", "find_spec", "needed"):
+        if _name_of(node.func) in ("import_module", "__import__", "find_spec", "needed"):
             yield from (text.rstrip(".") for text in _beginnings_of_texts(node.args[:1]))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         # "package.module:Class", as the compute process is told which class to build.
         match = re.fullmatch(r"([a-z]\w*(?:\.\w+)+):\w+", node.value)
         if match is not None:
             yield match[1]
+
+
+def _name_of(node: ast.AST) -> str:
+    """The last part of `a.b.name`; empty for anything else."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _beginnings_of_texts(nodes: list[ast.expr]) -> Iterator[str]:

@@ -143,6 +143,8 @@ _LOSS = _mutants(
      f"{_PASSES}::test_a_network_that_draws_random_numbers_is_gone_through_in_turn"),
     ("lanes-lose-the-gradient-mode", "common/numerics/side_by_side.py", "with torch.set_grad_enabled(enabled):",
      "with torch.set_grad_enabled(True):", "tests/common/numerics/test_side_by_side.py"),
+    ("threads-are-tried-though-one-is-quick", "common/numerics/thread_count.py",
+     "break  # more threads would not be taken", "pass", "tests/common/numerics/test_thread_count.py"),
     ("threads-are-not-kept", "silo/compute/threads.py", "write_durably(file, json.dumps(to_dict(kept), indent=1)",
      "(json.dumps(to_dict(kept), indent=1)", "tests/silo/compute/test_threads.py"),
     ("bf16-statistics-in-16-bits", "common/learning/batch_norm.py", "input = input.float()", "input = input",

@@ -19,10 +19,16 @@ _SQL = re.compile(r"\b(SELECT\s.+\sFROM\s|SELECT\s1\b|INSERT\s+(OR\s+\w+\s+)?INT
                   r"|DELETE\s+FROM\s|CREATE\s+(TABLE|INDEX|TRIGGER|VIEW)\s|ALTER\s+TABLE\s|DROP\s+(TABLE|TRIGGER)\s|PRAGMA\s"
                   r"|BEGIN\s+IMMEDIATE|ORDER\s+BY\s|GROUP\s+BY\s)", re.DOTALL)
 _CALLS = {"query", "execute", "executemany", "executescript", "fetchall", "fetchone"}
+_WORDS = re.compile("|".join(rf"\b{word}\b" for word in (
+    "sqlite3", "transaction", *sorted(_CALLS), "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP",
+    "PRAGMA", "BEGIN", "ORDER", "GROUP")))
+"""Without any of these a file does nothing with SQL."""
 
 
 def sql_in(source: str) -> list[str]:
     """What a file does with SQL: the text of a statement, a call that runs one, a connection of its own."""
+    if not _WORDS.search(source):  # most files end here, and trees take time
+        return []
     return list(_found(ast.parse(source)))
 
 

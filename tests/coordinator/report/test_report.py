@@ -180,6 +180,7 @@ def test_estimated_bytes_are_called_estimated(tmp_path: Path, page: _Page) -> No
     assert "estimated" not in page.text
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_a_study_that_has_not_begun_has_a_page_too(tmp_path: Path) -> None:
     filled = open_federation_with_silos(tmp_path / "fed", silos=())
     filled.ledger.queue_study("empty", study_config(rounds=5))
@@ -273,6 +274,7 @@ def test_many_silos_are_drawn_as_a_range(tmp_path: Path) -> None:
     assert "share of a silo's images" in page.images[3]["alt"]
 
 
+@pytest.mark.usefixtures("pictures_left_blank")
 @pytest.mark.parametrize(("measure", "title", "last", "alone", "gain"), [
     ("balanced_accuracy", "balanced accuracy", "81.3 %", "61.7 %", "+19.6"),
     ("recall:9", "recall of 9", "72.0 %", "70.0 %", "+2.0")])
@@ -290,6 +292,9 @@ def test_a_report_is_drawn_and_compared_by_the_studys_measure(tmp_path: Path, me
     heading, *rows = page.table("Round")
     assert heading[1:3] == [f"{title[0].upper()}{title[1:]}", "Accuracy"]
     assert rows[8][1:3] == [last, describe_percentage(accuracy_after(8))]
+
+
+@pytest.mark.usefixtures("pictures_left_blank")
 def test_the_page_shows_the_model_at_each_site_and_who_sent_no_numbers(tmp_path: Path) -> None:
     made = fill_study(tmp_path / "hub", rounds=3)
     add_site_evaluation(made.ledger, SILOS[1], SiteEvaluation(study="first", round=3, classes=(
