@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
+import time
 import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +43,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, Standby, TaskService, UpdateDeclaration
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -351,7 +354,9 @@ class Federation:
         self.compute = Direct(CoordinatorOperations, fresh=fresh)
         self.task_service = TaskService(ledger=self.ledger, roster=self.roster, runtime=self.runtime,
                                         payloads=self.payloads, spool=self.spool, compute=self.compute)
-        self.engine = Engine(ledger=self.ledger, roster=self.roster, runtime=self.runtime, compute=self.compute,
+        self.engine = Engine(hearing=Hearing(roster=self.roster, runtime=self.runtime, clock=time.time,
+                                             silent_seconds=math.inf),
+                             ledger=self.ledger, roster=self.roster, runtime=self.runtime, compute=self.compute,
                              payloads=self.payloads, spool=self.spool, accountant=NoAccounts(),
                              folders=EngineFolders(studies=folder / "studies", payloads=folder / "payloads"))
         config = config_from_dict({"numerics": {"threads": 1}, **tables}, where="test")  # what is measured may differ

@@ -330,7 +330,7 @@ vertical_flip = false
 {_METHOD[scenario]}
 [participation]
 silos_per_round = "100%"          # or a number
-# quorum = 2                      # answers needed at the deadline; half of those asked when left out
+# quorum = 2                      # updates and abstentions that a round needs; half of those asked when left out
 round_timeout = "30m"
 round_limit = "2d"
 

@@ -396,9 +396,10 @@ class LedgerRoster:
             " AND set_aside_unix IS NULL ORDER BY name")]
 
     def members_permitting(self, method: str) -> list[str]:
-        """Members whose own policy permits a method, as they say themselves."""
+        """Members whose own policy permits a method, as they say themselves; who lists none has not said."""
         able = {row["name"] for row in self._ledger.query(
-            "SELECT name FROM silo WHERE EXISTS (SELECT 1 FROM json_each(methods_json) WHERE value = ?)", method)}
+            "SELECT name FROM silo WHERE methods_json = '[]' OR EXISTS (SELECT 1 FROM json_each(methods_json)"
+            " WHERE value = ?)", method)}
         return [silo for silo in self.members() if silo in able]
 
     def back_at(self, silo: str, now_unix: float) -> float:

@@ -190,7 +190,7 @@ class Display:
         table.add_column("this round", no_wrap=True, width=14, overflow="ellipsis")
         for name in ("images", "label ratio", "down", "up"):
             table.add_column(name, justify="right", no_wrap=True)
-        room = max(3, self._console.height - 10)
+        room = max(3, self._console.height - 11)
         shown = self._facts.silos if len(self._facts.silos) <= room else self._facts.silos[: room - 1]
         now = time.time()
         activities = activities_of(shown, LiveStatus.from_runtime(self._runtime, now_unix=now),

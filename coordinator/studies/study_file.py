@@ -203,7 +203,7 @@ class ParticipationSettings:
     silos_per_round: int | str = "100%"
     """A number, or a share of the joined silos such as "10%"; at least one silo is asked."""
     quorum: int = 0
-    """Answers needed to close a phase at its deadline; 0: half of those asked, rounded up."""
+    """Updates and abstentions needed to close a phase; 0: half of those asked, rounded up. Refusals do not count."""
     round_timeout: str = "30m"
     """Deadline of a phase, counted from its opening."""
     round_limit: str = "2d"
@@ -254,7 +254,7 @@ class ParticipationSettings:
         return min(num_joined, max(1, wanted))
 
     def quorum_of(self, num_asked: int) -> int:
-        """Answers needed among `num_asked`."""
+        """Updates and abstentions needed among `num_asked`."""
         return min(self.quorum, num_asked) if self.quorum else (num_asked + 1) // 2
 
 

@@ -135,7 +135,7 @@ class LivePage:
     async def _run(self) -> None:
         federation = self._federation
         source = PageSource(federation=federation.name, address=federation.config.address.public,
-                            ledger=federation.ledger, read_only=self._read_only)
+                            ledger=federation.ledger, read_only=self._read_only, folder=federation.folder)
         service = PageService(source, live=self._live, federation=federation,
                               token=None if self._read_only else lambda: TOKEN)
         settings = PageSettings(listen=self._listen)

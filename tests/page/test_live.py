@@ -46,7 +46,8 @@ def test_a_real_study_is_followed_while_a_silo_dies_and_comes_back(browser: Any,
         shown.wait_for_text("1 of 2 silos have answered", seconds=300)
         assert "updated" in shown.text("[data-silo=alpha]")
         processes.died("beta")
-        shown.wait_for("() => /late|away/.test(document.querySelector('[data-silo=beta]').innerText)", seconds=300)
+        shown.wait_for("() => /late|away|silent/.test(document.querySelector('[data-silo=beta]').innerText)",
+                       seconds=300)
         assert shown.page.locator(".side .count").inner_text().endswith("1"), "one silo needs a look"
         assert "beta" in shown.text("#said") or "beta" in shown.text("main")
         processes.join("beta")

@@ -61,6 +61,19 @@ def test_the_overview_says_where_the_study_stands(browser: Any, page: LivePage) 
         assert shown.page.locator("[aria-current=step]").inner_text().startswith("Collect")
 
 
+def test_a_silo_that_refuses_is_red_with_its_reason_and_a_silent_one_can_be_left_out(
+        browser: Any, tmp_path: Path) -> None:
+    filled = refused_study(tmp_path / "hub")
+    filled.roster.silent("hospital-b", heard_unix=1_000_000_000.0)
+    with live_page(filled.federation) as page, tab(browser, page.address) as shown:
+        shown.go("#/study/first", title="first")
+        shown.wait_for_text("has run on 0 of 3 silos; refused every round".capitalize())
+        shown.go("#/silos", title="Silos")
+        shown.wait_for_text("refused every round of first (3): METHOD_NOT_PERMITTED", selector=".refusal")
+        shown.go("#/silo/hospital-b", title="hospital-b")
+        shown.wait_for_text(f"coordinator set-aside hospital-b --folder {filled.federation.folder}")
+
+
 def test_a_study_that_paused_because_every_silo_refuses_says_why_and_claims_no_gain(
         browser: Any, tmp_path: Path) -> None:
     with live_page(refused_study(tmp_path / "hub").federation) as page, tab(browser, page.address) as shown:

@@ -8,6 +8,8 @@ chunk. Silos answer in an order of their own.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 import zlib
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.roster import LedgerRoster, SimulatedMember
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState
 from semisilo.coordinator.rounds.task_service import Hello, Standby, TaskService, UpdateDeclaration
 from semisilo.coordinator.studies.study_file import load_study
@@ -56,7 +59,8 @@ async def _run(parts: Path, folder: Path) -> Ledger:
     payloads, spool = open_payloads(folder / "payloads"), open_spool(folder / "spool", limit_bytes=0)
     task_service = TaskService(ledger=ledger, roster=roster, runtime=runtime, payloads=payloads, spool=spool,
                                compute=compute)
-    engine = Engine(ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
+    engine = Engine(hearing=Hearing(roster=roster, runtime=runtime, clock=time.time, silent_seconds=math.inf),
+                    ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
                     accountant=NoAccounts(), folders=EngineFolders(studies=studies, payloads=folder / "payloads"))
     ledger.queue_study("first", to_dict(load_study(parts / "coordinator" / "study.toml")))
     files = sorted((parts / "silos").glob("*.npz"))

@@ -82,7 +82,7 @@ function side(federation) {
   const study = currentStudy(route);
   const here = BELONGS[route.view] ?? (VIEWS[route.view] ? route.view : "overview");
   const shown = federation.studies.find(({ name }) => name === study);
-  const attention = federation.silos.filter(({ state }) => ["late", "away", "away by policy", "silent"].includes(state)).length;
+  const attention = federation.silos.filter(({ state, refusal }) => refusal || ["late", "away", "away by policy", "silent"].includes(state)).length;
   return h("nav", { class: "side", key: "side", "aria-label": "Views" },
     federation.studies.length > 1 ? h("label", { class: "study-choice" }, h("span", null, "Study"), h("select", { prop: { value: study ?? "" }, on: { change: (event) => chooseStudy(event.target.value) } }, federation.studies.map(({ name, state }) => h("option", { key: name, value: name }, `${name} (${wordOf(state)})`))))
       : shown ? h("p", { class: "study-choice" }, h("span", null, "Study"), h("strong", null, shown.name)) : null,
@@ -90,7 +90,7 @@ function side(federation) {
       if (name === "rounds" && !study) return null;
       const href = name === "overview" ? to.overview(study) : name === "rounds" ? to.rounds(study) : name === "cost" ? to.cost(study) : to[name]();
       return h("li", { key: name, class: `place-${name}` }, h("a", { href, "aria-current": here === name ? "page" : null }, icon(name, 20), h("span", null, words),
-        name === "silos" && attention ? h("span", { class: "count", title: `${format.plural(attention, "silo")} late, away or silent` }, h("span", { class: "unseen" }, ", late, away or silent: "), attention) : null));
+        name === "silos" && attention ? h("span", { class: "count", title: `${format.plural(attention, "silo")} late, away, silent or refusing` }, h("span", { class: "unseen" }, ", late, away, silent or refusing: "), attention) : null));
     })),
     h("p", { class: "side-foot" }, `semisilo ${federation.version}`));
 }

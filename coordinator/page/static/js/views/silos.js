@@ -5,7 +5,7 @@ import { invite, revoke } from "../actions.js";
 import { currentStudy } from "../current.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { ago, badge, button, card, commands, empty, head, table, trouble, until, wordOf } from "../parts.js";
+import { ago, badge, button, card, commands, empty, glyph, head, table, trouble, until, wordOf } from "../parts.js";
 import { api, to } from "../routes.js";
 import { changed, data, store } from "../store.js";
 
@@ -17,7 +17,9 @@ export function needs(route) {
 }
 
 const GROUPS = [["all", "All"], ["here", "Here"], ["attention", "Need a look"], ["gone", "Not taking part"]];
-const groupOf = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", "away by policy": "attention", silent: "attention", enrolled: "attention", "set aside": "gone", revoked: "gone", left: "gone" };
+const GROUP_OF = { connected: "here", working: "here", joined: "here", late: "attention", away: "attention", "away by policy": "attention", silent: "attention", enrolled: "attention", "set aside": "gone", revoked: "gone", left: "gone" };
+/** What was refused needs a look, whatever its silo does now. */
+const groupOf = ({ state, refused }) => (refused ? "attention" : GROUP_OF[state]);
 const RANK = ["silent", "late", "away", "away by policy", "working", "connected", "joined", "enrolled", "set aside", "left", "revoked"];
 /** Order of rows: who needs a look first. Working and waiting are alike, or rows would change places all the time. */
 const URGENCY = { silent: 0, late: 0, away: 1, "away by policy": 1, working: 2, connected: 2, joined: 2, enrolled: 3, "set aside": 3, left: 4, revoked: 5 };
@@ -27,7 +29,7 @@ export function view(route) {
   const study = currentStudy(route);
   const detail = study ? data(api.study(study)) : null;
   const inStudy = new Map((detail?.silos ?? []).map((silo) => [silo.name, silo]));
-  const rows = silos.map((silo) => ({ ...silo, study: inStudy.get(silo.name) ?? null, lastDrift: drifted(inStudy.get(silo.name)) }));
+  const rows = silos.map((silo) => ({ ...silo, study: inStudy.get(silo.name) ?? null, lastDrift: drifted(inStudy.get(silo.name)), refused: refusalOf(silo, detail) }));
   if (detail && readOnly) for (const silo of detail.silos) if (!silos.some(({ name }) => name === silo.name)) rows.push({ name: silo.name, state: "joined", study: silo, lastDrift: drifted(silo), methods: [] });
   const actions = readOnly ? null : button("Invite a silo", { name: "plus", tone: "main", key: "invite", on: () => invite() });
   const headline = head("Silos", { over: store.federation.federation, below: summary(rows), actions });
@@ -64,7 +66,7 @@ function invitationList(invitations) {
 function silosCard(rows, study, readOnly) {
   const ui = store.ui.silos ?? (store.ui.silos = { filter: "", group: "all", by: "state", direction: 1 });
   const wanted = ui.filter.toLowerCase();
-  const shown = rows.filter((row) => row.name.includes(wanted) && (ui.group === "all" || groupOf[row.state] === ui.group));
+  const shown = rows.filter((row) => row.name.includes(wanted) && (ui.group === "all" || groupOf(row) === ui.group));
   shown.sort((a, b) => ui.direction * compare(a, b, ui.by) || (a.name < b.name ? -1 : 1));
   const sort = { by: ui.by, direction: ui.direction, choose: (by) => {
     ui.direction = ui.by === by ? -ui.direction : by === "name" || by === "state" ? 1 : -1;
@@ -74,7 +76,7 @@ function silosCard(rows, study, readOnly) {
   const tools = h("div", { class: "tools", key: "tools" },
     h("label", { class: "search" }, h("span", { class: "unseen" }, "Filter by name"), h("input", { type: "search", placeholder: "Filter by name", autocomplete: "off", spellcheck: "false", prop: { value: ui.filter }, on: { input: (event) => { ui.filter = event.target.value; changed(); } } })),
     h("div", { class: "chips", role: "group", "aria-label": "Which silos" }, GROUPS.map(([group, words]) => {
-      const count = group === "all" ? rows.length : rows.filter(({ state }) => groupOf[state] === group).length;
+      const count = group === "all" ? rows.length : rows.filter((row) => groupOf(row) === group).length;
       return h("button", { type: "button", key: group, class: "chip", "aria-pressed": ui.group === group ? "true" : "false", on: { click: () => { ui.group = group; changed(); } } }, words, h("span", { class: "chip-count" }, count));
     })));
   return h("section", { class: "card", "aria-label": "Silos of the federation", key: "silos" }, tools,
@@ -83,7 +85,7 @@ function silosCard(rows, study, readOnly) {
 
 function compare(a, b, by) {
   if (by === "name") return a.name < b.name ? -1 : 1;
-  const value = { state: (row) => URGENCY[row.state] ?? 2, seen: (row) => row.seen_unix ?? 0, images: (row) => (row.unlabelled_count ?? 0) + (row.labelled_count ?? 0), ratio: (row) => lastRatio(row.study) ?? -1,
+  const value = { state: (row) => (row.refused ? 0 : URGENCY[row.state] ?? 2), seen: (row) => row.seen_unix ?? 0, images: (row) => (row.unlabelled_count ?? 0) + (row.labelled_count ?? 0), ratio: (row) => lastRatio(row.study) ?? -1,
     drift: (row) => row.lastDrift[0]?.number ?? -1, today: (row) => (row.bytes_today_down ?? 0) + (row.bytes_today_up ?? 0), contribution: (row) => row.study?.contribution ?? -1 }[by];
   return value(a) - value(b);
 }
@@ -94,7 +96,7 @@ const lastRatio = (silo) => ratioPoints(silo).at(-1)?.[1] ?? null;
 function columns(study, readOnly) {
   return [
     { name: "Silo", sort: "name", class: "name-cell", cell: (row) => h("a", { href: to.silo(row.name) }, row.name) },
-    { name: "State", sort: "state", class: "state-cell", cell: (row) => [badge(row.state, doing(row)), row.away_reason || row.set_aside_reason ? h("span", { class: "note block" }, row.away_reason || row.set_aside_reason) : null, refusalCell(row, study)] },
+    { name: "State", sort: "state", class: "state-cell", cell: (row) => [badge(row.state, doing(row)), row.away_reason || row.set_aside_reason ? h("span", { class: "note block" }, row.away_reason || row.set_aside_reason) : null, refusalCell(row.refused)] },
     { name: "Last seen", sort: "seen", class: "nowrap", cell: (row) => ago(row.seen_unix) },
     { name: "Images", sort: "images", class: "digits", cell: (row) => h("span", { title: row.labelled_count ? `${format.count(row.labelled_count)} with a label` : null }, images(row)) },
     { name: "Label ratio", sort: "ratio", class: "nowrap", cell: (row) => {
@@ -117,9 +119,8 @@ export function refusalOf(row, study) {
   return row.refusal ? { words: `refused round ${row.refusal.round} of ${row.refusal.study}`, reason: row.refusal.reason } : null;
 }
 
-function refusalCell(row, study) {
-  const refusal = refusalOf(row, study ? data(api.study(study)) : null);
-  return refusal ? h("span", { class: "note block refusal" }, `${refusal.words}: ${refusal.reason || "no reason given"}`) : null;
+function refusalCell(refused) {
+  return refused ? h("span", { class: "note block refusal" }, glyph("bad"), ` ${refused.words}: ${refused.reason || "no reason given"}`) : null;
 }
 
 /** That a silo is silent, and how to leave it out; for the study's page and its own. */
