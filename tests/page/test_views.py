@@ -16,6 +16,8 @@ from semisilo.common.text.describe import (
     describe_seconds,
     describe_share,
 )
+from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation
 from tests.coordinator.ledger_fixture import (
@@ -270,6 +272,22 @@ def test_a_finished_study_can_be_read_and_not_acted_on(browser: Any, tmp_path: P
             assert shown.page.get_by_role("button", name="Revoke").count() == 0
             assert shown.page.get_by_role("button", name="Invite").count() == 0
         assert "read only" in shown.text(".bar-top")
+
+
+def test_who_stands_out_is_named_and_rounds_that_are_gone_can_be_read(browser: Any, tmp_path: Path) -> None:
+    filled = fill_study(tmp_path / "hub", rounds=4)
+    add_notice(filled.ledger, NoticeKind.STANDS_OUT, study="first", round=2, silo="hospital-a",
+               text="the norm of its update is <b>31</b>")
+    roll_back(filled.ledger, "first", 2, operator="mona", reason="it sent noise")
+    with live_page(filled.federation) as served, tab(browser, served.address) as shown:
+        shown.go("#/study/first")
+        shown.wait_for_text("hospital-a, round 2: the norm of its update is <b>31</b>")
+        shown.wait_for_text("went back to round 2")
+        shown.wait_for_text("rounds 3 to 4 no longer count; it sent noise")
+        shown.page.get_by_text("Rounds that no longer count").first.click()
+        assert shown.page.get_by_role("table", name="Rounds that no longer count").get_by_role("row").count() == 3
+        shown.go("#/silo/hospital-a")
+        shown.wait_for_text("hospital-a stands out")
 
 
 def test_what_does_not_exist_is_said_and_not_shown_as_loading(browser: Any, page: LivePage) -> None:
