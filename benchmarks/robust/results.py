@@ -103,8 +103,8 @@ def _lost(results: Results, method: str, split: str, rules: Iterable[str]) -> li
     honest = {seed: run["accuracy"] for seed, run in results.found[Cell(method, split, NOBODY, 0, "mean")].items()}
     if not honest:
         return []
-    rows = ["| rule | most points lost against the honest mean | under | lost without attack | backdoor's success, at most"
-            " |",
+    rows = ["| rule | most points lost against the honest mean | under | lost without attack |"
+            " backdoor at most |",
             "|---|---:|---|---:|---:|"]
     for rule in rules:
         lost: dict[str, float] = {}

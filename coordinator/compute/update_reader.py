@@ -130,8 +130,9 @@ class SoundFiles:
         self._norms[path.name] = norms
 
     def norms(self, path: Path) -> Mapping[str, float] | None:
-        """What the check of a file found, as long as it looks untouched."""
-        return self._norms.get(path.name) if self._looks.get(path.name) == _looks(path) else None
+        """What the check of a file found, as long as it looks untouched; None where nothing is known."""
+        known = self._looks.get(path.name)
+        return self._norms.get(path.name) if known is not None and path.exists() and known == _looks(path) else None
 
     def read(self, path: Path, silo: str, expected: Expected, *, again: bool = False) -> dict[str, TensorGroup]:
         """The update in a spooled file, which is called by its digest and was checked when it arrived.

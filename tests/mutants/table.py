@@ -17,6 +17,7 @@ _PASSES = "tests/common/numerics/test_passes.py"
 _CONSISTENCY = "tests/common/learning/test_consistency.py"
 _AGREEMENT = "tests/common/learning/test_agreement.py"
 _SOFT_LABELS = "tests/common/learning/test_soft_labels.py"
+_ROBUST = "tests/coordinator/strategies/parts/test_robust.py"
 _WEIGHTS = "tests/coordinator/strategies/parts/test_weights.py"
 _NORMALISED = "tests/common/learning/averaging/test_normalised.py"
 _POSITIONS = "tests/common/payload/codec/test_positions.py"
@@ -567,6 +568,33 @@ _ALONE = _mutants(
     ("gate-takes-a-model-that-is-not-finite", "coordinator/strategies/parts/gate.py",
      "if step == 0.0:", "if step == 2.0:",
      "tests/coordinator/strategies/parts/test_gate.py::test_what_is_taken_of_model_and_momentum"),
+    ("updates-are-not-bounded", "common/learning/robust/norms.py",
+     "1.0 if limit is None or norm <= limit else limit / norm", "1.0",
+     f"{_ROBUST}::test_an_update_beyond_the_bound_counts_with_its_direction_and_five_medians"),
+    ("honest-updates-are-cut-too", "common/learning/robust/norms.py", "limit = factor * statistics.median_low(counted)",
+     "limit = statistics.median_low(counted)",
+     f"{_ROBUST}::test_without_a_cut_the_bits_are_those_without_a_bound"),
+    ("liars-left-alone-in-a-round-are-believed", "common/methods/parts/robust.py",
+     "return 2 * f + 3 if settings.rule == \"multi_krum\" else 2 * f + 1", "return 1",
+     f"{_ROBUST}::test_with_fewer_updates_than_the_rule_needs_nothing_is_taken_over"),
+    ("claimed-steps-stretch-an-update", "coordinator/strategies/fednova.py",
+     "return [together / count for count in steps]", "return [1.0 for count in steps]",
+     f"{_ROBUST}::test_fednova_bounds_what_a_silo_makes_of_its_number_of_steps"),
+    ("corrections-go-on-after-a-cut", "coordinator/strategies/scaffold.py", "renew=tally.renew or CUT",
+     "renew=tally.renew",
+     f"{_ROBUST}::test_a_cut_begins_the_sum_of_control_variates_anew"),
+    ("a-silos-count-buys-its-statistics-more-voices", "coordinator/strategies/parts/batch_norm.py",
+     'if robust.rule in ("none", "norm_clipping") or not updates.headers:', "if True:",
+     "tests/coordinator/strategies/parts/test_batch_norm.py::"
+     "test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range"),
+    ("the-judge-tries-no-patches", "coordinator/strategies/parts/judge.py",
+     "patched = float(before.added_V.max() - after.added_V.max())", "patched = 0.0",
+     "tests/coordinator/strategies/parts/test_judge.py::"
+     "test_a_hidden_trigger_is_left_out_though_the_images_without_it_are_right"),
+    ("the-judge-looks-at-updates-alone", "coordinator/strategies/parts/judge.py",
+     "while len(staying) > 1 and count - len(staying) < most:", "while False:",
+     "tests/coordinator/strategies/parts/test_judge.py::"
+     "test_a_flipped_sign_is_left_out_where_silos_see_one_class_each"),
     ("average-of-the-weights-never-forgets", "common/learning/averaged_training.py",
      "min(1.0 - 10.0 / max(steps, 1), (1.0 + done) / (10.0 + done))", "1.0 - 10.0 / max(steps, 1)",
      f"{_AVERAGED}::test_the_average_looks_back_over_a_tenth_of_the_training_and_less_at_its_beginning"),

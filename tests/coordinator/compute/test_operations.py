@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -436,6 +436,33 @@ def test_a_restart_before_the_fold_gives_the_same_state_bit_for_bit(federation: 
     assert aggregate(again, state, 1, updates).state == undisturbed
     assert prepare(again).state == state
     assert undisturbed != state
+
+
+@pytest.mark.parametrize("robust", [
+    pytest.param({}, id="the bound"), pytest.param({"rule": "trimmed_mean", "byzantine_silos": 1}, id="trimmed_mean"),
+    pytest.param({"rule": "judge"}, id="judge")])
+def test_under_a_rule_a_restart_before_the_fold_gives_the_same_bits(
+        federation: Path, robust: dict[str, Any]) -> None:
+    """The process that has checked the updates knows their norms, the one after a restart reads them again."""
+    settings = config()
+    settings["robust"] = robust
+    request = replace(opening(federation), config=config_from_dict(settings, where="test"))
+    states = []
+    for restarted in (False, True):
+        operations = Operations(lambda fraction, text: None)
+        answered(operations, request)
+        state = prepare(operations).state
+        task = tasks_of(operations, state, 1, {"a": None}).tasks["a"]
+        model = received(federation, task)["model"]
+        paths = [spool(federation, model, shift=shift) for shift in (1e-4, 1.1e-4, 1.2e-4, 100.0)]
+        if not restarted:
+            for path in paths:
+                check(operations, state, path, {})
+        updates = [update(silo, path) for silo, path in zip("abcd", paths, strict=True)]
+        states.append(aggregate(operations, state, 1, updates))
+    assert states[0].state == states[1].state
+    assert states[0].metrics == states[1].metrics
+    assert states[0].metrics["updates_cut"] == 1
 
 
 def test_updates_that_are_not_in_silo_order_are_our_own_mistake(
