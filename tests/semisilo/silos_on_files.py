@@ -13,6 +13,8 @@ import time
 import zlib
 from pathlib import Path
 
+import numpy as np
+
 from semisilo.common import __version__
 from semisilo.common.config import to_dict
 from semisilo.common.methods import find_method
@@ -85,6 +87,8 @@ class _Silo:
     def __init__(self, file: Path, test: Path, folder: Path, task_service: TaskService) -> None:
         self._name = file.stem
         self._file = file
+        with np.load(file) as arrays:
+            self._num_images = sum(len(arrays[name]) for name in arrays.files if name.endswith("_images"))
         self._test = test
         self._home = SiloHome(folder)
         self._memory = SiloMemory(self._home.memory, outgoing=self._home.outgoing)
@@ -96,7 +100,7 @@ class _Silo:
     async def work(self) -> None:
         while True:
             answer = await self._task_service.await_task(self._name, Hello(
-                version=__version__, methods=(), labelled_count=0, unlabelled_count=0,
+                version=__version__, methods=(), labelled_count=0, unlabelled_count=self._num_images,
                 held=frozenset(self._tensors.digests())), timeout_seconds=30.0)
             if isinstance(answer, Standby):
                 if answer.reason == "no_study" and answer.text:
