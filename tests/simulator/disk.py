@@ -12,6 +12,7 @@ Nothing of the host's file system is used, so a schedule costs no system call.
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import itertools
 import os
@@ -469,8 +470,9 @@ def _writes(mode: str) -> bool:
     return any(letter in mode for letter in "wax+")
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/")[2:] if part]
+@functools.lru_cache(maxsize=16_384)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/")[2:] if part)
 
 
 def _error(number: int, path: str) -> OSError:
@@ -478,6 +480,7 @@ def _error(number: int, path: str) -> OSError:
 
 
 def _status(found: File | Folder) -> os.stat_result:
+    """What `stat` says."""
     if isinstance(found, Folder):
         return os.stat_result((0o040755, found.number, 1, 1, 0, 0, 0, 0, 0, 0), _times(found.now, found.now))
     return os.stat_result((0o100000 | found.mode, found.number, 1, found.links, 0, 0, len(found.data), 0, 0, 0),

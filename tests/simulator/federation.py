@@ -5,7 +5,9 @@ schedule to the end of its study.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import errno
 import gc
 import hashlib
 import logging
@@ -20,6 +22,7 @@ from typing import Any
 from semisilo.common.config import to_dict
 from semisilo.common.errors import DiskFull, SemisiloError
 from semisilo.common.methods.contract import Phase
+from semisilo.common.process.child import ComputeDied
 from semisilo.common.rpc.meter import MessageMeter
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -43,11 +46,11 @@ from tests.simulator.database import Database, databases
 from tests.simulator.loop import Killed, SeededLoop, TooLong
 from tests.simulator.machine import Life, Machine, PointOfDeath
 from tests.simulator.network import Channel, Network, Server
-from tests.simulator.schedule import COORDINATOR, SILOS, Schedule, Totals
+from tests.simulator.schedule import COORDINATOR, SILOS, Schedule
 from tests.simulator.system import simulated, use_small_pieces
 from tests.simulator.training import CoordinatorWork, SiloWork, SimulatedCompute, use_vector_files
 
-__all__ = ["STUDY", "Outcome", "SimulatedFederation", "run_schedule", "totals_of_undisturbed"]
+__all__ = ["STUDY", "Outcome", "SimulatedFederation", "run_schedule"]
 
 STUDY = "s"
 ROUNDS = 3
@@ -220,8 +223,9 @@ class SimulatedFederation:
         if error is None:
             self.ended.add(machine.name)
             return
-        full = isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno == 28)
-        if not full:
+        full = isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
+        counting = isinstance(error, ComputeDied) and machine.name != COORDINATOR  # its images, before it calls
+        if not (full or counting):
             where = traceback.extract_tb(error.__traceback__)[-1]
             self.violations.append(f"{machine.name} has ended: {error!r} at {Path(where.filename).name}:{where.lineno}")
         machine.kill(PointOfDeath(kind="itself", number=0, down_seconds=10.0))
@@ -255,11 +259,9 @@ class SimulatedFederation:
         async def settle() -> None:
             while True:
                 collecting = runtime.reason is StandbyReason.COLLECTING
-                try:
+                with contextlib.suppress(SemisiloError):
                     await meter.settle(study=runtime.study, round=runtime.round,
                                        phase=runtime.phase if collecting else "standby")
-                except SemisiloError:
-                    pass
                 await asyncio.sleep(_SETTLE_SECONDS)
 
         async def run_studies() -> None:
@@ -415,12 +417,3 @@ def run_schedule(schedule: Schedule) -> Outcome:
         if _since_collected >= _COLLECT_EVERY:
             _since_collected = 0
             gc.collect()
-
-
-def totals_of_undisturbed(phases: int, chunk_bytes: int) -> Totals:
-    """What happens in a run without faults. Raises: AssertionError when even that goes wrong."""
-    outcome = run_schedule(Schedule(seed=0, phases=phases, chunk_bytes=chunk_bytes))
-    assert not outcome.violations, outcome.violations
-    return Totals(messages=outcome.messages, seconds=outcome.seconds - 1000.0, events=outcome.events)
-
-

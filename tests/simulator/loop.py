@@ -1,8 +1,8 @@
 """An event loop whose time is a number: it runs what is ready and then jumps to the next timer.
 
 What asyncio promises is kept: callbacks of one turn run in the order in which they were put there. What it does not
-promise is drawn from the seed: how late a timer comes, and how long work in a thread takes. Work in a thread runs in one
-piece at the moment drawn for it, in this thread.
+promise is drawn from the seed: how late a timer comes, and how long work in a thread takes. Work in a thread runs in
+one piece at the moment drawn for it, in this thread.
 """
 
 from __future__ import annotations

@@ -100,6 +100,8 @@ class Machine:
         """Something happens here; the process may die of it. Called before it, and after it with `done`."""
         if not done:
             self.counted[kind] += 1
+        if not self.deaths:
+            return
         for death in self.deaths:
             if death.kind == kind and death.number <= self.counted[kind] and death.after is done \
                     and self.life is not None and self.life.alive:

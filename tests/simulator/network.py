@@ -25,6 +25,8 @@ from tests.simulator.machine import Life, Machine
 __all__ = ["Channel", "Line", "LineFault", "Network", "Server"]
 
 _UP_SECONDS = (0.001, 0.03)
+_KEEP_ALIVE_SECONDS = 400.0
+"""After so long the coordinator's end finds out by itself that a line has vanished."""
 _LONGEST_CALL_SECONDS = 1000.0
 """No call may last longer: polls end after a minute, transfers in which nothing moves are cut."""
 
@@ -36,7 +38,8 @@ class LineFault:
     number: int
     kind: str
     """"cut": the message is lost with the connection; "cut after": it arrives, nothing after it; "refuse": cut, and no
-    connection for a while; "half open": cut, and the coordinator notices late; "stall": nothing moves for a while;
+    connection for a while; "half open": cut, and the coordinator notices late; "vanish": no word of the calls in flight
+    comes any more, and nobody tells either end; "stall": nothing moves for a while;
     "delay": this message comes late; "duplicate": the request comes again later; "spoil": its last byte changes."""
     seconds: float = 0.0
 
@@ -135,12 +138,20 @@ class Network:
             elif fault.kind == "duplicate":
                 call.repeat_after = fault.seconds
             elif fault.kind == "spoil":
-                if isinstance(message, bytes) and len(message) > 20 and call.rpc in ("SubmitUpdate", "DownloadPayload"):
+                if isinstance(message, bytes) and len(message) > 60 and \
+                        (call.rpc, direction) in (("SubmitUpdate", "up"), ("DownloadPayload", "down")):
                     message = message[:-1] + bytes([message[-1] ^ 1])
             elif fault.kind != "cut after":
                 if fault.kind == "refuse":
                     call.line.refused_until = self.loop.time() + fault.seconds
-                self.cut(call.line, notice=self.late() if fault.kind == "half open" else self.soon())
+                if fault.kind == "vanish":
+                    for each in call.line.calls:
+                        each.cut = True
+                        if each.serving is not None:
+                            self.loop.call_later(_KEEP_ALIVE_SECONDS, each.serving.cancel,
+                                                 context=each.server_life.context)
+                else:
+                    self.cut(call.line, notice=self.late() if fault.kind == "half open" else self.soon())
                 return
         when = max(call.last[direction], self.loop.time() + self.latency() + extra, call.line.stalled_until)
         call.last[direction] = when
@@ -371,9 +382,9 @@ class _Context:
 
     async def write(self, data: bytes) -> None:
         call = self._call
+        self._network.counted[call.rpc, self.silo, "down"] += len(data)
         if call.ghost:
             return
-        self._network.counted[call.rpc, self.silo, "down"] += len(data)
         taken: asyncio.Future[None] = self._network.loop.create_future()
 
         def deliver(message: Any) -> None:

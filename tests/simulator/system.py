@@ -59,7 +59,7 @@ def _machine() -> Machine | None:
 def _disk_of(path: str) -> Disk:
     if _over:
         raise Killed
-    return _by_name[path[2:].split("/", 1)[0]].disk
+    return _by_name[path[2:].partition("/")[0]].disk
 
 
 def _disk_with(descriptor: int) -> Disk:
@@ -94,8 +94,11 @@ def _install() -> None:
 
 
 def _simulated_path(path: Any) -> str | None:
-    text = path if isinstance(path, str) else os.fspath(path) if not isinstance(path, int) else ""
-    return text if isinstance(text, str) and text.startswith("/~") else None
+    if type(path) is not str:
+        if not hasattr(path, "__fspath__"):
+            return None
+        path = path.__fspath__()
+    return path if path[:2] == "/~" else None
 
 
 def _take_over_path(module: ModuleType, name: str, as_name: str = "") -> None:
@@ -105,10 +108,8 @@ def _take_over_path(module: ModuleType, name: str, as_name: str = "") -> None:
         text = _simulated_path(path)
         if text is None:
             return real(path, *args, **options)
-        options.pop("dir_fd", None)
-        options.pop("follow_symlinks", None)
         if method == "open":
-            return _disk_of(text).open(text, *args, **options)
+            return _disk_of(text).open(text, *args)
         return getattr(_disk_of(text), method)(text)
 
     setattr(module, name, call)

@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.config import to_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.errors import BadPayload, StorageDamaged, TensorsMissing
 from semisilo.common.methods.contract import (
@@ -73,8 +72,8 @@ from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
 from semisilo.silo.site.stores import open_cache, open_outgoing
 
-__all__ = ["CoordinatorWork", "SiloWork", "SimulatedCompute", "Vector", "abstains", "delta_of", "digest_of", "examples_of",
-           "first_vector", "folded", "kept_after", "memory_after", "use_vector_files"]
+__all__ = ["CoordinatorWork", "SiloWork", "SimulatedCompute", "Vector", "abstains", "delta_of", "digest_of",
+           "examples_of", "first_vector", "folded", "kept_after", "memory_after", "use_vector_files"]
 
 Numbers = NDArray[np.float32]
 AnswerT = TypeVar("AnswerT")
@@ -289,7 +288,8 @@ class CoordinatorWork:
             groups = {"model": w, "correction": self._vector(kept), "frozen": frozen_vector()}
             written[silo] = WrittenTask(settings=self._settings, brings_model=True, payloads=tuple(
                 self._payload(name, numbers, request.held.get(silo, ())) for name, numbers in groups.items()))
-        return WrittenTasks(tasks=written, expects={"model": GroupLayout(Meaning.DIFFERENCE, _tensors_digest(w), (_SPEC,))})
+        return WrittenTasks(tasks=written, expects={
+            "model": GroupLayout(Meaning.DIFFERENCE, _tensors_digest(w), (_SPEC,))})
 
     def _payload(self, name: str, numbers: Numbers, held: tuple[str, ...]) -> PayloadRef:
         tensors = _tensors_digest(numbers)
