@@ -128,18 +128,26 @@ def plant(name: str) -> None:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
+def _run(seeds: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tests.simulator.run", seeds, *options], cwd=_ROOT, text=True,
+                          capture_output=True, check=False, env={**os.environ, "PYTHONHASHSEED": "0"})
+
+
 def _look_for(bug: PlantedBug, first: int, most: int) -> tuple[PlantedBug, int | None, str, float]:
-    """The seeds that it took, None for too many; what was broken; minutes."""
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "tests.simulator.run", f"{first}-{first + most - 1}", "--planted",
-                           bug.name], cwd=_ROOT, capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONHASHSEED": "0"})
-    found = re.search(r"^seed (\d+):", done.stdout, re.MULTILINE)
-    if found is None and done.returncode:  # it already breaks what is done without faults
-        return bug, 0, (done.stderr.strip().splitlines() or ["?"])[-1][:150], (time.monotonic() - began) / 60
-    broken = [line.strip() for line in done.stdout.splitlines() if line.startswith("    ! ")]
-    return bug, None if found is None else int(found[1]) - first + 1, broken[0][2:150] if broken else "", \
-        (time.monotonic() - began) / 60
+    """How many seeds it took, None for too many; what was broken; minutes. What is broken without the bug as well does
+    not count."""
+    began, seed = time.monotonic(), first
+    while seed < first + most:
+        done = _run(f"{seed}-{first + most - 1}", "--planted", bug.name)
+        found = re.search(r"^seed (\d+):", done.stdout, re.MULTILINE)
+        if found is None:
+            assert not done.returncode, done.stderr
+            break
+        if not _run(found[1]).returncode:
+            broken = next(line.strip()[2:150] for line in done.stdout.splitlines() if line.startswith("    ! "))
+            return bug, int(found[1]) - first + 1, broken, (time.monotonic() - began) / 60
+        seed = int(found[1]) + 1
+    return bug, None, "", (time.monotonic() - began) / 60
 
 
 def main() -> int:
