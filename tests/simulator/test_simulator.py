@@ -1,10 +1,10 @@
-"""A few schedules of faults in every run of the quick tests; `make simulate-faults` runs thousands, new ones each time.
-
-Each runs in a process of its own: the simulator answers for the operating system there.
+"""The simulated machines keep what they promise, a seed is replayed, a planted bug is found. The schedules themselves
+are run by `make simulate-faults`, in processes of their own: there the simulator answers for the operating system.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -17,7 +17,7 @@ import pytest
 from tests.simulator.disk import Disk
 from tests.simulator.loop import Killed, SeededLoop, TooLong
 from tests.simulator.machine import Machine, PointOfDeath
-from tests.simulator.planted import PLANTED
+from tests.simulator.planted import PLANTED, PlantedBug
 from tests.simulator.schedule import draw_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +28,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, check=False, env=dict(os.environ))
 
 
+@pytest.mark.slow
 def test_a_schedule_is_replayed_bit_for_bit_and_holds_all_invariants() -> None:
     first, second = (_run("9", "--trace", "--verbose") for _ in range(2))
     assert first.returncode == 0, first.stdout[-2000:] + first.stderr
@@ -37,6 +38,7 @@ def test_a_schedule_is_replayed_bit_for_bit_and_holds_all_invariants() -> None:
     assert re.search(r"fingerprint [0-9a-f]{16}$", lines[0][-1])
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
     found = _run("1-50", "--planted", "memory-counts-though-nothing-was-folded")
     assert found.returncode == 1
@@ -45,10 +47,7 @@ def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
-def test_the_place_of_every_planted_bug_is_there(bug: object) -> None:
-    from tests.simulator.planted import PlantedBug
-
-    assert isinstance(bug, PlantedBug)
+def test_the_place_of_every_planted_bug_is_there(bug: PlantedBug) -> None:
     assert (ROOT / bug.file).read_text(encoding="utf-8").count(bug.old) == 1
 
 
@@ -66,8 +65,6 @@ def _machine() -> Machine:
 
 
 def _write(disk: Disk, name: str, content: bytes, *, sync: bool = False, sync_folder: bool = False) -> None:
-    import os
-
     handle = disk.open(f"/~m/{name}", os.O_WRONLY | os.O_CREAT)
     disk.write(handle, content)
     if sync:
@@ -80,8 +77,6 @@ def _write(disk: Disk, name: str, content: bytes, *, sync: bool = False, sync_fo
 
 
 def _content(disk: Disk, name: str) -> bytes | None:
-    import os
-
     try:
         handle = disk.open(f"/~m/{name}", os.O_RDONLY)
     except FileNotFoundError:
@@ -117,8 +112,6 @@ def test_a_file_that_moves_to_another_folder_is_never_lost_by_both() -> None:
 
 
 def test_a_dead_process_runs_no_further_and_changes_nothing() -> None:
-    import asyncio
-
     machine = _machine()
     life = machine.begin()
     done: list[str] = []
@@ -152,8 +145,6 @@ def test_a_process_dies_within_a_change_of_a_file() -> None:
 
 
 def test_time_jumps_to_the_next_timer() -> None:
-    import asyncio
-
     loop, woken = SeededLoop(random.Random(1)), list[float]()
 
     async def sleep() -> None:
