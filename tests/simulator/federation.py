@@ -274,7 +274,7 @@ class SimulatedFederation:
                     continue
                 if study is None:
                     runtime.set(reason=StandbyReason.NO_STUDY, activity="")
-                    self.completed_at = self.loop.time()
+                    self.completed_at = self.loop.time() if self.completed_at is None else self.completed_at
                     await runtime.wait(60.0)
 
         self.settle_last = meter.settle
