@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -160,7 +160,8 @@ def main() -> int:
     wanted = [bug for bug in PLANTED if not options.names or bug.name in options.names]
     missed = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        for bug, seeds, broken, minutes in pool.map(lambda each: _look_for(each, options.first, options.most), wanted):
+        searches = [pool.submit(_look_for, bug, options.first, options.most) for bug in wanted]
+        for bug, seeds, broken, minutes in (each.result() for each in as_completed(searches)):
             missed += seeds is None
             told = "not found" if seeds is None else f"seed {seeds}"
             print(f"| {bug.name} | {bug.source} | {told} | {broken} | {minutes:.1f} min |", flush=True)

@@ -93,6 +93,11 @@ class Schedule:
         return [*found, *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths)]
 
 
+def _moment(draw: random.Random, most: int) -> int:
+    """One of the first `most` events; every third time an early one, of which there are few."""
+    return draw.randint(1, most) if draw.random() < 2 / 3 else int(most ** draw.random())
+
+
 def draw_schedule(seed: int) -> Schedule:
     """Two to eight faults."""
     draw = random.Random(f"schedule {seed}")
@@ -115,7 +120,7 @@ def draw_schedule(seed: int) -> Schedule:
             kind, events = draw.choice(_DEATH_KINDS), _EVENTS[COORDINATOR if name == COORDINATOR else "silo"]
             kind = kind if kind in events else "disk"
             deaths.setdefault(name, []).append(PointOfDeath(
-                kind=kind, number=draw.randint(1, phases * events[kind]),
+                kind=kind, number=_moment(draw, phases * events[kind]),
                 after=kind != "callback" and draw.random() < 0.5,
                 power=draw.random() < 0.5, down_seconds=draw.choice((0.2, 2.0, 40.0)) * (0.5 + draw.random())))
         elif what < 0.91:
