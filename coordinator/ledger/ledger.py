@@ -412,8 +412,9 @@ class Ledger(LedgerFile):
     def accept_update(self, update: DeclaredUpdate, task: TaskRow) -> None:
         """The update is complete, checked and on disk: the task is answered."""
         with self.transaction() as db:
-            db.execute("UPDATE declared_update SET accepted_unix = ? WHERE update_id = ?",
-                       (time.time(), update.update_id))
+            changed = db.execute("UPDATE declared_update SET accepted_unix = ? WHERE update_id = ?"
+                                 " AND accepted_unix IS NULL", (time.time(), update.update_id)).rowcount
+            assert changed == 1, f"update {update.update_id} is declared, and accepted once"
             self.close_task(task, TaskState.UPDATED, update_id=update.update_id, metrics=update.metrics)
 
     def accepted_updates(self, study: str, round: int, phase: int) -> list[tuple[TaskRow, DeclaredUpdate]]:
@@ -452,8 +453,11 @@ class Ledger(LedgerFile):
                        " kept_digest = coalesce(pending_kept_digest, kept_digest),"
                        " pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND pending_round = ?",
                        (round, study, round))
-            db.execute("UPDATE declared_update SET folded = 1 WHERE update_id IN"
-                       " (SELECT update_id FROM task WHERE study = ? AND round = ?)", (study, round))
+            of_round = "update_id IN (SELECT update_id FROM task WHERE study = ? AND round = ?)"
+            again = db.execute(f"SELECT 1 FROM declared_update WHERE folded = 1 AND {of_round} LIMIT 1",
+                               (study, round)).fetchone()
+            assert again is None, f"an update of round {round} of study {study} is folded once"
+            db.execute(f"UPDATE declared_update SET folded = 1 WHERE {of_round}", (study, round))
 
     def fail_round(self, row: RoundRow, *, reason: str) -> None:
         """Ends a round without a result: the model stays, its updates and what was pending are dropped."""

@@ -200,6 +200,22 @@ def test_an_accepted_update_answers_its_task_and_is_folded_in_silo_order(ledger:
                and update.accepted_unix is not None for task, update in accepted)
 
 
+def test_an_update_is_accepted_once_and_folded_once(ledger: Ledger) -> None:
+    collecting(ledger)
+    task, update = task_of(ledger), declared(task_of(ledger))
+    ledger.declare_update(update)
+    ledger.accept_update(update, task)
+    with pytest.raises(AssertionError, match="accepted once"):
+        ledger.accept_update(update, task)
+    with ledger.transaction() as db:  # as a mistake of ours would leave it
+        db.execute("UPDATE declared_update SET folded = 1")
+    ledger.close_phase(ledger.phase("s", 1, 0))
+    ledger.set_round_state("s", 1, RoundState.EVALUATING, state_digest=digest("state 1"))
+    with pytest.raises(AssertionError, match="folded once"):
+        ledger.commit_round("s", 1, metrics={})
+    assert ledger.round("s", 1).state is RoundState.EVALUATING
+
+
 def test_an_update_of_a_silo_that_was_revoked_meanwhile_by_another_process_is_not_recorded(
         tmp_path: Path, ledger: Ledger) -> None:
     collecting(ledger)

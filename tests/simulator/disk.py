@@ -1,0 +1,498 @@
+"""Files of a simulated machine: what was written and not synchronised is forgotten, or torn, when the power goes.
+
+A file remembers its content at the last fsync and every write since. When the power goes each of these writes is on the
+disk, or not, or its beginning is, in any combination. A folder remembers the changes of its names since it was last
+synchronised; when the power goes the first few of them are on the disk, each folder for itself, but a file that moves
+from one folder to another is never lost by both. A new folder is there at once: every journalling file system writes it
+with the first thing that is synchronised in it. A kill of the process alone loses nothing but the write under way.
+
+Nothing of the host's file system is used, so a schedule costs no system call.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import io
+import itertools
+import os
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.simulator.loop import LIFE, Killed
+
+if TYPE_CHECKING:
+    from tests.simulator.machine import Machine
+
+__all__ = ["DESCRIPTORS", "FIRST_DESCRIPTOR", "Disk", "File", "Folder", "Handle", "reset_numbers"]
+
+FIRST_DESCRIPTOR = 1 << 20
+"""The system's own descriptors are below."""
+DESCRIPTORS = 1 << 20
+"""Of each disk."""
+_DISK_BYTES = 10**9
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class File:
+    """An inode."""
+
+    now: int
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    since: list[tuple[int, bytes] | int] = field(default_factory=list)
+    """(offset, bytes) of a write, or the length of a truncation, since the last fsync."""
+    mode: int = 0o600
+    links: int = 0
+    changed: int = 0
+
+    def __post_init__(self) -> None:
+        self.number = next(_numbers)
+        self.changed = self.now
+
+    def write(self, offset: int, data: bytes) -> None:
+        if len(self.data) < offset:
+            self.data.extend(bytes(offset - len(self.data)))
+        self.data[offset:offset + len(data)] = data
+        self.since.append((offset, data))
+
+    def truncate(self, length: int) -> None:
+        if length < len(self.data):
+            del self.data[length:]
+        else:
+            self.data.extend(bytes(length - len(self.data)))
+        self.since.append(length)
+
+    def sync(self) -> None:
+        self.synced, self.since = bytes(self.data), []
+
+    def lose(self, draw: random.Random) -> None:
+        """The power goes."""
+        if not self.since:
+            return
+        changes, self.since, self.data = self.since, [], bytearray(self.synced)
+        for change in changes:
+            fate = draw.random()
+            if fate < 0.4:
+                continue
+            if isinstance(change, int):
+                self.truncate(change)
+            else:
+                offset, data = change
+                self.write(offset, data if fate < 0.8 else data[:draw.randrange(len(data) + 1)])
+        self.sync()
+
+
+@dataclass(eq=False)
+class Folder:
+    """A directory."""
+
+    now: int
+    names: dict[str, File | Folder] = field(default_factory=dict)
+    since: list[tuple[str, File | Folder | None, Move | None]] = field(default_factory=list)
+    """(name, what it was before, the move that it was part of) of each change since the folder was synchronised."""
+
+    def __post_init__(self) -> None:
+        self.number = next(_numbers)
+
+    def set(self, name: str, value: File | Folder | None, move: Move | None = None) -> None:
+        before = self.names.get(name)
+        if value is None:
+            del self.names[name]
+        else:
+            self.names[name] = value
+        self.since.append((name, before, move))
+
+    def lose(self, draw: random.Random) -> None:
+        """The power goes."""
+        keep = draw.randrange(len(self.since) + 1) if self.since else 0
+        lost, self.since = self.since[keep:], []
+        for name, before, move in reversed(lost):
+            if before is None:
+                self.names.pop(name, None)
+            else:
+                self.names[name] = before
+            if move is not None:
+                move.lost.append(self)
+
+
+@dataclass(eq=False)
+class Move:
+    """A file that changes from a name in one folder to a name in another."""
+
+    file: File | Folder
+    target: Folder
+    target_name: str
+    lost: list[Folder] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Handle:
+    """An open file."""
+
+    file: File | Folder
+    flags: int
+    position: int = 0
+
+
+class Disk:
+    """The file system of one machine, below the folder `/~NAME`."""
+
+    def __init__(self, machine: Machine, index: int) -> None:
+        """`index` tells it from those of the other machines."""
+        self._machine = machine
+        self.root = Folder(0)
+        self._open: dict[int, Handle] = {}
+        self._next = FIRST_DESCRIPTOR + index * DESCRIPTORS
+        self.full = False
+        """Whether nothing more can be written."""
+        self.free_bytes = _DISK_BYTES
+
+    # Who may ----------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        life = LIFE.get()
+        if life is not None and not life.alive:
+            raise Killed
+
+    def _changing(self) -> None:
+        self._check()
+        self._machine.event("disk")
+        self._check()
+
+    def _changed(self) -> None:
+        self._machine.event("disk", done=True)
+        self._check()
+
+    def _room(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _now(self) -> int:
+        return int((self._machine.loop.time() + self._machine.clock_ahead) * 1e9)
+
+    # Names ------------------------------------------------------------------------------------------------------------
+
+    def _find(self, path: str) -> File | Folder:
+        here: File | Folder = self.root
+        for name in _parts(path):
+            if not isinstance(here, Folder):
+                raise _error(errno.ENOTDIR, path)
+            found = here.names.get(name)
+            if found is None:
+                raise _error(errno.ENOENT, path)
+            here = found
+        return here
+
+    def _parent(self, path: str) -> tuple[Folder, str]:
+        *folders, name = _parts(path)
+        here: File | Folder = self.root
+        for each in folders:
+            found = here.names.get(each) if isinstance(here, Folder) else None
+            if found is None:
+                raise _error(errno.ENOENT, path)
+            here = found
+        if not isinstance(here, Folder):
+            raise _error(errno.ENOTDIR, path)
+        return here, name
+
+    def stat(self, path: str) -> os.stat_result:
+        self._check()
+        return _status(self._find(path))
+
+    def listdir(self, path: str) -> list[str]:
+        self._check()
+        found = self._find(path)
+        if not isinstance(found, Folder):
+            raise _error(errno.ENOTDIR, path)
+        return sorted(found.names)
+
+    def entry(self, path: str) -> File | Folder:
+        self._check()
+        return self._find(path)
+
+    def mkdir(self, path: str) -> None:
+        self._check()
+        if not _parts(path):
+            raise _error(errno.EEXIST, path)
+        folder, name = self._parent(path)
+        if name in folder.names:
+            raise _error(errno.EEXIST, path)
+        self._changing()
+        folder.names[name] = Folder(self._now())
+        self._changed()
+
+    def unlink(self, path: str) -> None:
+        self._check()
+        folder, name = self._parent(path)
+        found = folder.names.get(name)
+        if found is None:
+            raise _error(errno.ENOENT, path)
+        self._changing()
+        if isinstance(found, Folder):
+            raise _error(errno.EISDIR, path)
+        found.links -= 1
+        folder.set(name, None)
+        self._changed()
+
+    def replace(self, source: str, target: str) -> None:
+        self._check()
+        folder, name = self._parent(source)
+        found = folder.names.get(name)
+        if found is None:
+            raise _error(errno.ENOENT, source)
+        self._changing()
+        other, other_name = self._parent(target)
+        before = other.names.get(other_name)
+        if before is found:
+            return
+        if isinstance(before, File):
+            before.links -= 1
+        move = Move(found, other, other_name)
+        other.set(other_name, found, move)
+        folder.set(name, None, move)
+        if isinstance(found, File):
+            found.changed = self._now()
+        self._changed()
+
+    def link(self, source: str, target: str) -> None:
+        self._check()
+        found = self._find(source)
+        self._changing()
+        folder, name = self._parent(target)
+        if name in folder.names:
+            raise _error(errno.EEXIST, target)
+        assert isinstance(found, File)
+        found.links += 1
+        folder.set(name, found)
+        self._changed()
+
+    def utime(self, path: str, ns: tuple[int, int] | None) -> None:
+        self._check()
+        self._find(path).now = self._now() if ns is None else ns[1]
+
+    # Open files -------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        self._check()
+        folder, name = self._parent(path) if _parts(path) else (self.root, "")
+        found = folder.names.get(name) if name else folder
+        if found is None:
+            if not flags & os.O_CREAT:
+                raise _error(errno.ENOENT, path)
+            self._changing()
+            self._room()
+            found = File(self._now(), mode=mode)
+            found.links = 1
+            folder.set(name, found)
+            self._changed()
+        elif flags & os.O_CREAT and flags & os.O_EXCL:
+            raise _error(errno.EEXIST, path)
+        elif flags & os.O_TRUNC and isinstance(found, File) and found.data:
+            self._changing()
+            found.truncate(0)
+            self._changed()
+        self._next += 1
+        self._open[self._next] = Handle(found, flags, len(found.data) if flags & os.O_APPEND
+                                        and isinstance(found, File) else 0)
+        return self._next
+
+    def has(self, descriptor: int) -> bool:
+        return descriptor in self._open
+
+    def close(self, descriptor: int) -> None:
+        self._check()
+        if self._open.pop(descriptor, None) is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    def _handle(self, descriptor: int) -> Handle:
+        self._check()
+        return self._open[descriptor]
+
+    def _file(self, descriptor: int) -> tuple[Handle, File]:
+        handle = self._handle(descriptor)
+        if not isinstance(handle.file, File):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return handle, handle.file
+
+    def fstat(self, descriptor: int) -> os.stat_result:
+        return _status(self._handle(descriptor).file)
+
+    def pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        _, file = self._file(descriptor)
+        return bytes(file.data[offset:offset + length])
+
+    def read(self, descriptor: int, length: int) -> bytes:
+        handle, file = self._file(descriptor)
+        found = bytes(file.data[handle.position:handle.position + length])
+        handle.position += len(found)
+        return found
+
+    def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
+        _, file = self._file(descriptor)
+        content = bytes(data)
+        try:
+            self._changing()
+        except Killed:
+            if content and self._machine.draw.random() < 0.5:  # the write under way may have got half through
+                file.write(offset, content[:self._machine.draw.randrange(len(content))])
+            raise
+        self._room()
+        file.write(offset, content)
+        file.now = file.changed = self._now()
+        self._changed()
+        return len(content)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        handle, file = self._file(descriptor)
+        if handle.flags & os.O_APPEND:
+            handle.position = len(file.data)
+        written = self.pwrite(descriptor, data, handle.position)
+        handle.position += written
+        return written
+
+    def seek(self, descriptor: int, offset: int, whence: int) -> int:
+        handle, file = self._file(descriptor)
+        start = (0, handle.position, len(file.data))[whence]
+        handle.position = start + offset
+        return handle.position
+
+    def ftruncate(self, descriptor: int, length: int) -> None:
+        _, file = self._file(descriptor)
+        if length == len(file.data):
+            return
+        self._changing()
+        file.truncate(length)
+        self._changed()
+
+    def fsync(self, descriptor: int) -> None:
+        handle = self._handle(descriptor)
+        self._changing()
+        if isinstance(handle.file, File):
+            handle.file.sync()
+        else:
+            handle.file.since.clear()
+        self._changed()
+
+    def stream(self, descriptor: int, mode: str, buffering: int = -1, encoding: str | None = None,
+               errors: str | None = None, newline: str | None = None) -> Any:
+        """What `open` returns for a descriptor."""
+        raw: Any = _Raw(self, descriptor, mode)
+        if "b" in mode and buffering == 0:
+            return raw
+        buffered = io.BufferedWriter(raw) if _writes(mode) else io.BufferedReader(raw)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding=encoding, errors=errors,
+                                                             newline=newline)
+
+    # Ends -------------------------------------------------------------------------------------------------------------
+
+    def close_all(self) -> None:
+        """The process that had them open is gone."""
+        self._open.clear()
+
+    def lose_power(self) -> None:
+        """What was not synchronised is lost, or torn."""
+        files: list[File] = []
+        folders: list[Folder] = []
+        waiting = [self.root]
+        while waiting:
+            folder = waiting.pop()
+            folders.append(folder)
+            inside = [*folder.names.values(), *(before for _, before, _ in folder.since if before is not None)]
+            waiting += [each for each in inside if isinstance(each, Folder) and each not in folders]
+            files += [each for each in inside if isinstance(each, File)]
+        draw = self._machine.draw
+        moves = {id(move): move for folder in folders for _, _, move in folder.since if move is not None}
+        for folder in folders:
+            folder.lose(draw)
+        for move in moves.values():
+            if move.target in move.lost and len(move.lost) == 1 and \
+                    not any(each is move.file for folder in folders for each in folder.names.values()):
+                move.target.names[move.target_name] = move.file  # a move is never lost by both folders
+        for file in dict.fromkeys(files):
+            file.lose(draw)
+
+    def sync_all(self) -> None:
+        """What is there now, stays."""
+        waiting = [self.root]
+        while waiting:
+            folder = waiting.pop()
+            folder.since.clear()
+            for each in folder.names.values():
+                if isinstance(each, Folder):
+                    waiting.append(each)
+                else:
+                    each.sync()
+
+
+class _Raw(io.RawIOBase):
+    """A file object on a descriptor."""
+
+    def __init__(self, disk: Disk, descriptor: int, mode: str) -> None:
+        super().__init__()
+        self._disk = disk
+        self._descriptor = descriptor
+        self._for_writing = _writes(mode)
+
+    def readable(self) -> bool:
+        return not self._for_writing
+
+    def writable(self) -> bool:
+        return self._for_writing
+
+    def seekable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._disk.read(self._descriptor, len(buffer))
+        buffer[:len(data)] = data
+        return len(data)
+
+    def write(self, data: Any) -> int:
+        return self._disk.write(self._descriptor, data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._disk.seek(self._descriptor, offset, whence)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            if self._disk.has(self._descriptor):
+                self._disk.close(self._descriptor)
+
+
+def _writes(mode: str) -> bool:
+    return any(letter in mode for letter in "wax+")
+
+
+@functools.lru_cache(maxsize=16_384)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/")[2:] if part)
+
+
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+def _status(found: File | Folder) -> os.stat_result:
+    """What `stat` says."""
+    if isinstance(found, Folder):
+        return os.stat_result((0o040755, found.number, 1, 1, 0, 0, 0, 0, 0, 0), _times(found.now, found.now))
+    return os.stat_result((0o100000 | found.mode, found.number, 1, found.links, 0, 0, len(found.data), 0, 0, 0),
+                          _times(found.now, found.changed))
+
+
+def _times(modified: int, changed: int) -> dict[str, object]:
+    return {"st_atime_ns": modified, "st_mtime_ns": modified, "st_ctime_ns": changed, "st_atime": modified / 1e9,
+            "st_mtime": modified / 1e9, "st_ctime": changed / 1e9}
+
+
+def reset_numbers() -> None:
+    """Inodes of a run are numbered from 1."""
+    global _numbers
+    _numbers = itertools.count(1)

@@ -1,0 +1,420 @@
+"""A federation on simulated machines: starts the processes of both sides, starts them again when they died, and runs a
+schedule to the end of its study.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import gc
+import hashlib
+import logging
+import random
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from semisilo.common.config import to_dict
+from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.methods.contract import Phase
+from semisilo.common.process.child import ComputeDied
+from semisilo.common.rpc.meter import MessageMeter
+from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.roster import LedgerRoster
+from semisilo.coordinator.rounds.engine import Engine, EngineFolders
+from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.shared_model import SharedModels
+from semisilo.coordinator.rounds.task_service import TaskService
+from semisilo.coordinator.rpc import call as call_module
+from semisilo.coordinator.rpc.caller import CallerCertificate
+from semisilo.coordinator.rpc.metering import RoundMeter
+from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.studies.study_file import config_from_dict
+from semisilo.silo.agent.agent import Agent
+from semisilo.silo.link.link import Link, LinkSettings
+from semisilo.silo.link.traffic import Carried
+from semisilo.silo.site.home import JoinChoice, SiloHome
+from semisilo.silo.site.policy import Policy
+from tests.simulator import disk as disk_module
+from tests.simulator.database import Database, databases
+from tests.simulator.loop import Killed, SeededLoop, TooLong
+from tests.simulator.machine import Life, Machine, PointOfDeath
+from tests.simulator.network import Channel, Network, Server
+from tests.simulator.schedule import COORDINATOR, SILOS, Schedule
+from tests.simulator.system import simulated, use_small_pieces
+from tests.simulator.training import CoordinatorWork, SiloWork, SimulatedCompute, use_vector_files
+
+__all__ = ["STUDY", "Outcome", "SimulatedFederation", "run_schedule"]
+
+STUDY = "s"
+ROUNDS = 3
+_LONGEST_SECONDS = 2.5 * 86400.0
+_MOST_TURNS = 60_000
+_FAREWELL_SECONDS = 200.0
+"""So long silos may take to hear that the study is over."""
+_SETTLE_SECONDS = 10.0
+_FOLDER = Path(f"/~{COORDINATOR}")
+_POLICY = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a schedule."""
+
+    violations: tuple[str, ...]
+    trace: tuple[str, ...]
+    """Every message, death and start, in order."""
+    seconds: float
+    """Virtual."""
+    turns: int
+    messages: int
+    events: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal runs."""
+        return hashlib.sha256("\n".join((*self.trace, *self.violations)).encode()).hexdigest()[:16]
+
+
+def _study_config(schedule: Schedule) -> Any:
+    return config_from_dict({
+        "study": {"rounds": ROUNDS, "start_with": len(SILOS), "seed": 7, "labelled_only_baseline": False},
+        "data": {"test": "digits", "classes": ["a", "b"], "image": {"size": 8, "channels": 1, "mean": [0.5],
+                                                                    "std": [0.5]}},
+        "method": {"name": "scaffold", "scenario": "labels-at-silo"},
+        "participation": {"quorum": schedule.quorum, "round_timeout": "40s" if schedule.quorum < len(SILOS) else "30m"},
+    }, where="simulator")
+
+
+_templates: dict[tuple[int, int], bytes] = {}
+
+
+def _prepare_host() -> None:
+    use_vector_files()
+    logging.getLogger("semisilo").setLevel(logging.ERROR)
+    call_module.caller_silo = lambda context, federation: CallerCertificate(  # TLS has established it
+        silo=context.silo, serial=SILOS.index(context.silo) + 1, not_before_unix=0.0, not_after_unix=4e9)
+    call_module._LOOK_SECONDS = 5.0  # nobody is revoked here
+    # What coroutines of dead processes say while they are collected is nobody's business.
+    sys.unraisablehook = lambda unraisable: None
+    warnings.simplefilter("ignore", RuntimeWarning)
+    gc.freeze()
+
+
+class _NoConnections:
+    """There are no sockets to count on."""
+
+    supported = True
+
+    def reading(self) -> Any:
+        return iter(())
+
+    def totals(self) -> dict[Any, Any]:
+        return {}
+
+    def latest(self, peer: str) -> None:
+        return None
+
+    def look_for_new(self) -> None:
+        pass
+
+    def ended(self) -> set[Any]:
+        return set()
+
+    def delivery_rate(self, peer: str) -> float:
+        return 0.0
+
+
+class _NoTraffic:
+    """`semisilo.silo.link.traffic.Traffic` without sockets."""
+
+    def __init__(self) -> None:
+        self.messages = MessageMeter()
+
+    def total(self) -> Carried:
+        return Carried()
+
+
+class _NoDisplay:
+    def event(self, text: str) -> None:
+        pass
+
+    state = event
+
+    def progress(self, what: str, fraction: float, text: str = "") -> None:
+        pass
+
+    def done(self) -> None:
+        pass
+
+    close = done
+
+
+class _Unforeseen(logging.Handler):
+    """Errors that the product logs with a traceback are those that nobody foresaw."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and not isinstance(record.exc_info[1], Killed):
+            self.found.append(f"logged: {record.getMessage()}: {record.exc_info[1]!r}")
+
+
+class SimulatedFederation:
+    """One coordinator and five silos."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.draw = random.Random(f"run {schedule.seed}")
+        self.loop = SeededLoop(self.draw)
+        self.network = Network(self.loop, self.draw, schedule.line_faults)
+        self._outside = contextvars.copy_context()
+        """Of no process."""
+        self.trace: list[str] = []
+        self.network.trace = self.trace.append
+        self.violations: list[str] = []
+        self.machines = {name: Machine(name, index, self.loop, self.draw, self._died,
+                                       deaths=list(schedule.deaths.get(name, ())))
+                         for index, name in enumerate((COORDINATOR, *SILOS))}
+        self.network.coordinator = self.machines[COORDINATOR]
+        for silo in SILOS:
+            self.network.add_line(silo)
+        self.ended: set[str] = set()
+        """Silos that have heard that the study is over."""
+        self.completed_at: float | None = None
+        self.coordinator_deaths = 0
+        self.config = _study_config(schedule)
+        self.database: Database
+
+    # Processes --------------------------------------------------------------------------------------------------------
+
+    def _died(self, machine: Machine, death: PointOfDeath) -> None:
+        self.trace.append(f"{self.loop.time():.6f} {machine.name} dies: {death}")
+        if machine.name == COORDINATOR:
+            self.coordinator_deaths += 1
+            self.completed_at = None
+            self.network.server = None
+        else:
+            self.ended.discard(machine.name)
+        self.network.machine_died(machine, power=death.power)
+        self.loop.call_later(death.down_seconds, self._start, machine, context=self._outside)
+
+    def _start(self, machine: Machine) -> None:
+        if machine.life is not None and machine.life.alive:
+            return
+        self.trace.append(f"{self.loop.time():.6f} {machine.name} starts")
+        life = machine.begin()
+        work = self._coordinator(life) if machine.name == COORDINATOR else self._silo(machine.name, life)
+        task = life.start(work)
+        task.add_done_callback(lambda done: self._stopped(machine, life, done), context=life.context)
+
+    def _stopped(self, machine: Machine, life: Life, done: asyncio.Task[Any]) -> None:
+        """A process has ended by itself."""
+        if not life.alive or done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self.ended.add(machine.name)
+            return
+        full = isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
+        counting = isinstance(error, ComputeDied) and machine.name != COORDINATOR  # its images, before it calls
+        if not (full or counting):
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.violations.append(f"{machine.name} has ended: {error!r} at {Path(where.filename).name}:{where.lineno}")
+        machine.kill(PointOfDeath(kind="itself", number=0, down_seconds=10.0))
+
+    async def _coordinator(self, life: Life) -> None:
+        """As `semisilo.coordinator.serve` wires it."""
+        ledger = Ledger(_FOLDER / "ledger.sqlite")
+        roster, runtime = LedgerRoster(ledger), RuntimeState()
+        compute = self._compute(life.machine, lambda: CoordinatorWork(
+            tuple(Phase(name) for name in ("train", "refine")[:self.schedule.phases]),
+            to_dict(self.config.method.settings)))
+        meter = RoundMeter(ledger, port=1, connections=lambda port: _NoConnections())  # type: ignore[arg-type, return-value]
+        payloads = open_payloads(_FOLDER / "payloads")
+        spool = open_spool(_FOLDER / "spool", limit_bytes=100_000)
+        payloads.clean()
+        spool.clean(keep_partials=ledger.awaited_updates())
+        import time
+
+        task_service = TaskService(ledger=ledger, roster=roster, runtime=runtime, payloads=payloads, spool=spool,
+                                   compute=compute, clock=lambda: time.time())
+        engine = Engine(ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
+                        accountant=meter, clock=lambda: time.time(),
+                        folders=EngineFolders(studies=_FOLDER / "studies", payloads=_FOLDER / "payloads"))
+        server = Server(life)
+        RoundServicer(task_service=task_service, roster=roster, runtime=runtime, meter=meter,
+                      models=SharedModels(ledger, _FOLDER / "studies"), federation="f", max_uploads=3,
+                      clock=lambda: time.time()).add_to(server)  # type: ignore[arg-type]
+        await compute.start()
+        self.network.server = server
+
+        async def settle() -> None:
+            while True:
+                collecting = runtime.reason is StandbyReason.COLLECTING
+                with contextlib.suppress(SemisiloError):
+                    await meter.settle(study=runtime.study, round=runtime.round,
+                                       phase=runtime.phase if collecting else "standby")
+                await asyncio.sleep(_SETTLE_SECONDS)
+
+        async def run_studies() -> None:
+            while True:
+                try:
+                    study = await engine.run_next()
+                except DiskFull:
+                    await asyncio.sleep(10.0)
+                    continue
+                if study is None:
+                    runtime.set(reason=StandbyReason.NO_STUDY, activity="")
+                    self.completed_at = self.loop.time() if self.completed_at is None else self.completed_at
+                    await runtime.wait(60.0)
+
+        self.settle_last = meter.settle
+        await asyncio.gather(settle(), run_studies())
+
+    async def _silo(self, name: str, life: Life) -> None:
+        """As `semisilo.silo.join` wires it."""
+        import time
+
+        home, display, traffic = SiloHome(Path(f"/~{name}")), _NoDisplay(), _NoTraffic()
+        agent: Agent
+        link = Link(lambda: Channel(self.network, name), silo=name, settings=LinkSettings(),  # type: ignore[arg-type, return-value]
+                    messages=traffic.messages, on_trouble=lambda error, failures: agent.trouble(error, failures),
+                    on_contact=lambda: agent.contact())
+
+        async def renew() -> None:
+            pass
+
+        agent = Agent(home=home, silo=name, address="hub:1", federation="f", policy=_POLICY,
+                      choice=JoinChoice(source=f"/~{name}/images"), link=link,
+                      compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
+                      renew=renew, exit_when_finished=True, poll_seconds=50.0, clock=lambda: time.time())
+        await agent.run()
+
+    def _compute(self, machine: Machine, build: Any) -> SimulatedCompute:
+        def count() -> int:
+            machine.counted["operation"] += 1
+            return machine.counted["operation"]
+
+        return SimulatedCompute(build, self.draw, slow_seconds=self.schedule.slow_seconds, counted=count, deaths={
+            each.number for each in self.schedule.compute_deaths if each.machine == machine.name})
+
+    # Running ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """To the end of the study, and until its silos have heard of it. What goes wrong is among the violations."""
+        for silo in SILOS:
+            self.machines[silo].disk.mkdir(f"/~{silo}/images")
+        for folder in ("studies", f"studies/{STUDY}"):
+            self.machines[COORDINATOR].disk.mkdir(f"/~{COORDINATOR}/{folder}")
+        self._begin_ledger()
+        for machine in self.machines.values():
+            machine.disk.sync_all()
+            machine.counted.clear()
+        for machine in self.machines.values():
+            self.loop.call_later(self.draw.random() * 2.0, self._start, machine)
+        self._plan_clocks_and_disks()
+        try:
+            self.loop.run(self._is_over, seconds=_LONGEST_SECONDS, turns=_MOST_TURNS)
+        except TooLong as error:
+            self.violations.append(f"{error}; {self._where()}")
+        self.violations += self.loop.complaints
+        self.violations += self.network.complaints
+
+    def _begin_ledger(self) -> None:
+        key = self.schedule.phases, self.schedule.quorum
+        machine = self.machines[COORDINATOR]
+        if key not in _templates:
+            databases[COORDINATOR] = Database(machine, may_lose_power=False)
+            life = machine.begin()
+            life.context.run(self._enroll)
+            _templates[key] = databases[COORDINATOR].content()
+            machine.life = None
+            machine.on_kill.clear()
+            machine.on_power_loss.clear()
+        self.database = databases[COORDINATOR] = Database(
+            machine, _templates[key], may_lose_power=COORDINATOR in self.schedule.machines_that_lose_power)
+
+    def _enroll(self) -> None:
+        ledger = Ledger(_FOLDER / "ledger.sqlite")
+        roster = LedgerRoster(ledger)
+        for number, silo in enumerate(SILOS, start=1):
+            token = bytes([number]) * 32
+            roster.add_invitation(silo=silo, token_hash=token, expires_unix=4e9)
+            roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number, not_after_unix=4e9)
+        ledger.queue_study(STUDY, to_dict(self.config))
+
+    def _plan_clocks_and_disks(self) -> None:
+        def set_clock(machine: Machine, seconds: float) -> None:
+            self.trace.append(f"{self.loop.time():.6f} the clock of {machine.name} is set by {seconds:.0f} s")
+            machine.clock_ahead += seconds
+
+        def fill(machine: Machine, full: bool) -> None:
+            machine.disk.full = full
+
+        for step in self.schedule.clock_steps:
+            self.loop.call_later(step.at_seconds, set_clock, self.machines[step.machine], step.by_seconds)
+        for each in self.schedule.full_disks:
+            self.loop.call_later(each.at_seconds, fill, self.machines[each.machine], True)
+            self.loop.call_later(each.at_seconds + each.for_seconds, fill, self.machines[each.machine], False)
+
+    def _is_over(self) -> bool:
+        if self.completed_at is None:
+            return False
+        return len(self.ended) == len(SILOS) or self.loop.time() > self.completed_at + _FAREWELL_SECONDS
+
+    def _where(self) -> str:
+        rows = self.database.raw.execute("SELECT number, state FROM round ORDER BY number").fetchall()
+        states = self.database.raw.execute("SELECT silo, state FROM task WHERE state = 'open'").fetchall()
+        study = self.database.raw.execute("SELECT state, reason FROM study").fetchall()
+        return f"study {[tuple(row) for row in study]}, rounds {[tuple(row) for row in rows]}, open " \
+               f"{[row[0] for row in states]}, silos that ended {sorted(self.ended)}"
+
+
+_prepared = False
+_since_collected = 0
+_COLLECT_EVERY = 5
+"""Runs whose remains are collected at once; not while one runs, for that would run `finally` blocks of its dead."""
+
+
+def run_schedule(schedule: Schedule) -> Outcome:
+    """Runs a schedule and checks what must hold."""
+    global _prepared, _since_collected
+    from tests.simulator.invariants import broken_invariants
+
+    if not _prepared:
+        _prepared = True
+        _prepare_host()
+    disk_module.reset_numbers()
+    unforeseen = _Unforeseen()
+    logger = logging.getLogger("semisilo")
+    logger.addHandler(unforeseen)
+    logger.propagate = False
+    gc.disable()
+    federation = SimulatedFederation(schedule)
+    try:
+        with simulated(list(federation.machines.values()), federation.draw):
+            use_small_pieces(schedule.chunk_bytes)
+            federation.run()
+            federation.violations += unforeseen.found
+            if federation.completed_at is not None:
+                federation.violations += broken_invariants(federation)
+        return Outcome(
+            violations=tuple(federation.violations), trace=tuple(federation.trace), seconds=federation.loop.time(),
+            turns=federation.loop.turns, messages=federation.network.messages,
+            events={name: dict(machine.counted) for name, machine in federation.machines.items()})
+    finally:
+        logger.removeHandler(unforeseen)
+        federation.database.raw.close()
+        _since_collected += 1
+        if _since_collected >= _COLLECT_EVERY:
+            _since_collected = 0
+            gc.collect()

@@ -1,0 +1,197 @@
+"""What must hold at the end of every run, whatever went wrong in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from semisilo.coordinator.ledger.costs import costs_of
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.silo.site.memory import SiloMemory
+from tests.simulator.schedule import COORDINATOR, SILOS
+from tests.simulator.training import (
+    ZEROS,
+    Numbers,
+    abstains,
+    delta_of,
+    digest_of,
+    examples_of,
+    first_vector,
+    folded,
+    frozen_vector,
+    kept_after,
+    memory_after,
+)
+
+if TYPE_CHECKING:
+    from tests.simulator.federation import SimulatedFederation
+
+__all__ = ["broken_invariants"]
+
+
+def broken_invariants(federation: SimulatedFederation) -> list[str]:
+    """What does not hold; the study has ended."""
+    from tests.simulator.federation import STUDY
+
+    machine = federation.machines[COORDINATOR]
+    if machine.life is None or not machine.life.alive:
+        machine.begin()
+    assert machine.life is not None
+    ledger = machine.life.context.copy().run(lambda: Ledger(Path(f"/~{COORDINATOR}/ledger.sqlite")))
+    found: list[str] = []
+    study = ledger.study(STUDY)
+    if study.state is not StudyState.COMPLETED:
+        return [f"the study is {study.state}: {study.reason}"]
+    found += _bits(federation, ledger, STUDY)
+    found += _once(ledger, STUDY)
+    found += _bytes(federation, ledger, STUDY)
+    found += _memory(federation, ledger, STUDY)
+    found += _files(federation, ledger, STUDY)
+    return found
+
+
+def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[str]:
+    """The same bits as an undisturbed run with the same accepted updates; and where every silo must answer, that all
+    have."""
+    found: list[str] = []
+    w = first_vector()
+    memory: dict[str, Numbers] = dict.fromkeys(SILOS, ZEROS)
+    kept: dict[str, Numbers | None] = dict.fromkeys(SILOS)
+    last: dict[str, int] = dict.fromkeys(SILOS, 0)
+    f = frozen_vector()
+    for row in ledger.rounds(study):
+        if row.number == 0:
+            if row.state_digest != digest_of(w):
+                found.append("round 0 has another state")
+            continue
+        if row.state is RoundState.FAILED:
+            if not federation.schedule.clock_steps:
+                found.append(f"round {row.number} has failed: {row.reason}")
+            continue
+        if row.state is not RoundState.COMPLETED:
+            found.append(f"round {row.number} is {row.state}")
+            continue
+        now, pending, pending_kept = w, dict[str, Numbers](), dict[str, Numbers]()
+        incomplete: set[str] = set()
+        for number, phase in enumerate(row.phases):
+            states = ledger.task_states(study, row.number, number)
+            updates = []
+            for silo, state in states.items():
+                c = pending_kept.get(silo, kept[silo])
+                delta = delta_of(now, ZEROS if c is None else c, memory[silo], f, round=row.number, phase=phase.name,
+                                 silo=silo)
+                quiet = abstains(silo, round=row.number, phase=phase.name)
+                if state is TaskState.UPDATED and not quiet:
+                    updates.append((examples_of(silo), delta))
+                    pending[silo] = memory_after(memory[silo], delta)
+                    pending_kept[silo] = kept_after(ZEROS if c is None else c, delta)
+                elif state is TaskState.ABSTAINED and quiet:
+                    pending[silo] = memory_after(memory[silo], delta)
+                elif state in (TaskState.UPDATED, TaskState.ABSTAINED):
+                    found.append(f"round {row.number}: {silo} has {state}, which it does not do there")
+                else:
+                    incomplete.add(silo)
+                    if federation.schedule.quorum == len(SILOS) and state is not TaskState.EXPIRED:
+                        found.append(f"round {row.number}: {silo} has {state}")
+            if federation.schedule.quorum == len(SILOS) and len(states) != len(SILOS):
+                found.append(f"round {row.number} asked {sorted(states)}")
+            if updates:
+                now = folded(now, updates)
+        for silo in pending_kept.keys() - incomplete:
+            memory[silo], kept[silo], last[silo] = pending[silo], pending_kept[silo], row.number
+        w = now
+        if row.state_digest != digest_of(w):
+            found.append(f"round {row.number} has other bits than an undisturbed run")
+            break
+    for silo in SILOS:
+        have, digest = ledger.silo_state(study, silo)
+        if have != last[silo]:
+            found.append(f"{silo}: round {have} counts as folded last, but it was {last[silo]}")
+        want = kept[silo]
+        if digest != (None if want is None else digest_of(np.asarray(want, dtype=np.float32))):
+            found.append(f"{silo}: what the strategy keeps is not what follows from its updates")
+    return found
+
+
+def _once(ledger: Ledger, study: str) -> list[str]:
+    """A round commits once, a task is answered once, an update is folded once; no event was altered."""
+    found = []
+    ledger.check_events()
+    rows = ledger.query("SELECT kind, detail_json FROM event WHERE study = ?", study)
+    import json
+
+    completed = Counter(json.loads(row["detail_json"])["round"] for row in rows if row["kind"] == "round_completed")
+    found += [f"round {number} was committed {count} times" for number, count in completed.items() if count != 1]
+    answers = Counter((each["round"], each["silo"], each["update_id"]) for row in rows if row["kind"] == "task_updated"
+                      for each in [json.loads(row["detail_json"])])
+    found += [f"{which} was accepted {count} times" for which, count in answers.items() if count != 1]
+    found += [f"task {row['task_id']} has {row['n']} accepted updates" for row in ledger.query(
+        "SELECT task_id, count(*) AS n FROM declared_update WHERE accepted_unix IS NOT NULL GROUP BY task_id"
+        " HAVING n > 1")]
+    found += [f"update {row['update_id']} counts as folded = {row['folded']}" for row in ledger.query(
+        "SELECT update_id, folded FROM declared_update JOIN task USING (update_id) JOIN round"
+        " ON round.study = task.study AND round.number = task.round"
+        " WHERE folded <> (round.state = ?)", RoundState.COMPLETED)]
+    return found
+
+
+def _bytes(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[str]:
+    """Every byte counts once: accepted payloads exactly, messages never more than have crossed, and all of them when
+    the coordinator did not die."""
+    found = []
+    costs = costs_of(ledger, study)
+    up: Counter[tuple[int, str, str]] = Counter()
+    for cost in costs:
+        if cost.kind == "payload" and cost.direction == "up":
+            up[cost.round, cost.phase, cost.silo] += cost.bytes
+    want: Counter[tuple[int, str, str]] = Counter()
+    for row in ledger.query("SELECT task.round, phase.name, silo, size_bytes FROM declared_update JOIN task USING"
+                            " (update_id) JOIN phase ON phase.study = task.study AND phase.round = task.round AND"
+                            " phase.number = task.phase WHERE task.state = ?", TaskState.UPDATED):
+        want[row["round"], row["name"], row["silo"]] += row["size_bytes"]
+    if up != want:
+        found.append(f"payloads up: counted {sorted((up - want).items())} too much, {sorted((want - up).items())}"
+                     " too little")
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for row in ledger.query("SELECT item, silo, direction, sum(bytes) AS bytes FROM cost WHERE kind = 'message'"
+                            " GROUP BY item, silo, direction"):
+        counted[row["item"], row["silo"], row["direction"]] += row["bytes"]
+    crossed = federation.network.counted
+    for key, amount in counted.items():
+        if amount > crossed[key]:
+            found.append(f"messages {key}: {amount} bytes counted, {crossed[key]} have crossed")
+    return found
+
+
+def _memory(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[str]:
+    """What a silo remembers is what the ledger counts on."""
+    found = []
+    for silo in SILOS:
+        folder = Path(f"/~{silo}")
+        machine = federation.machines[silo]
+        if machine.life is None or not machine.life.alive:
+            machine.begin()
+        memory = SiloMemory(folder / "memory", outgoing=folder / "outgoing")
+        if not memory.is_sound(study, ledger.silo_state(study, silo)[0]):
+            found.append(f"{silo}: its memory is not that of round {ledger.silo_state(study, silo)[0]}")
+    return found
+
+
+def _files(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[str]:
+    """States that the ledger counts on are there; nothing of a round that is over is left in the spool."""
+    folder, found = Path(f"/~{COORDINATOR}"), []
+    states = {path.name for path in (folder / "studies" / study / "states").iterdir()}
+    digest = ledger.committed_digest(study)
+    if f"{digest}.safetensors" not in states:
+        found.append("the last state is not there")
+    if not (folder / "studies" / study / "model.safetensors").exists():
+        found.append("the study has left no model")
+    left = [path.name for path in (folder / "spool").iterdir() if path.name != "incoming"]
+    if left and COORDINATOR not in federation.schedule.machines_that_lose_power:
+        # What was removed may be there again after a loss of power; the next round of any study removes it.
+        found.append(f"the spool still has {len(left)} updates")
+    return found

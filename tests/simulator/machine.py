@@ -1,0 +1,123 @@
+"""A computer of the federation: its disk, its clock, and the process that runs on it, which may be killed.
+
+A process is a `Life`. All that it makes (callbacks, tasks, work in threads) carries it in its context, so that a dead
+one is not run any further: it stops where it is, as after kill -9, and none of its `finally` blocks does anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulator.disk import Disk
+from tests.simulator.loop import LIFE, Killed, SeededLoop
+
+__all__ = ["Life", "Machine", "PointOfDeath"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointOfDeath:
+    """When a process dies: at the so-manieth event of a kind on its machine, counted over all its lives."""
+
+    kind: str
+    """"callback": between two awaits; "disk": within a change of a file; "commit": around a commit of the ledger;
+    "message": when a message reaches the machine."""
+    number: int
+    after: bool = False
+    """Whether the event still happens."""
+    power: bool = False
+    """Whether the machine loses its power, so that its disk forgets what was not synchronised."""
+    down_seconds: float = 1.0
+    """Until it starts again."""
+
+
+class Life:
+    """One process."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.alive = True
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.context = contextvars.copy_context()
+        self.context.run(LIFE.set, self)
+
+    def may_run(self) -> bool:
+        """Counts a callback; False when the process is dead, or dies just now."""
+        if self.alive:
+            self.machine.event("callback")
+        return self.alive
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Tasks of dead processes must not be collected while the simulation runs: that would run their `finally`."""
+        self._tasks.append(task)
+        if len(self._tasks) > 400 and self.alive:
+            self._tasks = [each for each in self._tasks if not each.done()]
+
+    def check(self) -> None:
+        """Raises: Killed when the process is dead."""
+        if not self.alive:
+            raise Killed
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task of this process."""
+        return self.machine.loop.create_task(work, context=self.context.copy())
+
+
+@dataclass
+class Machine:
+    """A computer."""
+
+    name: str
+    index: int
+    loop: SeededLoop
+    draw: random.Random
+    on_death: Callable[[Machine, PointOfDeath], None]
+    """Told when a process has died."""
+    clock_ahead: float = 0.0
+    """What its wall clock is ahead of the true time, seconds."""
+    deaths: list[PointOfDeath] = field(default_factory=list)
+    """To come."""
+    counted: Counter[str] = field(default_factory=Counter)
+    life: Life | None = None
+
+    def __post_init__(self) -> None:
+        self.disk = Disk(self, self.index)
+        self.on_power_loss: list[Callable[[], None]] = []
+        self.on_kill: list[Callable[[], None]] = []
+
+    def begin(self) -> Life:
+        """A new process."""
+        assert self.life is None or not self.life.alive, "one process at a time"
+        self.life = Life(self)
+        return self.life
+
+    def event(self, kind: str, *, done: bool = False) -> None:
+        """Something happens here; the process may die of it. Called before it, and after it with `done`."""
+        if not done:
+            self.counted[kind] += 1
+        if not self.deaths:
+            return
+        for death in self.deaths:
+            if death.kind == kind and death.number <= self.counted[kind] and death.after is done \
+                    and self.life is not None and self.life.alive:
+                self.deaths.remove(death)
+                self.kill(death)
+                break
+
+    def kill(self, death: PointOfDeath) -> None:
+        """The process dies now."""
+        assert self.life is not None
+        self.life.alive = False
+        for act in self.on_kill:
+            act()
+        if death.power:
+            self.disk.lose_power()
+            for act in self.on_power_loss:
+                act()
+        self.disk.close_all()
+        self.on_death(self, death)

@@ -1,0 +1,116 @@
+"""Runs a simulated federation through schedules of faults: `python -m tests.simulator.run 17`, `1-1000`, or `--new`.
+
+Exit status 0 when every invariant has held, 1 when one was broken: then the seed, its faults and what was broken are
+shown. `make simulate-faults SEEDS=17 SIMULATE_ARGS=--trace` shows that run again, message by message, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+_NEW_SEEDS = 10**9
+_APART = 10**6
+"""Between the new seeds of two processes."""
+
+
+def main() -> int:
+    options = _options()
+    if options.new:
+        first = secrets.randbelow(_NEW_SEEDS)
+        print(f"new seeds, from {first} on", flush=True)
+        options.seeds = [f"{first}-"]
+    if options.jobs > 1 or os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a run
+        return _in_processes(options)
+    if options.planted:
+        from tests.simulator.planted import plant
+
+        plant(options.planted)
+    from tests.simulator.federation import run_schedule
+    from tests.simulator.schedule import draw_schedule
+
+    began, used = time.monotonic(), time.process_time()
+    runs = faults = failed = 0
+    for seed in _seeds(options.seeds):
+        if options.minutes and time.monotonic() - began > 60 * options.minutes:
+            break
+        schedule = draw_schedule(seed)
+        outcome = run_schedule(schedule)
+        runs, faults = runs + 1, faults + schedule.num_faults
+        if options.trace:
+            print("\n".join((*schedule.lines(), *outcome.trace)))
+        if outcome.violations:
+            failed += 1
+            print(f"seed {seed}: fingerprint {outcome.fingerprint}")
+            print("\n".join([*(f"    {line}" for line in schedule.lines()),
+                             *(f"    ! {line}" for line in outcome.violations)]), flush=True)
+            if failed >= options.failures:
+                break
+        elif options.verbose or options.trace:
+            print(f"seed {seed}: {schedule.num_faults} faults, {outcome.messages} messages, {outcome.turns} callbacks,"
+                  f" {outcome.seconds - 1000:.0f} s, fingerprint {outcome.fingerprint}", flush=True)
+    took, used = time.monotonic() - began, time.process_time() - used
+    print(f"{runs} schedules with {faults} faults in {took:.1f} s, {1000 * used / max(1, runs):.0f} ms of a processor"
+          f" each: {failed} broke an invariant", flush=True)
+    return int(failed > 0)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator.run", description=__doc__)
+    parser.add_argument("seeds", nargs="*", default=["1-1000"],
+                        help="numbers, ranges such as 1-1000, or 1- for all from there on")
+    parser.add_argument("--new", action="store_true", help="seeds that nobody has run before")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--failures", type=int, default=1, help="stop after so many failures")
+    parser.add_argument("--planted", default="", help="with one of the bugs of tests/simulator/planted.py")
+    parser.add_argument("--trace", action="store_true", help="show every message, death and start")
+    parser.add_argument("--verbose", action="store_true", help="a line for each schedule")
+    return parser.parse_args()
+
+
+def _seeds(texts: list[str]) -> Iterator[int]:
+    for text in texts:
+        first, dash, last = text.partition("-")
+        yield from itertools.count(int(first)) if dash and not last else range(int(first), int(last or first) + 1)
+
+
+def _in_processes(options: argparse.Namespace) -> int:
+    """Shares the seeds out among processes in which the order of sets is always the same."""
+    command = [sys.executable, "-m", "tests.simulator.run", f"--failures={options.failures}",
+               f"--minutes={options.minutes}", f"--planted={options.planted}",
+               *(["--trace"] if options.trace else []), *(["--verbose"] if options.verbose else [])]
+    shares = list(filter(None, (_share(options.seeds, number, options.jobs) for number in range(options.jobs))))
+    processes = [subprocess.Popen([*command, *share], env={**os.environ, "PYTHONHASHSEED": "0"}) for share in shares]
+    try:
+        return max(process.wait() for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _share(texts: list[str], number: int, jobs: int) -> list[str]:
+    """The seeds of one process."""
+    if jobs == 1:
+        return texts
+    share = []
+    for text in texts:
+        first, dash, last = text.partition("-")
+        if dash and not last:
+            share.append(f"{int(first) + number * _APART}-")
+            continue
+        begin, end = int(first), int(last or first) + 1
+        size = -(-(end - begin) // jobs)
+        if begin + number * size < end:
+            share.append(f"{begin + number * size}-{min(end, begin + (number + 1) * size) - 1}")
+    return share
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,364 @@
+"""Puts simulated machines under the product: what it asks the operating system about files below `/~NAME`, about time
+and for random bytes is answered by the machine. All else goes to the host as before.
+
+Only for a process that does nothing else: `python -m tests.simulator.run`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import random
+import secrets
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from tests.simulator.database import connect
+from tests.simulator.disk import DESCRIPTORS, FIRST_DESCRIPTOR, Disk, File, Folder
+from tests.simulator.loop import LIFE, Killed
+from tests.simulator.machine import Machine
+
+__all__ = ["BEGINNING_UNIX", "simulated", "use_small_pieces"]
+
+BEGINNING_UNIX = 1_800_000_000.0
+"""When schedules begin."""
+
+_machines: list[Machine] = []
+_by_name: dict[str, Machine] = {}
+_draw = random.Random(0)
+_over = False
+
+
+@contextmanager
+def simulated(machines: list[Machine], draw: random.Random) -> Iterator[None]:
+    """Meanwhile the product runs on these machines."""
+    global _draw, _over
+    _machines[:] = machines
+    _by_name.clear()
+    _by_name.update({machine.name: machine for machine in machines})
+    _draw, _over = draw, False
+    _install()
+    try:
+        yield
+    finally:
+        _over = True  # what dead processes do when they are collected has no effect
+
+
+def _machine() -> Machine | None:
+    life = LIFE.get()
+    return None if life is None else life.machine
+
+
+def _disk_of(path: str) -> Disk:
+    if _over:
+        raise Killed
+    return _by_name[path[2:].partition("/")[0]].disk
+
+
+def _disk_with(descriptor: int) -> Disk:
+    if _over:
+        raise Killed
+    return _machines[(descriptor - FIRST_DESCRIPTOR) // DESCRIPTORS].disk
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+_installed = False
+
+
+def _install() -> None:
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for name in ("stat", "listdir", "mkdir", "unlink", "open"):
+        _take_over_path(os, name)
+    _take_over_path(os, "remove", "unlink")
+    _take_over_path(os, "lstat", "stat")
+    for name in ("fstat", "read", "pread", "write", "pwrite", "ftruncate", "fsync", "close"):
+        _take_over_descriptor(name)
+    _take_over_two("replace", "replace")
+    _take_over_two("rename", "replace")
+    _take_over_two("link", "link")
+    _take_over_others()
+    _take_over_time()
+    _take_over_chance()
+    _take_over_sqlite()
+
+
+def _simulated_path(path: Any) -> str | None:
+    if type(path) is not str:
+        if not hasattr(path, "__fspath__"):
+            return None
+        path = path.__fspath__()
+    return path if path[:2] == "/~" else None
+
+
+def _take_over_path(module: ModuleType, name: str, as_name: str = "") -> None:
+    real, method = getattr(module, name), as_name or name
+
+    def call(path: Any = ".", *args: Any, **options: Any) -> Any:
+        text = _simulated_path(path)
+        if text is None:
+            return real(path, *args, **options)
+        if method == "open":
+            return _disk_of(text).open(text, *args)
+        return getattr(_disk_of(text), method)(text)
+
+    setattr(module, name, call)
+
+
+def _take_over_descriptor(name: str) -> None:
+    real = getattr(os, name)
+
+    def call(descriptor: int, *args: Any) -> Any:
+        if not isinstance(descriptor, int) or descriptor < FIRST_DESCRIPTOR:
+            return real(descriptor, *args)
+        return getattr(_disk_with(descriptor), name)(descriptor, *args)
+
+    setattr(os, name, call)
+
+
+def _take_over_two(name: str, method: str) -> None:
+    real = getattr(os, name)
+
+    def call(source: Any, target: Any, **options: Any) -> Any:
+        first, second = _simulated_path(source), _simulated_path(target)
+        if first is None or second is None:
+            return real(source, target, **options)
+        return getattr(_disk_of(first), method)(first, second)
+
+    setattr(os, name, call)
+
+
+class _Entry:
+    """What `os.scandir` yields."""
+
+    def __init__(self, folder: str, name: str, disk: Disk) -> None:
+        self.name = name
+        self.path = f"{folder}/{name}"
+        self._disk = disk
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return self._disk.stat(self.path)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return self._is(File)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self._is(Folder)
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def _is(self, kind: type) -> bool:
+        try:
+            return isinstance(self._disk.entry(self.path), kind)
+        except FileNotFoundError:
+            return False
+
+
+class _Entries:
+    def __init__(self, entries: list[_Entry]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self._entries
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+def _take_over_others() -> None:
+    scandir, utime, statvfs, fdopen, preadv = os.scandir, os.utime, os.statvfs, os.fdopen, os.preadv
+    fchmod, open_file, chmod = os.fchmod, io.open, os.chmod
+
+    def scan(path: Any = ".") -> Any:
+        text = _simulated_path(path)
+        if text is None:
+            return scandir(path)
+        disk = _disk_of(text)
+        return _Entries([_Entry(text.rstrip("/"), name, disk) for name in disk.listdir(text)])
+
+    def touch(path: Any, times: Any = None, *, ns: Any = None, **options: Any) -> None:
+        text = _simulated_path(path)
+        if text is not None:
+            _disk_of(text).utime(text, ns)
+        elif ns is None:
+            utime(path, times, **options)
+        else:
+            utime(path, ns=ns, **options)
+
+    def space(path: Any) -> Any:
+        text = _simulated_path(path)
+        if text is None:
+            return statvfs(path)
+        disk = _disk_of(text)
+        free = 0 if disk.full else disk.free_bytes
+        return os.statvfs_result((1, 1, disk.free_bytes, free, free, 1, 1, 1, 0, 255))
+
+    def from_descriptor(descriptor: int, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if descriptor < FIRST_DESCRIPTOR:
+            return fdopen(descriptor, mode, *args, **options)
+        return _disk_with(descriptor).stream(descriptor, mode, *args, **options)
+
+    def into(descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if descriptor < FIRST_DESCRIPTOR:
+            return preadv(descriptor, buffers, offset, flags)
+        data = _disk_with(descriptor).pread(descriptor, len(buffers[0]), offset)
+        buffers[0][:len(data)] = data
+        return len(data)
+
+    def change_mode(descriptor: int, mode: int) -> None:
+        if descriptor < FIRST_DESCRIPTOR:
+            fchmod(descriptor, mode)
+
+    def change_mode_of(path: Any, mode: int, **options: Any) -> None:
+        if _simulated_path(path) is None:
+            chmod(path, mode, **options)
+
+    def open_path(path: Any, mode: str = "r", buffering: int = -1, encoding: str | None = None,
+                  errors: str | None = None, newline: str | None = None, *args: Any, **options: Any) -> Any:
+        text = None if isinstance(path, int) else _simulated_path(path)
+        if text is None:
+            return open_file(path, mode, buffering, encoding, errors, newline, *args, **options)
+        flags = {"r": os.O_RDONLY, "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "a": os.O_WRONLY | os.O_CREAT
+                 | os.O_APPEND, "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL}[mode[0]]
+        disk = _disk_of(text)
+        return disk.stream(disk.open(text, flags, 0o644), mode, buffering, encoding, errors, newline)
+
+    os.scandir, os.utime, os.statvfs, os.fdopen, os.preadv = scan, touch, space, from_descriptor, into  # type: ignore[assignment]
+    os.fchmod, os.chmod = change_mode, change_mode_of  # type: ignore[assignment]
+    io.open = builtins.open = open_path  # type: ignore[assignment]
+
+
+# Time, chance, SQLite -------------------------------------------------------------------------------------------------
+
+
+def _take_over_time() -> None:
+    real = time.time, time.monotonic, time.time_ns
+
+    def wall() -> float:
+        machine = _machine()
+        return real[0]() if machine is None else BEGINNING_UNIX + machine.loop.time() + machine.clock_ahead
+
+    def steady() -> float:
+        machine = _machine()
+        return real[1]() if machine is None else machine.loop.time()
+
+    time.time, time.monotonic, time.time_ns = wall, steady, lambda: int(wall() * 1e9)
+
+
+def _take_over_chance() -> None:
+    token, random_bytes, process = secrets.token_hex, os.urandom, os.getpid()
+
+    def some_bytes(count: int) -> bytes:
+        return random_bytes(count) if _machine() is None else _draw.randbytes(count)
+
+    secrets.token_hex = lambda nbytes=None: token(nbytes) if _machine() is None else some_bytes(nbytes or 32).hex()
+    os.urandom = some_bytes
+    os.getpid = lambda: process if _machine() is None else 4242
+
+    class Names:
+        def __iter__(self) -> Names:
+            return self
+
+        def __next__(self) -> str:
+            return random_bytes(6).hex() if _machine() is None else _draw.randbytes(6).hex()
+
+    tempfile._name_sequence = Names()  # type: ignore[attr-defined]
+
+
+class _Sqlite(ModuleType):
+    """The module sqlite3, whose `connect` knows simulated files."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sqlite3, name)
+
+    @staticmethod
+    def connect(path: Any, **options: Any) -> Any:
+        text = _simulated_path(path)
+        return sqlite3.connect(path, **options) if text is None else connect(_by_name[text[2:].split("/", 1)[0]])
+
+
+def _take_over_sqlite() -> None:
+    from semisilo.coordinator.ledger import database
+
+    database.sqlite3 = _Sqlite("sqlite3")  # type: ignore[misc]
+
+
+def use_small_pieces(chunk_bytes: int) -> None:
+    """Payloads of a few hundred bytes cross in several chunks; pieces are written by callbacks, not by a thread."""
+    from semisilo.common.rpc import chunks
+    from semisilo.coordinator.rpc.round_service import RoundServicer
+
+    chunks.stream_pieces.__kwdefaults__["chunk_bytes"] = chunk_bytes
+    chunks._Writer = _LoopWriter  # type: ignore[assignment, misc]
+    RoundServicer._chunk_bytes = lambda self: chunk_bytes  # type: ignore[method-assign]
+
+
+class _LoopWriter:
+    """`semisilo.common.rpc.chunks._Writer` whose thread is work of the simulated loop: it appends, in order, a moment
+    after a piece has come."""
+
+    def __init__(self, partial: Any) -> None:
+        import asyncio
+
+        self._partial = partial
+        self._loop: Any = asyncio.get_running_loop()
+        self._waiting: list[Any] = []
+        self._writing: Any = None
+        self._problem: BaseException | None = None
+
+    async def put(self, piece: Any) -> None:
+        self._waiting.append(piece._replace(data=bytes(piece.data)))
+        if self._writing is None or self._writing.done():
+            self._writing = self._loop.run_in_executor(None, self._append_all)
+        if self._problem is not None:
+            raise self._problem
+
+    def _append_all(self) -> None:
+        while self._waiting:
+            piece = self._waiting.pop(0)
+            if self._problem is None:
+                try:
+                    self._partial.append(piece.data, offset=piece.offset, crc32=piece.crc32)
+                except Exception as problem:
+                    self._problem = problem
+
+    async def end(self) -> None:
+        import asyncio
+
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    def check(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+
+def put_module(name: str, module: ModuleType) -> None:
+    """What is imported by that name from now on."""
+    sys.modules[name] = module
+
+
+_Real = Callable[..., Any]

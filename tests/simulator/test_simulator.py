@@ -1,0 +1,157 @@
+"""The simulated machines keep what they promise, a seed is replayed, a planted bug is found. The schedules themselves
+are run by `make simulate-faults`, in processes of their own: there the simulator answers for the operating system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.disk import Disk
+from tests.simulator.loop import Killed, SeededLoop, TooLong
+from tests.simulator.machine import Machine, PointOfDeath
+from tests.simulator.planted import PLANTED, PlantedBug
+from tests.simulator.schedule import draw_schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tests.simulator.run", *arguments], cwd=ROOT, text=True,
+                          capture_output=True, check=False, env=dict(os.environ))
+
+
+@pytest.mark.slow
+def test_a_schedule_is_replayed_bit_for_bit_and_holds_all_invariants() -> None:
+    first, second = (_run("9", "--trace", "--verbose") for _ in range(2))
+    assert first.returncode == 0, first.stdout[-2000:] + first.stderr
+    lines = [[line for line in each.stdout.splitlines() if not line.startswith("1 schedules")]
+             for each in (first, second)]
+    assert lines[0] == lines[1]
+    assert re.search(r"fingerprint [0-9a-f]{16}$", lines[0][-1])
+
+
+@pytest.mark.slow
+def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
+    found = _run("1-50", "--planted", "memory-counts-though-nothing-was-folded")
+    assert found.returncode == 1
+    assert re.search(r"^seed \d+: fingerprint", found.stdout, re.MULTILINE), found.stdout + found.stderr
+    assert "other bits than an undisturbed run" in found.stdout
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
+def test_the_place_of_every_planted_bug_is_there(bug: PlantedBug) -> None:
+    assert (ROOT / bug.file).read_text(encoding="utf-8").count(bug.old) == 1
+
+
+def test_every_schedule_has_at_least_two_faults_and_follows_from_its_seed() -> None:
+    assert all(draw_schedule(seed).num_faults >= 2 for seed in range(500))
+    assert draw_schedule(7) == draw_schedule(7) != draw_schedule(8)
+
+
+# What is simulated ----------------------------------------------------------------------------------------------------
+
+
+def _machine() -> Machine:
+    draw = random.Random(1)
+    return Machine("m", 0, SeededLoop(draw), draw, lambda machine, death: None)
+
+
+def _write(disk: Disk, name: str, content: bytes, *, sync: bool = False, sync_folder: bool = False) -> None:
+    handle = disk.open(f"/~m/{name}", os.O_WRONLY | os.O_CREAT)
+    disk.write(handle, content)
+    if sync:
+        disk.fsync(handle)
+    disk.close(handle)
+    if sync_folder:
+        folder = disk.open("/~m", os.O_RDONLY)
+        disk.fsync(folder)
+        disk.close(folder)
+
+
+def _content(disk: Disk, name: str) -> bytes | None:
+    try:
+        handle = disk.open(f"/~m/{name}", os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    return disk.read(handle, 1000)
+
+
+def test_what_was_synchronised_survives_a_loss_of_power_and_nothing_else_does_for_sure() -> None:
+    after: dict[str, set[bytes | None]] = {"whole": set(), "unsynced": set(), "unnamed": set()}
+    for _ in range(60):
+        machine = _machine()
+        machine.draw.seed(len(after["unsynced"]) * 1000 + _)
+        _write(machine.disk, "whole", b"abcdef", sync=True, sync_folder=True)
+        _write(machine.disk, "unsynced", b"abcdef", sync_folder=True)
+        _write(machine.disk, "unnamed", b"abcdef", sync=True)
+        machine.disk.lose_power()
+        for name, found in after.items():
+            found.add(_content(machine.disk, name))
+    assert after["whole"] == {b"abcdef"}
+    assert after["unnamed"] == {b"abcdef", None}
+    assert after["unsynced"] > {b"", b"abcdef"}, "it may also be torn"
+
+
+def test_a_file_that_moves_to_another_folder_is_never_lost_by_both() -> None:
+    for seed in range(60):
+        machine = _machine()
+        machine.draw.seed(seed)
+        machine.disk.mkdir("/~m/other")
+        _write(machine.disk, "a", b"abcdef", sync=True, sync_folder=True)
+        machine.disk.replace("/~m/a", "/~m/other/b")
+        machine.disk.lose_power()
+        assert b"abcdef" in (_content(machine.disk, "a"), _content(machine.disk, "other/b"))
+
+
+def test_a_dead_process_runs_no_further_and_changes_nothing() -> None:
+    machine = _machine()
+    life = machine.begin()
+    done: list[str] = []
+
+    async def work() -> None:
+        try:
+            _write(machine.disk, "before", b"1")
+            await asyncio.sleep(1.0)
+            done.append("after")
+        finally:
+            done.append("tidied")
+
+    life.start(work())
+    machine.deaths.append(PointOfDeath(kind="callback", number=2))
+    with pytest.raises(TooLong, match="nothing is left"):
+        machine.loop.run(lambda: False, seconds=100.0, turns=100)
+    assert done == []
+    with pytest.raises(Killed):
+        life.context.run(machine.disk.listdir, "/~m")
+    assert machine.disk.listdir("/~m") == ["before"]
+
+
+def test_a_process_dies_within_a_change_of_a_file() -> None:
+    machine = _machine()
+    life = machine.begin()
+    machine.deaths.append(PointOfDeath(kind="disk", number=2))
+    with pytest.raises(Killed):
+        life.context.run(_write, machine.disk, "a", b"abcdef")
+    assert not life.alive
+    assert _content(machine.disk, "a") != b"abcdef"
+
+
+def test_time_jumps_to_the_next_timer() -> None:
+    loop, woken = SeededLoop(random.Random(1)), list[float]()
+
+    async def sleep() -> None:
+        await asyncio.sleep(3600.0)
+        woken.append(loop.time())
+
+    began = loop.time()
+    loop.create_task(sleep())
+    loop.run(lambda: bool(woken), seconds=4000.0, turns=100)
+    assert 3600.0 <= woken[0] - began < 3601.0
