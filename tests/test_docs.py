@@ -22,6 +22,7 @@ from semisilo.common.data.split_settings import SplitSettings
 from semisilo.common.errors import SemisiloError, by_code
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
 from semisilo.coordinator.federation.folder import (
     AddressSettings,
@@ -62,6 +63,7 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[augmentation]", AugmentationSettings),
     (STUDY, "", "[participation]", ParticipationSettings),
     (STUDY, "", "[wire]", WireSettings),
+    (STUDY, "", "[robust]", RobustSettings),
     (STUDY, "", "[numerics]", Numerics),
     *((METHOD_PAGE, "Reference", spec.name, spec.settings) for spec in METHODS.values()),
     (SIMULATION, "", "[simulation]", SimulationSettings),

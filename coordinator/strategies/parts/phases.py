@@ -107,8 +107,10 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
     def train_appraise(self, state: StateT, tally: TallyT, updates: Updates, *,
                        round: int) -> tuple[TallyT, Mapping[str, float]]:
         """The tally with the weights of table [robust], and numbers about them. To be overridden by methods that do
-        not average differences of the group `model` alone."""
-        assert isinstance(tally, AverageTally)
+        not average differences of the group `model` alone; with a tally of another kind, as FedMatch's, nothing is
+        weighed anew."""
+        if not isinstance(tally, AverageTally):
+            return tally, {}
         return self._robust.appraised(
             tally, updates, group="model", w=self.sent_model(state).tensors, round=round,
             lr=lambda: self.sent_lr(state, round=round), stretches_N=self.stretches(tally, updates))

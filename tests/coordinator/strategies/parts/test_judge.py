@@ -90,13 +90,14 @@ def test_a_hidden_trigger_is_left_out_though_the_images_without_it_are_right() -
 
 def test_a_flipped_sign_is_left_out_where_silos_see_one_class_each() -> None:
     """Each says its own class of everything, so all harm alike alone; in the mean that cancels, and the rest counts."""
-    def of_one_class(label: int, knows: float) -> dict[str, Tensor]:
-        says = torch.tensor([4.0, -4.0]) * (1 if label == 0 else -1)
+    def of_one_class(label: int, sure: float, knows: float) -> dict[str, Tensor]:
+        says = torch.tensor([sure, -sure]) * (1 if label == 0 else -1)
         return {"1.weight": knows * _w()["1.weight"], "1.bias": says}
 
-    updates = [of_one_class(0, 0.3), of_one_class(1, 0.3), of_one_class(0, 0.3), of_one_class(1, 0.3),
-               of_one_class(0, 0.3), of_one_class(1, -0.9)]
-    assert not _accepted(updates)[5]
+    honest = [of_one_class(label, sure, 0.3) for sure in (3.0, 5.0, 4.0) for label in (0, 1)]
+    accepted = _accepted([*honest, of_one_class(1, 4.0, -0.3)])
+    assert accepted[:6] == [True] * 6
+    assert not accepted[6]
 
 
 def test_validation_images_go_before_labelled_ones() -> None:
