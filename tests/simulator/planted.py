@@ -67,7 +67,8 @@ PLANTED = (
                "        with self._ledger.transaction():\n            self._ledger.accept_update(update, task)",
                "        if True:\n            self._ledger.accept_update(update, task)"),
     PlantedBug("a-commit-is-not-on-the-disk", "mutant ledger-never-syncs", "coordinator/ledger/ledger.py",
-               "        with self.transaction() as db:\n            self.set_round_state(study, round, RoundState.COMPLETED",
+               "        with self.transaction() as db:\n"
+               "            self.set_round_state(study, round, RoundState.COMPLETED",
                "        with self.transaction(lasting=False) as db:\n"
                "            self.set_round_state(study, round, RoundState.COMPLETED"),
     PlantedBug("files-go-before-the-commit", "the order of docs/architecture.md", "coordinator/rounds/engine.py",
