@@ -56,7 +56,7 @@ simulate-faults: setup  ## run a simulated federation through faults drawn from 
 	@echo "==> python -m tests.simulator.run $(or $(SEEDS),--new --minutes $(SIMULATE_MINUTES)) $(SIMULATE_ARGS)" >&2
 	@$(BIN)/python -m tests.simulator.run $(or $(SEEDS),--new --minutes $(SIMULATE_MINUTES)) --jobs $(TEST_PROCESSES) $(SIMULATE_ARGS)
 
-planted-bugs: setup  ## put old bugs back, one at a time, and count the seeds until simulate-faults finds each (an hour)
+planted-bugs: setup  ## put old bugs back, one at a time, and count the seeds until simulate-faults finds each (hours)
 	@$(BIN)/python -m tests.simulator.planted --jobs $(TEST_PROCESSES)
 
 mutants: setup  ## break the program in over a hundred places, one at a time, and see that the quick tests notice

@@ -66,8 +66,11 @@ PLANTED = (
                "coordinator/rounds/task_service.py",
                "        with self._ledger.transaction():\n            self._ledger.accept_update(update, task)",
                "        if True:\n            self._ledger.accept_update(update, task)"),
-    PlantedBug("a-commit-is-not-on-the-disk", "mutant ledger-never-syncs", "coordinator/ledger/database.py",
-               "lasting = lasting and self._waits\n", "lasting = False\n"),
+    PlantedBug("a-commit-is-not-on-the-disk", "mutant ledger-never-syncs", "coordinator/ledger/ledger.py",
+               "        with self.transaction() as db:\n"
+               "            self.set_round_state(study, round, RoundState.COMPLETED",
+               "        with self.transaction(lasting=False) as db:\n"
+               "            self.set_round_state(study, round, RoundState.COMPLETED"),
     PlantedBug("files-go-before-the-commit", "the order of docs/architecture.md", "coordinator/rounds/engine.py",
                "        self._ledger.commit_round(study.name, row.number, metrics=metrics)\n        await",
                "        await self._cleanup.remove_unneeded(study.name, keep_every=study.config.study.keep_every)\n"
