@@ -179,7 +179,8 @@ class FedSHVRStrategy(TrainAndMeasure[FedSHVRState, FedSHVRTally, FedSHVRSiloSta
         """tau_bar / tau_k, or 1 with plain averaging: a silo that says it took fewer steps than it did is counted with
         a longer update."""
         plain = size_weights([tally.sizes[header.silo] for header in updates.headers])
-        return [tally.weights[header.silo] / share for header, share in zip(updates.headers, plain, strict=True)]
+        return [tally.weights[header.silo] / share if share else 1.0
+                for header, share in zip(updates.headers, plain, strict=True)]
 
     def train_fold(self, state: FedSHVRState, tally: FedSHVRTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: FedSHVRSiloState | None

@@ -109,7 +109,7 @@ class TrainAndMeasure(ABC, Generic[StateT, TallyT, KeptT]):
         """The tally with the weights of table [robust], and numbers about them. To be overridden by methods that do
         not average differences of the group `model` alone; with a tally of another kind, as FedMatch's, nothing is
         weighed anew."""
-        if not isinstance(tally, AverageTally):
+        if not isinstance(tally, AverageTally) or not updates.headers:
             return tally, {}
         return self._robust.appraised(
             tally, updates, group="model", w=self.sent_model(state).tensors, round=round,

@@ -868,7 +868,8 @@ def test_an_update_that_breaks_the_model_is_left_out_and_named(federation: Path,
     data = {} if method is not AT_SILO else {
         "labelled": "", "test": "", "classes": DIGITS,
         "image": {"size": 8, "channels": 1, "mean": [0.3], "std": [0.4]}}
-    operations, _ = opened(federation, method=method, data=data, model={"name": "small_cnn", "normalisation": "none"})
+    operations, _ = opened(federation, method=method, data=data, model={"name": "small_cnn", "normalisation": "none"},
+                           robust={"norm_bound": 0.0})
     state = prepare(operations).state
     model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
     paths = {"a": spool(federation, model, shift=0.001), "b": spool(federation, model, shift=9e11),

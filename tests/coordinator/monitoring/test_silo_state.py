@@ -198,7 +198,7 @@ def test_the_page_knows_every_state_by_its_own_word() -> None:
 
 def test_views_of_the_page_name_only_states_that_there_are() -> None:
     text = (STATIC / "js" / "views" / "silos.js").read_text(encoding="utf-8")
-    for table in ("groupOf", "URGENCY"):
+    for table in ("GROUP_OF", "URGENCY"):
         body = text[text.index(f"const {table} = {{"):].split("}", 1)[0]
         names = re.findall(r'(?:"([a-z ]+)"|\b([a-z]+)): ', body)
         assert {quoted or plain for quoted, plain in names} == {*SiloState}

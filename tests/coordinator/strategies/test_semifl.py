@@ -194,7 +194,7 @@ def test_silos_statistics_are_merged_exactly_with_those_of_the_labels() -> None:
     assert layout.meaning is Meaning.VALUES
     theirs = {"a": _statistics(500, 2.0, 3.0), "b": _statistics(40, -1.0, 0.5)}
     assert layout.tensors == tensors.specs(theirs["a"]["batch_norm"].tensors)
-    headers = tuple(UpdateHeader(silo, 1) for silo in theirs)
+    headers = tuple(UpdateHeader(silo, 500) for silo in theirs)
     tally = strategy.begin(state, STATISTICS, headers, round=1)
     for header in headers:
         tally, _ = strategy.fold(state, tally, header, theirs[header.silo], None)

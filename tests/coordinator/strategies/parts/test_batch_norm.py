@@ -35,7 +35,7 @@ def _merged(answers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     statistics = _statistics()
     tally = statistics.begin({})
     for silo, tensors in answers.items():
-        header = UpdateHeader(silo, 5, {})
+        header = UpdateHeader(silo, 50, {})
         tally = statistics.fold(tally, header, {"batch_norm": TensorGroup(dict(tensors), Meaning.VALUES)})
     return statistics.finish(tally, _of(1, 9.0))
 
@@ -72,7 +72,7 @@ def _robust(answers: Mapping[str, Mapping[str, Tensor]], robust: RobustSettings,
     statistics = StaticStatistics(Environment(
         seed=1, rounds=1, num_silos=3, data=CoordinatorData(), build_model=_net, robust=robust,
         image=ImageForm(size=4, channels=1, mean=(0.5,), std=(0.25,)), augmentation=AugmentationSettings()), "silos")
-    headers = tuple(UpdateHeader(silo, 5, {}) for silo in answers)
+    headers = tuple(UpdateHeader(silo, 50, {}) for silo in answers)
     groups = [{"batch_norm": TensorGroup(dict(each), Meaning.VALUES)} for each in answers.values()]
     with SpooledUpdates(headers, lambda index: groups[index], norms=[None] * len(headers), scratch=Path()) as updates:
         tally = statistics.appraised(statistics.begin(own), updates)
@@ -92,7 +92,7 @@ def test_under_a_rule_one_liar_moves_no_statistics_out_of_the_honest_range(robus
     assert 1.0 <= float(found["1.mean"][0]) <= 3.0
     assert float(found["1.var"][0]) <= 2.0 + 4.0
     plain = _robust({**HONEST, "x": liar}, RobustSettings(), {})
-    assert float(plain["1.mean"][0]) > 1e8, "the control: the plain merge believes its count"
+    assert float(plain["1.mean"][0]) > 1e8, "the control: the plain merge believes its mean"
     assert all(torch.equal(plain[name], tensor) for name, tensor in _merged({**HONEST, "x": liar}).items())
 
 
