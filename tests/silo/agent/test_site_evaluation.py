@@ -11,7 +11,7 @@ import pytest
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.methods.contract import PayloadRef
 from semisilo.common.wire import round_service_pb2 as pb
-from semisilo.silo.agent import site_evaluation
+from semisilo.silo.agent import agent, site_evaluation
 from semisilo.silo.compute.messages import Evaluated
 from semisilo.silo.site.evaluations import read_evaluations
 from semisilo.silo.site.home import JoinChoice
@@ -124,6 +124,7 @@ def test_an_evaluation_that_fails_costs_no_task_and_the_next_model_is_evaluated(
 def test_a_task_waits_for_an_evaluation_only_so_long_and_then_stops_it(tmp_path: Path,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_evaluation.SiteEvaluator.__init__, "__kwdefaults__", {"patience_seconds": 0.05})
+    monkeypatch.setattr(agent, "_LAST_WORD_SECONDS", 0.2)
 
     async def work() -> None:
         coordinator = coordinator_with(0, 1)
