@@ -164,6 +164,10 @@ class Engine:
         self._labels_alone.begin(study)
         if self._ledger.committed_digest(name) == "":
             await self._prepare(study)
+        elif (last := self._ledger.last_round(name)) is not None and last.state in ENDED_ROUND:
+            # A coordinator that was killed after a commit has not removed what that round needed; after the last
+            # round no other would.
+            await self._cleanup.remove_unneeded(name, keep_every=config.study.keep_every)
         if not await self._wait_for_silos(study):
             return
         for number in range(1, config.study.rounds + 1):

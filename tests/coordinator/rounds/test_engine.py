@@ -91,6 +91,26 @@ def test_nothing_of_a_committed_round_stays_in_spool_and_payloads(tmp_path: Path
     assert coordinator.payloads.digests() == set()
 
 
+@pytest.mark.parametrize("round", [1, 3])  # the last: no other round removes what it has left
+def test_what_a_coordinator_killed_right_after_a_commit_has_left_is_removed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, round: int) -> None:
+    first = start(tmp_path)
+
+    async def killed(name: str, *, keep_every: int) -> None:
+        last = first.ledger.last_round(name)
+        if last is not None and last.number == round:
+            raise Killed
+
+    monkeypatch.setattr(first.engine._cleanup, "remove_unneeded", killed)
+    asyncio.run(until_killed(first))
+    first.close()
+    second = Coordinator(tmp_path)
+    assert second.spool.digests()
+    asyncio.run(run(second))
+    assert final_digest(second)
+    assert second.spool.digests() == set()
+
+
 def test_the_order_of_arrival_changes_nothing(tmp_path: Path, undisturbed: str) -> None:
     coordinator = start(tmp_path)
 
