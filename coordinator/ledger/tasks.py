@@ -85,6 +85,8 @@ class SiloPart:
     silo: str
     asked: bool
     """In a round that is over."""
+    set_aside: bool
+    """Whether the operator has set it aside, before the study's end."""
     updated: bool
     """Whether a committed round has an update of it, in any phase."""
     abstained: bool
@@ -196,19 +198,21 @@ def silo_parts(ledger: Ledger, study: str, *, ended_unix: float | None = None) -
     """What part each silo has in a study, in byte order of names: those that were asked, and other members.
 
     Args:
-        ended_unix: members that have joined later are left out.
+        ended_unix: members that have joined later are left out; who was set aside later was not in the study.
     """
     # The first answer of each silo that fits is enough, and the index finds it: a study may have half a million tasks.
     answered = ("EXISTS (SELECT 1 FROM task JOIN round ON round.study = task.study AND round.number = task.round WHERE"
                 " task.study = ? AND task.silo = silo.name AND task.state = ? AND round.state = ?)")
+    end = float("inf") if ended_unix is None else ended_unix
     rows = ledger.query(
-        f"SELECT silo.name, total.silo IS NOT NULL AS asked, {answered} AS updated, {answered} AS abstained"
+        "SELECT silo.name, total.silo IS NOT NULL AS asked, silo.set_aside_unix <= ? AS set_aside,"
+        f" {answered} AS updated, {answered} AS abstained"
         " FROM silo LEFT JOIN silo_total AS total ON total.study = ? AND total.silo = silo.name"
         " WHERE total.silo IS NOT NULL OR (silo.joined_unix <= ? AND silo.revoked_unix IS NULL AND silo.left_unix IS"
-        " NULL) ORDER BY silo.name", study, TaskState.UPDATED, RoundState.COMPLETED, study, TaskState.ABSTAINED,
-        RoundState.COMPLETED, study, float("inf") if ended_unix is None else ended_unix)
-    return [SiloPart(silo=row["name"], asked=bool(row["asked"]), updated=bool(row["updated"]),
-                     abstained=bool(row["abstained"])) for row in rows]
+        " NULL) ORDER BY silo.name", end, study, TaskState.UPDATED, RoundState.COMPLETED, study, TaskState.ABSTAINED,
+        RoundState.COMPLETED, study, end)
+    return [SiloPart(silo=row["name"], asked=bool(row["asked"]), set_aside=bool(row["set_aside"]),
+                     updated=bool(row["updated"]), abstained=bool(row["abstained"])) for row in rows]
 
 
 def has_answers(ledger: Ledger, study: str) -> bool:

@@ -1,7 +1,7 @@
 """On how many of how many silos a study ran, and why not on the others: what is said of it first, everywhere.
 
 A silo takes part when a committed round has an update or an abstention of it. One that has refused every round, or
-given no answer, or was never asked, does not.
+given no answer, or was never asked, for example because the operator has set it aside, does not.
 
 Tests: tests/coordinator/studies/test_participation.py.
 """
@@ -59,7 +59,8 @@ def participation_of(ledger: Ledger, study: StudyRow) -> ParticipationFacts:
     others = [part for part in parts if not part.took_part and part.silo not in names]
     why = [_listed("refused every round", [each.silo for each in refusing], _codes(refusing)),
            _listed("no answer in a committed round", [part.silo for part in others if part.asked]),
-           _listed("never asked", [part.silo for part in others if not part.asked]),
+           _listed("set aside", [part.silo for part in others if not part.asked and part.set_aside]),
+           _listed("never asked", [part.silo for part in others if not part.asked and not part.set_aside]),
            _listed("only abstained", [part.silo for part in parts if part.only_abstained])]
     took_part, ran = sum(part.took_part for part in parts), "ran" if study.state in ENDED_STUDY else "has run"
     return ParticipationFacts(

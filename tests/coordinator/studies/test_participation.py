@@ -90,6 +90,15 @@ def test_nothing_is_said_before_a_round_is_over_and_then_as_of_now(tmp_path: Pat
         "has run on 2 of 3 silos; never asked: gamma"
 
 
+def test_a_silo_that_was_set_aside_is_told_from_one_that_was_never_asked(tmp_path: Path) -> None:
+    filled = studied(tmp_path / "hub", {"alpha": U}, ended=False)
+    filled.roster.set_aside("beta", reason="scanner broken")
+    assert said(filled).text == "has run on 1 of 3 silos; set aside: beta; never asked: gamma"
+    filled.ledger.set_study_state("s", StudyState.COMPLETED)
+    filled.roster.set_aside("gamma", reason="later, so that was not why")
+    assert said(filled).text == "ran on 1 of 3 silos; set aside: beta; never asked: gamma"
+
+
 def test_many_silos_are_counted_and_not_named(tmp_path: Path) -> None:
     members = tuple(f"silo-{number}" for number in range(9))
     found = said(studied(tmp_path / "hub", {"silo-0": U, **dict.fromkeys(members[1:5], R)}, members=members))
