@@ -55,6 +55,9 @@ class CallWatch:
         asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
+        self._running = bool(self._calls)
+        if not self._running:  # and the ledger may be closed: the last call has ended, and the coordinator with it
+            return
         try:
             version = self.roster.version()
         except SemisiloError:  # each call meets it by itself
@@ -62,9 +65,7 @@ class CallWatch:
         changed, self._version = version is None or version != self._version, version
         for call in tuple(self._calls):
             call.look(roster_changed=changed)
-        self._running = bool(self._calls)
-        if self._running:
-            self._later()
+        self._later()
 
 
 class Call:

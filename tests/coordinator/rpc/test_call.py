@@ -81,6 +81,30 @@ def test_calls_that_wait_ask_the_roster_only_when_it_has_changed() -> None:
     asyncio.run(work())
 
 
+def test_when_the_last_call_has_ended_the_roster_whose_ledger_may_be_closed_is_not_asked() -> None:
+    async def work() -> None:
+        roster: Any = Roster()
+        watch, released, problems = CallWatch(roster, clock=lambda: 50.0), asyncio.Event(), []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        waiting = asyncio.ensure_future(ends(identified(watch), released=released))
+        await asyncio.sleep(0)
+        released.set()
+        await waiting
+
+        def closed() -> tuple[int, int]:
+            raise ValueError("the ledger is closed")
+
+        roster.version = closed
+        await asyncio.sleep(0.05)
+        assert problems == []
+        del roster.version  # a later call is looked after again
+        later = asyncio.ensure_future(ends(identified(watch)))
+        await asyncio.sleep(0.02)
+        roster.revoked, roster.changes = True, 1
+        assert isinstance(await later, CertificateRevoked)
+    asyncio.run(work())
+
+
 def test_every_call_of_a_silo_ends_when_it_is_revoked_and_others_that_come_later_too() -> None:
     async def work() -> None:
         roster: Any = Roster()
