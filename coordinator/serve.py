@@ -67,8 +67,9 @@ _SETTLE_SECONDS_PER_SILO = 0.02
 """Settling writes a few rows for each silo: with a thousand of them it comes every twenty seconds, not every two."""
 _CHECKPOINT_SECONDS = 2.0
 """A thousand silos write a few MB to the ledger in that time."""
-_CERTIFICATE_SECONDS = 3600.0
-"""The certificate is due after 60 of its 90 days, so an hour is early enough; a look compares dates."""
+_CERTIFICATE_SECONDS = 30.0
+"""The certificate is due after 60 of its 90 days, but one that was issued while the clock was ahead must not be shown for
+long once it is right; a look compares dates."""
 _DISK_SECONDS = 10.0
 """A full disk waits for a person, and a trial may compute much before it writes; yet the study goes on soon after."""
 _ENROLLMENT_SECONDS = 5.0
@@ -126,7 +127,7 @@ class _Server:
                                 silent_seconds=federation.config.limits.silent_seconds)
         self._engine = Engine(ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute,
                               payloads=payloads, spool=spool, accountant=self._meter, hearing=self._hearing,
-                              slowest_link=self._rates.slowest,
+                              slowest_link=self._rates.slowest, steady=time.monotonic,
                               folders=EngineFolders(
                                   studies=federation.studies, payloads=federation.payloads,
                                   images=federation.images if federation.config.limits.images_on_disk else None))
@@ -241,10 +242,10 @@ class _Server:
 
     async def _farewell(self) -> None:
         """Waits until every silo that was here lately has heard that the study is over, even if it must reconnect."""
-        began, end = time.time(), time.monotonic() + _FAREWELL_SECONDS
+        now, began = time.time(), time.monotonic()
+        end, quiet = began + _FAREWELL_SECONDS, began
         lately = {silo.name for silo in self._roster.silos() if silo.revoked_unix is None
-                  and silo.seen_unix is not None and began - silo.seen_unix < _LATELY_SECONDS}
-        quiet = time.monotonic()
+                  and silo.seen_unix is not None and now - silo.seen_unix < _LATELY_SECONDS}
         while time.monotonic() < min(end, quiet + _QUIET_SECONDS):
             if self._runtime.connected or any(self._task_service.dismissed.get(silo, 0.0) < began for silo in lately):
                 quiet = time.monotonic()

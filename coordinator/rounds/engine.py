@@ -20,7 +20,7 @@ from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, TaskSpec
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
-from semisilo.common.text.describe import counted
+from semisilo.common.text.describe import counted, describe_seconds
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
@@ -39,6 +39,7 @@ from semisilo.coordinator.ledger.progress import handed_over, prefers_labels_alo
 from semisilo.coordinator.ledger.records import PhaseRow, RoundRow, StudyRow, TaskRow, task_column
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState
+from semisilo.coordinator.rounds.clock_steps import ClockSteps
 from semisilo.coordinator.rounds.compute_client import ComputeSteps, RunningStudy
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.labels_alone import LabelsAloneWork
@@ -90,13 +91,15 @@ class Engine:
     def __init__(self, *, ledger: Ledger, roster: LedgerRoster, runtime: RuntimeState, compute: Compute,
                  payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
                  slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0, hearing: Hearing | None = None,
-                 beside_rounds: bool = True, operated: bool = True, clock: Callable[[], float] = time.time) -> None:
+                 beside_rounds: bool = True, operated: bool = True, clock: Callable[[], float] = time.time,
+                 steady: Callable[[], float] | None = None) -> None:
         """
         Args:
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
             hearing: who knows which members are silent; None for one that takes the default time.
             operated: whether somebody is there who would resume a study that has paused by itself.
             beside_rounds: whether labels alone are trained while silos work, or only after the last round.
+            steady: a clock that nobody sets, beside `clock`; None where nobody sets that either. See `ClockSteps`.
         """
         self._ledger = ledger
         self._roster = roster
@@ -105,6 +108,7 @@ class Engine:
         self._accountant = accountant
         self._slowest_link = slowest_link
         self._clock = clock
+        self._clock_steps = ClockSteps(clock, steady=steady)
         self._operated = operated
         self._hearing = hearing or Hearing(roster=roster, runtime=runtime, clock=clock)
         self._steps = ComputeSteps(compute=compute, ledger=ledger, runtime=runtime, studies=folders.studies,
@@ -250,7 +254,7 @@ class Engine:
             row = await self._open_round(study, number, members, size)
         self._runtime.set(round=number)
         while row.state not in ENDED_ROUND:
-            await self._operator.wait_while_paused(study.name)
+            await self._wait_while_paused(study)
             if self._operator.is_stopped(study.name):
                 return
             if row.state is RoundState.PREPARING:
@@ -287,6 +291,7 @@ class Engine:
             silos={silo: kept for silo, (_, kept) in states.items()},
             held={silo: tuple(sorted(self._runtime.held.get(silo, ()))) for silo in asked},
             link_bytes_per_second=self._slowest_link(asked)), activity="writing tasks")
+        self._clock_steps.look()  # those from now on count for its deadline
         now = self._clock()
         opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase.name,
                           quorum=quorum, opened_unix=now, deadline_unix=now + participation.timeout_seconds,
@@ -339,11 +344,13 @@ class Engine:
                 phase, deadline_unix=max(phase.deadline_unix, now + participation.timeout_seconds),
                 limit_unix=max(phase.limit_unix, now + participation.limit_seconds))
             self._resumed = False
+            self._clock_steps.look()
             phase = self._ledger.phase(study.name, row.number, row.phase)
         told = False
         self._runtime.set(reason=StandbyReason.COLLECTING, phase=phase.name, activity="")
         while True:
-            await self._operator.wait_while_paused(study.name)
+            self._move_with_clock(phase)
+            await self._wait_while_paused(study)
             if self._operator.is_stopped(study.name):
                 return
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
@@ -383,6 +390,20 @@ class Engine:
         await self._accountant.settle(study=study.name, round=row.number, phase=phase.name)
         self._ledger.close_phase(phase)
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
+
+    async def _wait_while_paused(self, study: RunningStudy) -> None:
+        if await self._operator.wait_while_paused(study.name):
+            self._clock_steps.look()  # `resume` has moved the deadline by what the clock says that the pause has lasted
+
+    def _move_with_clock(self, phase: PhaseRow) -> None:
+        """Moves the deadline of a phase with the clock, where that was set: silos have as long as they would have had."""
+        step = self._clock_steps.look()
+        if not step:
+            return
+        phase = self._ledger.phase(phase.study, phase.round, phase.number)
+        self._ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + step, limit_unix=phase.limit_unix + step)
+        _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d moves with it",
+                     "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round)
 
     def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
         _LOG.error("round %d failed: %s; the model stays as it was", row.number, reason)

@@ -40,7 +40,9 @@ class Hearing:
         self._runtime = runtime
         self._clock = clock
         self._silent_seconds = silent_seconds
-        self._looked = self._listens_since = clock()
+        self._listens_since = clock()
+        self._looked = math.inf
+        """When `look` was last called; before that the ledger may know of times that are still to come."""
 
     @property
     def silent_seconds(self) -> float:
@@ -57,9 +59,19 @@ class Hearing:
         now = self._clock()
         if not 0 <= now - self._looked <= self._silent_seconds:  # it was asleep, or its clock was set
             self._listens_since = now
+            self._forget_the_future(now)
         self._looked = now
         return {member.name: heard for member in self._roster.members_heard()
                 if (heard := self._silent_since(member, now)) is not None}
+
+    def _forget_the_future(self, now: float) -> None:
+        """After the clock was set back: nobody was heard later than now. Else a silo would be taken for there, or for
+        silent, until the clock is as late again."""
+        for silo, heard in self._runtime.called.items():
+            self._runtime.called[silo] = min(heard, now)
+        for member in self._roster.members_heard():
+            if member.silent_unix is not None and member.silent_unix > now:
+                self._roster.silent(member.name, heard_unix=now)
 
     def heard(self, silos: Collection[str], *, at_least: int) -> list[str]:
         """Those of some silos that are not silent; all of them where that would be fewer than `at_least`: then the
@@ -71,7 +83,8 @@ class Hearing:
     def _silent_since(self, member: HeardMember, now: float) -> float | None:
         """When a member was last heard, where it is silent; None where it is not."""
         silo, before = member.name, member.silent_unix
-        heard = now if self._runtime.connected.get(silo) else max(member.seen_unix, self._runtime.called.get(silo, 0.0))
+        seen = member.seen_unix if member.seen_unix <= now else 0.0  # noted while the clock was ahead
+        heard = now if self._runtime.connected.get(silo) else max(seen, self._runtime.called.get(silo, 0.0))
         if before is not None:
             if heard <= before:
                 return before

@@ -59,10 +59,10 @@ class OperatorRequests:
         begins again: then it is in the queue."""
         return self._ledger.study_state(name) in (StudyState.STOPPED, StudyState.QUEUED)
 
-    async def wait_while_paused(self, name: str) -> None:
-        """Returns as soon as a study is not paused, and until then lets everyone see that it is."""
+    async def wait_while_paused(self, name: str) -> bool:
+        """Returns as soon as a study is not paused, and until then lets everyone see that it is; whether it was."""
         if self._ledger.study_state(name) is not StudyState.PAUSED:
-            return
+            return False
         runtime = self._runtime
         before = (runtime.reason, runtime.text, runtime.activity)
         _LOG.info("study %s is paused; go on with: coordinator resume", name)
@@ -72,6 +72,7 @@ class OperatorRequests:
             await runtime.wait(1.0)
         runtime.set(reason=before[0], text=before[1], activity=before[2])
         _LOG.info("study %s is %s", name, self._ledger.study_state(name))
+        return True
 
 
 # Ending by itself -----------------------------------------------------------------------------------------------------

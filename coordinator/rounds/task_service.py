@@ -106,7 +106,7 @@ class TaskService:
         self._clock = clock
         self._encodings = DownloadEncodings(payloads)
         self.dismissed: dict[str, float] = {}
-        """Silo -> when it was last told that there is no study; Unix seconds."""
+        """Silo -> when it was last told that there is no study; of `time.monotonic`."""
         self._late_task: dict[str, str] = {}
         self._above: dict[str, str] = {}
         """Silo -> the task whose update last claimed more images than the silo has announced."""
@@ -130,26 +130,26 @@ class TaskService:
         self._runtime.held[silo] = hello.held
         self._runtime.notify()
         first = self._runtime.reason
-        end = self._clock() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
-                               else timeout_seconds)
+        end = time.monotonic() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
+                                  else timeout_seconds)
         while True:
             task = None if hello.away_reason else self._current_task(silo)
             if task is not None:
                 return await self._give(task, hello.held)
             aside = self._why_aside(silo)
-            if aside is not None and (self._told_aside.get(silo) != aside or self._clock() >= end):
+            if aside is not None and (self._told_aside.get(silo) != aside or time.monotonic() >= end):
                 self._told_aside[silo] = aside
                 return Standby(reason=StandbyReason.SET_ASIDE, study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=set_aside_text(aside))
             if aside is None:
                 self._told_aside.pop(silo, None)
             reason = self._runtime.reason
-            if self._clock() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
+            if time.monotonic() >= end or (reason is not first and reason is StandbyReason.NO_STUDY):
                 if reason is StandbyReason.NO_STUDY:
-                    self.dismissed[silo] = time.time()
+                    self.dismissed[silo] = time.monotonic()
                 return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=self._runtime.text)
-            await self._runtime.wait_for_call(end - self._clock())
+            await self._runtime.wait_for_call(end - time.monotonic())
 
     def _why_aside(self, silo: str) -> str | None:
         """Why the operator leaves a silo out of what runs; None where it takes part, or no study runs."""

@@ -208,7 +208,8 @@ class Coordinator:
     """One life of a coordinator process over a folder."""
 
     def __init__(self, folder: Path, *, phases: tuple[Phase, ...] | None = None,
-                 clock: Callable[[], float] | None = None, spool_bytes: int = 0) -> None:
+                 clock: Callable[[], float] | None = None, steady: Callable[[], float] | None = None,
+                 spool_bytes: int = 0) -> None:
         import time
 
         self.folder = folder
@@ -226,7 +227,7 @@ class Coordinator:
         self.hearing = Hearing(roster=self.roster, runtime=self.runtime, clock=clock)
         self.engine = Engine(ledger=self.ledger, roster=self.roster, runtime=self.runtime, compute=self.compute,
                              payloads=self.payloads, spool=self.spool, accountant=NoAccounts(), clock=clock,
-                             hearing=self.hearing,
+                             hearing=self.hearing, steady=steady,
                              folders=EngineFolders(studies=folder / "studies", payloads=folder / "payloads"))
 
     def enroll(self, *silos: str) -> None:

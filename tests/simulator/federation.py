@@ -248,7 +248,7 @@ class SimulatedFederation:
         task_service = TaskService(ledger=ledger, roster=roster, runtime=runtime, payloads=payloads, spool=spool,
                                    compute=compute, clock=lambda: time.time())
         engine = Engine(ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
-                        accountant=meter, clock=lambda: time.time(),
+                        accountant=meter, clock=lambda: time.time(), steady=lambda: time.monotonic(),
                         folders=EngineFolders(studies=_FOLDER / "studies", payloads=_FOLDER / "payloads"))
         server = Server(life)
         RoundServicer(task_service=task_service, roster=roster, runtime=runtime, meter=meter,

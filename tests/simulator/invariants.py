@@ -69,8 +69,7 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
                 found.append("round 0 has another state")
             continue
         if row.state is RoundState.FAILED:
-            if not federation.schedule.clock_steps:
-                found.append(f"round {row.number} has failed: {row.reason}")
+            found.append(f"round {row.number} has failed: {row.reason}")
             continue
         if row.state is not RoundState.COMPLETED:
             found.append(f"round {row.number} is {row.state}")

@@ -98,6 +98,12 @@ def _moment(draw: random.Random, most: int) -> int:
     return draw.randint(1, most) if draw.random() < 2 / 3 else int(most ** draw.random())
 
 
+def _set_right(steps: list[ClockStep], draw: random.Random) -> list[ClockStep]:
+    """Half of all clocks are set right again: what was noted meanwhile is of another time."""
+    return [ClockStep(machine=step.machine, at_seconds=step.at_seconds + draw.uniform(0.1, 60.0),
+                      by_seconds=-step.by_seconds) for step in steps if draw.random() < 0.5]
+
+
 def draw_schedule(seed: int) -> Schedule:
     """Two to eight faults."""
     draw = random.Random(f"schedule {seed}")
@@ -133,6 +139,7 @@ def draw_schedule(seed: int) -> Schedule:
             computes.append(ComputeDeath(machine=name, number=draw.randint(1, 40 if name == COORDINATOR else 5)))
         else:
             lines.append(LineFault(number=draw.randint(1, messages), kind="cut"))
+    steps += _set_right(steps, random.Random(f"clocks {seed}"))
     return Schedule(seed=seed, phases=phases, quorum=quorum, chunk_bytes=chunk_bytes, slow_seconds=slow_seconds,
                     line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
                     clock_steps=tuple(steps), full_disks=tuple(full), compute_deaths=tuple(computes))
