@@ -68,8 +68,8 @@ _SETTLE_SECONDS_PER_SILO = 0.02
 _CHECKPOINT_SECONDS = 2.0
 """A thousand silos write a few MB to the ledger in that time."""
 _CERTIFICATE_SECONDS = 30.0
-"""The certificate is due after 60 of its 90 days, but one that was issued while the clock was ahead must not be shown for
-long once it is right; a look compares dates."""
+"""The certificate is due after 60 of its 90 days, but one that was issued while the clock was ahead must not be shown
+for long once it is right; a look compares dates."""
 _DISK_SECONDS = 10.0
 """A full disk waits for a person, and a trial may compute much before it writes; yet the study goes on soon after."""
 _ENROLLMENT_SECONDS = 5.0

@@ -22,7 +22,7 @@ from semisilo.common.wire import enrollment_service_pb2_grpc as enrollment_grpc
 from semisilo.silo.agent.agent import Agent, Renewal
 from semisilo.silo.agent.task_runner import TaskOutcome
 from semisilo.silo.agent.terminal import Display, open_display
-from semisilo.silo.link.diagnosis import diagnose
+from semisilo.silo.link.diagnosis import by_own_clock, diagnose
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.membership.enrollment import open_channel, renew_if_due
@@ -98,16 +98,22 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
     async def renew() -> bool:
         nonlocal present
         stub: Any = enrollment_grpc.EnrollmentServiceStub(link.channel)  # type: ignore[no-untyped-call]
-        renewed = await renew_if_due(home.folder, stub, time.time())
+        try:
+            renewed = await renew_if_due(home.folder, stub, time.time())
+        except SemisiloError as error:
+            raise judged(error) from None
         present = renewed or present
         return renewed is not None
 
     def cause() -> SemisiloError:
         return diagnose(home.folder, present.address, time.time())
 
+    def judged(error: SemisiloError) -> SemisiloError:
+        return by_own_clock(error, present, time.time())
+
     link = Link(lambda: open_channel(present), silo=identity.silo, settings=settings, messages=traffic.messages,
                 on_trouble=lambda error, failures: agent.trouble(error, failures),
-                on_contact=lambda: agent.contact(), diagnose=cause)
+                on_contact=lambda: agent.contact(), diagnose=cause, by_own_clock=judged)
     renewal = Renewal(renew, due=lambda: present.about.renew_unix, link=link, display=display)
     agent = Agent(home=home, silo=identity.silo, address=identity.address, federation=identity.federation,
                   policy=policy, choice=choice, link=link,

@@ -109,6 +109,8 @@ class FederationOfProcesses:
         self.sources = {silo: folder / f"{silo}.npz" for silo in silos}
         """Where each silo's images are."""
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.surroundings: dict[str, dict[str, str]] = {}
+        """Process -> variables that its environment has besides."""
         self._command("semisilo.coordinator.cli.main", "init", "testing", "--address", f"127.0.0.1:{self.port}",
                       "--folder", str(self.hub))
         configuration = self.hub / "federation.toml"
@@ -149,8 +151,8 @@ class FederationOfProcesses:
     def _start(self, name: str, module: str, *words: str, crash: str, lie: str = "") -> None:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 - the process keeps it
         self.running[name] = subprocess.Popen([sys.executable, "-P", "-m", module, *words], stdout=log, stderr=log,
-                                              stdin=subprocess.DEVNULL, env=self._environment(crash, lie),
-                                              start_new_session=True)
+                                              stdin=subprocess.DEVNULL, start_new_session=True,
+                                              env=self._environment(crash, lie) | self.surroundings.get(name, {}))
 
     def coordinator(self, *words: str) -> str:
         """Runs a coordinator command; returns what it prints."""

@@ -31,7 +31,7 @@ class ClockSteps:
         self._apart = self._difference()
 
     def look(self) -> float:
-        """By how much the clock was set since the last look, seconds: negative when it was set back, 0.0 when it was not."""
+        """By how much the clock was set since the last look, seconds: negative where it was set back."""
         step = self._difference() - self._apart
         if abs(step) < _LEAST_SECONDS:
             return 0.0

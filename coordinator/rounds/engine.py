@@ -396,14 +396,14 @@ class Engine:
             self._clock_steps.look()  # `resume` has moved the deadline by what the clock says that the pause has lasted
 
     def _move_with_clock(self, phase: PhaseRow) -> None:
-        """Moves the deadline of a phase with the clock, where that was set: silos have as long as they would have had."""
+        """Moves the deadline of a phase with the clock, where that was set: silos have the time they were given."""
         step = self._clock_steps.look()
         if not step:
             return
         phase = self._ledger.phase(phase.study, phase.round, phase.number)
         self._ledger.move_deadline(phase, deadline_unix=phase.deadline_unix + step, limit_unix=phase.limit_unix + step)
-        _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d moves with it",
-                     "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round)
+        _LOG.warning("this machine's clock was set %s by %s, or the machine has slept: the deadline of round %d moves"
+                     " with it", "ahead" if step > 0 else "back", describe_seconds(abs(step)), phase.round)
 
     def _fail_round(self, study: RunningStudy, row: RoundRow, reason: str) -> None:
         _LOG.error("round %d failed: %s; the model stays as it was", row.number, reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -413,15 +414,16 @@ class Renewal:
         self._display = display
         self._clock = clock
         self._pause_seconds = pause_seconds
-        self._not_before = 0.0
+        self._not_before = -math.inf
+        """Of `time.monotonic`."""
 
     async def __call__(self) -> None:
         """Renews when due. A coordinator that cannot be reached is asked again later: the old certificate still lasts.
 
         Raises: what no repetition can mend.
         """
-        now = self._clock()
-        if now < self._due() or now < self._not_before:
+        now = time.monotonic()
+        if self._clock() < self._due() or now < self._not_before:
             return
         self._not_before = now + self._pause_seconds
         try:
@@ -434,5 +436,5 @@ class Renewal:
             return
         if renewed:
             await self._link.reopen()
-            self._not_before = 0.0
+            self._not_before = -math.inf
             self._display.event("the certificate was renewed")

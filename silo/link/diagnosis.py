@@ -3,6 +3,9 @@
 In this order: its own certificate (issuer, dates), the way to the address (name, proxy, port), the coordinator's
 certificate against the pinned authority, and what the coordinator does with the silo's certificate. gRPC servers send
 no TLS alert: they just close when they do not like a certificate, so that case is told by what is left.
+
+A certificate has ended when both machines say so. By one clock alone it may be that clock that is wrong, and a silo
+that gives up for good needs a person; one that tries again needs nobody.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from semisilo.common.text.logs import printable
 from semisilo.silo.link.dialling import Way, connect, seconds_left, way_to
 from semisilo.silo.site.identity_store import Identity, load_identity
 
-__all__ = ["BUDGET_SECONDS", "diagnose", "diagnose_connection"]
+__all__ = ["BUDGET_SECONDS", "by_own_clock", "diagnose", "diagnose_connection"]
 
 BUDGET_SECONDS = 8.0
 """A diagnosis takes no longer than this, whatever the other side does: a person waits for it at `silo check`. Enough
@@ -62,24 +65,50 @@ def diagnose(home: Path, address: str, now: float, *, use_http_proxy: bool = Tru
     """
     try:
         identity = load_identity(home)
-        return _own_certificate(identity, now) or diagnose_connection(
+        _check_own_certificate(identity)
+        return diagnose_connection(
             address, authority_pem=identity.authority_pem, federation=identity.federation,
             own_files=(identity.folder / "certificate.pem", identity.folder / "key.pem"), now=now,
-            use_http_proxy=use_http_proxy, budget_seconds=budget_seconds)
+            own_dates=_own_dates(identity, now), use_http_proxy=use_http_proxy, budget_seconds=budget_seconds)
     except SemisiloError as error:
         return error
 
 
+def by_own_clock(error: SemisiloError, identity: Identity, now: float) -> SemisiloError:
+    """What an answer of the coordinator's means: that the certificate has ended is believed where this machine's clock
+    says so too, and is a matter of clocks, to be tried again, where it does not.
+
+    Args:
+        now: this machine's clock, Unix seconds.
+    """
+    if not isinstance(error, CertificateExpired) or now > identity.not_after_unix:
+        return error
+    return ClockSkew(f"The coordinator says that the certificate of silo '{identity.silo}' has ended; by this "
+                     f"machine's clock, {utc_text(now)}, it lasts until {utc_text(identity.not_after_unix)}.",
+                     remedy="Compare the clocks of both machines, and set the wrong one.")
+
+
 def diagnose_connection(address: str, *, authority_pem: bytes, federation: str, own_files: tuple[Path, Path] | None,
-                        now: float, use_http_proxy: bool = True,
+                        now: float, own_dates: SemisiloError | None = None, use_http_proxy: bool = True,
                         budget_seconds: float = BUDGET_SECONDS) -> SemisiloError:
-    """As `diagnose`, without looking at the silo's own dates.
+    """As `diagnose`, without looking at the silo's own certificate.
 
     Args:
         authority_pem: the pinned authority.
         own_files: certificate and key of the silo; None at the enrolment port, which wants none.
+        own_dates: what this machine's clock has against the silo's certificate; it holds where the coordinator refuses
+            that.
     Returns: what is wrong; `Unreachable` (to be tried again) when nothing is wrong any more.
     """
+    found = _look(address, authority_pem=authority_pem, federation=federation, own_files=own_files, now=now,
+                  own_dates=own_dates, use_http_proxy=use_http_proxy, budget_seconds=budget_seconds)
+    if own_dates is None or not isinstance(found, Unreachable):
+        return found
+    return type(found)(f"{found.text} {own_dates.text}", remedy=f"{found.remedy} Check this machine's clock.")
+
+
+def _look(address: str, *, authority_pem: bytes, federation: str, own_files: tuple[Path, Path] | None, now: float,
+          own_dates: SemisiloError | None, use_http_proxy: bool, budget_seconds: float) -> SemisiloError:
     deadline = time.monotonic() + budget_seconds
     try:
         way = way_to(address, use_http_proxy=use_http_proxy)
@@ -96,13 +125,13 @@ def diagnose_connection(address: str, *, authority_pem: bytes, federation: str, 
             except ssl.SSLEOFError as error:
                 return _refused_without_reason(error, address)
             except ssl.SSLError as error:
-                return _refused(error, address, shows_certificate=own_files is not None)
+                return _refused(error, address, shows_certificate=own_files is not None, own_dates=own_dates)
             except TimeoutError:
                 return Unreachable(f"{address} accepts connections but does not answer.",
                                    remedy="Check that the address is the coordinator's; a firewall between may hold "
                                           "the connection.")
             except _ClosedAfterHandshakeError:
-                return _certificate_refused(address, own_files, now=now)
+                return own_dates or _certificate_refused(address, own_files, now=now)
             except (ConnectionError, _NotGrpcError) as error:
                 return _refused_without_reason(error, address)
     except SemisiloError as error:
@@ -122,14 +151,19 @@ class _NotGrpcError(Exception):
     """TLS works, but what answers speaks no HTTP/2."""
 
 
-def _own_certificate(identity: Identity, now: float) -> SemisiloError | None:
+def _check_own_certificate(identity: Identity) -> None:
+    """Raises: WrongAuthority when the pinned authority has not issued it."""
     try:
         check_silo_certificate(
             load_certificate(identity.credentials.certificate_pem), load_certificate(identity.authority_pem),
             silo=identity.silo, public_key=key_from_pem(identity.credentials.key_pem).public_key())
     except WrongAuthority as error:
-        return WrongAuthority(error.text, remedy=f"Restore {identity.folder} from a backup, or ask the coordinator's "
-                                                 f"operator to run: coordinator invite {identity.silo}")
+        raise WrongAuthority(error.text, remedy=f"Restore {identity.folder} from a backup, or ask the coordinator's "
+                                                f"operator to run: coordinator invite {identity.silo}") from None
+
+
+def _own_dates(identity: Identity, now: float) -> SemisiloError | None:
+    """What this machine's clock has against the silo's certificate."""
     if now > identity.not_after_unix:
         return CertificateExpired(
             f"The certificate of silo '{identity.silo}' ended on {utc_text(identity.not_after_unix)}; this machine's "
@@ -201,7 +235,8 @@ def _coordinator_not_trusted(error: ssl.SSLCertVerificationError, way: Way, fede
                "inspects TLS traffic on the way must let this address through.")
 
 
-def _refused(error: ssl.SSLError, address: str, *, shows_certificate: bool) -> SemisiloError:
+def _refused(error: ssl.SSLError, address: str, *, shows_certificate: bool,
+             own_dates: SemisiloError | None) -> SemisiloError:
     """A TLS alert from the other side, or bytes that are no TLS."""
     reason = (error.reason or str(error)).upper().replace(" ", "_")
     again = "Check the address; if it is right, ask the coordinator's operator for a new invitation."
@@ -211,11 +246,11 @@ def _refused(error: ssl.SSLError, address: str, *, shows_certificate: bool) -> S
     if "CERTIFICATE_REQUIRED" in reason or ("HANDSHAKE_FAILURE" in reason and not shows_certificate):
         return WrongAuthority(f"The coordinator at {address} wants a certificate of this federation.",
                               remedy=again if shows_certificate else "Check the port: this one is not for enrolment.")
-    if "CERTIFICATE_EXPIRED" in reason:
-        return ClockSkew(f"The coordinator at {address} says that this silo's certificate is not valid at this time; "
-                         "by this machine's clock it is.",
-                         remedy="Compare the clocks of both machines, and set the wrong one.")
-    if "ALERT" in reason and any(word in reason for word in ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN",
+    if "CERTIFICATE_EXPIRED" in reason or "BAD_CERTIFICATE" in reason:  # "bad" is what OpenSSL says of "not yet valid"
+        return own_dates or ClockSkew(
+            f"The coordinator at {address} says that this silo's certificate is not valid at this time; by this "
+            "machine's clock it is.", remedy="Compare the clocks of both machines, and set the wrong one.")
+    if "ALERT" in reason and any(word in reason for word in ("UNKNOWN_CA", "CERTIFICATE_UNKNOWN",
                                                              "UNSUPPORTED_CERTIFICATE", "DECRYPT_ERROR")):
         return WrongAuthority(f"The coordinator at {address} does not accept this silo's certificate: it was issued by "
                               "another authority.", remedy=again)

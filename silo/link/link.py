@@ -72,6 +72,7 @@ class Link:
                  on_trouble: Callable[[SemisiloError, int], None] = lambda error, failures: None,
                  on_contact: Callable[[], None] = lambda: None,
                  diagnose: Callable[[], SemisiloError | None] = lambda: None,
+                 by_own_clock: Callable[[SemisiloError], SemisiloError] = lambda error: error,
                  messages: MessageMeter | None = None) -> None:
         """
         Args:
@@ -80,11 +81,12 @@ class Link:
             on_trouble: told of each failure that is going to be repeated, with the number of failures in a row.
             on_contact: told whenever the coordinator has answered.
             diagnose: finds out why there is no connection; blocks, and runs in a thread.
+            by_own_clock: what an answer means by this machine's clock; see `semisilo.silo.link.diagnosis.by_own_clock`.
             messages: where the sizes of messages are added up.
         """
         self._settings = LinkSettings() if settings is None else settings
         self._calls = RetryingCalls(open_channel, silo=silo, settings=self._settings, on_trouble=on_trouble,
-                                    on_contact=on_contact, diagnose=diagnose,
+                                    on_contact=on_contact, diagnose=diagnose, by_own_clock=by_own_clock,
                                     messages=MessageMeter() if messages is None else messages)
         self._transfers = Transfers(self._calls)
 

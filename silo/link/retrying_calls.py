@@ -21,6 +21,7 @@ from semisilo.common.errors import (
     BadPayload,
     CertificateExpired,
     CertificateRevoked,
+    ClockSkew,
     LayoutMismatch,
     ModelNotReady,
     ModelNotShared,
@@ -120,7 +121,8 @@ class RetryingCalls:
 
     def __init__(self, open_channel: Callable[[], grpc.aio.Channel], *, silo: str, settings: LinkSettings,
                  on_trouble: Callable[[SemisiloError, int], None], on_contact: Callable[[], None],
-                 diagnose: Callable[[], SemisiloError | None], messages: MessageMeter) -> None:
+                 diagnose: Callable[[], SemisiloError | None],
+                 by_own_clock: Callable[[SemisiloError], SemisiloError], messages: MessageMeter) -> None:
         """See `semisilo.silo.link.link.Link`, which hands on what it is given."""
         self._open_channel = open_channel
         self._silo = silo
@@ -128,6 +130,7 @@ class RetryingCalls:
         self._on_trouble = on_trouble
         self._on_contact = on_contact
         self._diagnose = diagnose
+        self._by_own_clock = by_own_clock
         self._messages = messages
         self._diagnosed = float("-inf")
         self._found: SemisiloError | None = None
@@ -222,6 +225,7 @@ class RetryingCalls:
                 problem = error
             else:
                 return result
+            problem = self._by_own_clock(problem)
             if is_fatal(problem) or is_answer(problem):
                 raise problem
             if moved() > before:
@@ -242,7 +246,7 @@ class RetryingCalls:
         if failures == 1:
             self._found = None
         due = time.monotonic() - self._diagnosed >= self._settings.diagnose_every_seconds
-        if failures < self._settings.diagnose_after or isinstance(problem, TryAgain) or \
+        if failures < self._settings.diagnose_after or isinstance(problem, TryAgain | ClockSkew) or \
                 not (due or failures == self._settings.diagnose_after):
             # One cause, one wording: what was found stands until it is looked for again.
             return self._found if self._found is not None and isinstance(problem, Unreachable) else problem

@@ -11,7 +11,7 @@ import grpc.aio
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from semisilo.common.errors import (
-    CertificateExpired,
+    ClockSkew,
     ConnectionRefusedByPeer,
     InvitationExpired,
     SemisiloError,
@@ -96,7 +96,7 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
     about = FederationFile(federation=invitation.federation, silo=invitation.silo, address=invitation.address,
                            enrollment_address=invitation.enrollment_address, invitation=hashed, renew_unix=0.0)
     identity = _install(home, about, key=key, der=response.certificate_der, authority_pem=authority_pem,
-                        renew_unix=float(response.renew_time.seconds))
+                        renew_unix=float(response.renew_time.seconds), now=now)
     drop_pending_keys(home)
     return identity
 
@@ -109,15 +109,12 @@ async def renew_if_due(home: Path, stub: pb_grpc.EnrollmentServiceStub, now: flo
         stub: on a channel that shows the present certificate (`open_channel`).
     Returns: the new identity, or None when it is not due. The old certificate stays valid to its end, so a running
         transfer may finish before the channel is opened anew.
-    Raises: CertificateExpired when it is too late; what the coordinator says; Unreachable: try again later.
+    Raises: what the coordinator says, which decides whether it is too late; ClockSkew when the new certificate is not
+        valid by this machine's clock: then the old one stays; Unreachable: try again later.
     """
     identity = load_identity(home)
     if now < identity.about.renew_unix:
         return None
-    if now > identity.not_after_unix:
-        raise CertificateExpired(
-            f"The certificate of silo '{identity.silo}' ended on {utc_text(identity.not_after_unix)}.",
-            remedy=f"Ask the coordinator's operator to run: coordinator invite {identity.silo}")
     key = pending_key(home, "renew")
     untyped: Any = stub
     request = pb.RenewCertificateRequest(certificate_request_der=make_request(key))
@@ -128,7 +125,7 @@ async def renew_if_due(home: Path, stub: pb_grpc.EnrollmentServiceStub, now: flo
     except grpc.RpcError as error:
         raise from_rpc_error(error) from None
     renewed = _install(home, identity.about, key=key, der=response.certificate_der,
-                       authority_pem=identity.authority_pem, renew_unix=float(response.renew_time.seconds))
+                       authority_pem=identity.authority_pem, renew_unix=float(response.renew_time.seconds), now=now)
     drop_pending_keys(home)
     return renewed
 
@@ -196,8 +193,11 @@ def _kept(home: Path, invitation: InvitationLine, *, force: bool) -> Identity | 
 
 
 def _install(home: Path, about: FederationFile, *, key: ec.EllipticCurvePrivateKey, der: bytes, authority_pem: bytes,
-             renew_unix: float) -> Identity:
-    """Checks what the coordinator has issued and makes it the silo's identity."""
+             renew_unix: float, now: float) -> Identity:
+    """Checks what the coordinator has issued and makes it the silo's identity.
+
+    Raises: WrongAuthority; ClockSkew, and then nothing is replaced.
+    """
     try:
         certificate = load_certificate(der)
     except StorageDamaged:
@@ -205,6 +205,10 @@ def _install(home: Path, about: FederationFile, *, key: ec.EllipticCurvePrivateK
                              remedy="Check that coordinator and silo run the same version of semisilo.") from None
     check_silo_certificate(certificate, load_certificate(authority_pem), silo=about.silo, public_key=key.public_key())
     begin, end = not_before_unix(certificate), not_after_unix(certificate)
+    if not begin <= now <= end:
+        raise ClockSkew(f"The coordinator has issued a certificate from {utc_text(begin)} to {utc_text(end)}; this "
+                        f"machine's clock says {utc_text(now)}.",
+                        remedy="Compare the clocks of both machines, and set the wrong one.")
     if not begin < renew_unix < end:
         renew_unix = begin + (end - begin) * 2 / 3
     checked = FederationFile(federation=about.federation, silo=about.silo, address=about.address,

@@ -1,4 +1,4 @@
-"""A clock that is set while a study runs: phases last as long as they should, and nobody is refused or forgotten for it."""
+"""A clock that is set while a study runs: phases last as long as they should, and nobody is refused or forgotten."""
 
 from __future__ import annotations
 

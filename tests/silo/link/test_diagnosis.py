@@ -15,6 +15,7 @@ import pytest
 from semisilo.common.errors import (
     BadConfiguration,
     CertificateExpired,
+    CertificateRevoked,
     ClockSkew,
     ConnectionRefusedByPeer,
     Unreachable,
@@ -28,8 +29,8 @@ from semisilo.common.identity.certificates import (
     key_to_pem,
     make_key,
 )
-from semisilo.silo.link.diagnosis import BUDGET_SECONDS, diagnose, diagnose_connection
-from semisilo.silo.site.identity_store import FederationFile, install_identity
+from semisilo.silo.link.diagnosis import BUDGET_SECONDS, by_own_clock, diagnose, diagnose_connection
+from semisilo.silo.site.identity_store import FederationFile, install_identity, load_identity
 from tests.identity_kit import Federation, make_federation
 
 DAY = 86400.0
@@ -123,17 +124,45 @@ def test_a_home_without_an_identity_is_said_first(tmp_path):
     assert isinstance(_diagnose(tmp_path, "127.0.0.1:1"), UsageError)
 
 
-def test_the_silos_own_expired_certificate_is_found_without_the_network(tmp_path, federation):
+def test_a_certificate_has_ended_when_both_sides_say_so(tmp_path, federation):
     home = _home(tmp_path / "home", federation, begins=time.time() - 40 * DAY)
-    error = _diagnose(home, "nowhere.invalid:1")
+    with _listening(_tls(tmp_path / "tls", federation, begins=time.time(), demand=federation)) as address:
+        error = _diagnose(home, address)
     assert isinstance(error, CertificateExpired)
     assert "'hospital-a' ended on" in error.text
     assert error.remedy == "Ask the coordinator's operator to run: coordinator invite hospital-a"
 
 
+def test_by_this_machines_clock_alone_no_certificate_has_ended(tmp_path, federation):
+    home = _home(tmp_path / "home", federation, begins=time.time() - 40 * DAY)
+    with _listening(_tls(tmp_path / "tls", federation, begins=time.time())) as address:
+        taken = _diagnose(home, address)  # a coordinator whose clock is behind as well does not object
+    for error in (taken, _diagnose(home, "nowhere.invalid:1")):
+        assert isinstance(error, Unreachable), "it is tried again"
+        assert "'hospital-a' ended on" in error.text
+        assert error.remedy.endswith("Check this machine's clock.")
+    with _listening(_tls(tmp_path / "tls", federation, begins=time.time() - 100 * DAY)) as address:
+        both = _diagnose(home, address)
+    assert isinstance(both, ClockSkew)
+
+
+def test_the_coordinators_word_alone_ends_no_silo(tmp_path, federation):
+    begins = time.time() - DAY
+    home = _home(tmp_path / "home", federation, begins=begins)
+    said = CertificateExpired("The certificate of silo 'hospital-a' ended.", remedy="Ask for another.")
+    identity = load_identity(home)
+    doubted = by_own_clock(said, identity, time.time())
+    assert isinstance(doubted, ClockSkew)
+    assert "by this machine's clock" in doubted.text
+    assert by_own_clock(said, identity, begins + 31 * DAY) is said
+    revoked = CertificateRevoked("revoked")
+    assert by_own_clock(revoked, identity, time.time()) is revoked
+
+
 def test_a_certificate_that_is_not_valid_yet_means_a_clock_that_is_behind(tmp_path, federation):
     home = _home(tmp_path / "home", federation, begins=time.time() + DAY)
-    error = _diagnose(home, "nowhere.invalid:1")
+    with _listening(_tls(tmp_path / "tls", federation, begins=time.time(), demand=federation)) as address:
+        error = _diagnose(home, address)
     assert isinstance(error, ClockSkew)
     assert "it is behind" in error.text
 

@@ -19,6 +19,7 @@ from semisilo.common.errors import (
     BadPayload,
     CertificateExpired,
     CertificateRevoked,
+    ClockSkew,
     DiskFull,
     PayloadNotServed,
     SemisiloError,
@@ -354,6 +355,26 @@ def test_the_rate_of_an_upload_is_that_of_the_line_not_of_the_buffers(tmp_path: 
 
 
 # Patience -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_silos_own_clock_denies_is_tried_again_until_the_clocks_agree() -> None:
+    async def work() -> None:
+        asked: list[str] = []
+        told: list[SemisiloError] = []
+
+        def fault(rpc: str, request: Any) -> SemisiloError | None:
+            asked.append(rpc)
+            return CertificateExpired("ended") if len(asked) < 5 else None
+
+        def denied(error: SemisiloError) -> SemisiloError:
+            return ClockSkew("not by this clock") if isinstance(error, CertificateExpired) else error
+        async with serving(FakeCoordinator(fault=fault)) as port, \
+                linked(port, by_own_clock=denied, on_trouble=lambda error, failures: told.append(error),
+                       diagnose=lambda: Unreachable("answers now")) as link:
+            await link.await_task(hello)
+        assert len(asked) == 5
+        assert {error.text for error in told} == {"not by this clock"}, "what is known is not looked for"
+    run(work())
 
 
 @pytest.mark.parametrize("error", [CertificateRevoked("revoked"), CertificateExpired("expired"), UnknownSilo("unknown"),
