@@ -21,7 +21,6 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
-from semisilo.common.wire import enrollment_service_pb2_grpc
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.federation.invitations import authority_of
@@ -47,6 +46,7 @@ from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.open_files import allow_open_files
 from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.studies.queue import queue_new_studies
 from semisilo.coordinator.tracking.companion import keep_tracking
 
@@ -140,12 +140,12 @@ class _Server:
         authority = authority_of(self._federation, self._roster)
         keys = load_authority(self._federation.authority)
         server = grpc.aio.server(options=server_options())
+        calls = SiloCalls(self._federation.name)
         RoundServicer(
             task_service=self._task_service, roster=self._roster, runtime=self._runtime, meter=self._meter,
             models=SharedModels(self._ledger, self._federation.studies), federation=self._federation.name,
-            max_uploads=self._federation.config.limits.uploads, rates=self._rates).add_to(server)
-        enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            RenewalService(authority, self._roster, on_leave=self._left), server)
+            max_uploads=self._federation.config.limits.uploads, rates=self._rates).add_to(server, calls)
+        RenewalService(authority, self._roster, on_leave=self._left).add_to(server, calls)
         listen(server, address.listen_address,
                server_credentials(certificate.current, silo_authority_pem=keys.pem))
         port = EnrollmentPort(address=address.listen_enrollment_address,

@@ -35,6 +35,7 @@ from semisilo.coordinator.rpc import call as call_module
 from semisilo.coordinator.rpc.caller import CallerCertificate
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.agent.agent import Agent
 from semisilo.silo.link.link import Link, LinkSettings
@@ -253,7 +254,8 @@ class SimulatedFederation:
         server = Server(life)
         RoundServicer(task_service=task_service, roster=roster, runtime=runtime, meter=meter,
                       models=SharedModels(ledger, _FOLDER / "studies"), federation="f", max_uploads=3,
-                      clock=lambda: time.time()).add_to(server)  # type: ignore[arg-type]
+                      clock=lambda: time.time()).add_to(  # type: ignore[arg-type]
+                          server, SiloCalls("f", clock=lambda: time.monotonic()))
         await compute.start()
         self.network.server = server
 

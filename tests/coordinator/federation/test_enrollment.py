@@ -67,8 +67,8 @@ def test_a_token_is_exchanged_for_a_certificate_in_the_name_of_the_invitation(fe
     assert issued.silo == "hospital-a"
     assert silo_uri_of(certificate) == "urn:semisilo:lung:silo:hospital-a"
     assert issued.renew_unix == NOW + 20 * DAY
-    assert federation.roster.silo_status("hospital-a") == SiloStatus(
-        revoked=False, valid_serials=frozenset({certificate.serial_number}))
+    assert federation.roster.silo_status("hospital-a") == SiloStatus(revoked=False)
+    assert federation.roster.accepts("hospital-a", certificate.serial_number)
 
 
 def test_the_roster_never_sees_a_token(federation):
