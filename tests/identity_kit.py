@@ -108,11 +108,12 @@ class Federation:
 
 
 def make_federation(folder: Path, name: str = "lung", *, now: float | None = None,
-                    settings: EnrollmentSettings | None = None) -> Federation:
+                    settings: EnrollmentSettings | None = None,
+                    monotonic: Callable[[], float] = time.monotonic) -> Federation:
     keys = create_authority(folder, name, now=time.time() if now is None else now)
     roster = MemoryRoster()
     return Federation(folder=folder, keys=keys, roster=roster,
-                      authority=Authority(keys=keys, roster=roster, settings=settings))
+                      authority=Authority(keys=keys, roster=roster, settings=settings, monotonic=monotonic))
 
 
 @contextlib.asynccontextmanager
@@ -123,7 +124,8 @@ async def serving(federation: Federation, *, shown: Callable[[], Credentials] | 
     enrollment = grpc.aio.server(options=server_options(strangers=True))
     work = grpc.aio.server(options=server_options())
     EnrollService(federation.authority, clock=clock).add_to(enrollment)
-    RenewalService(federation.authority, federation.roster, clock=clock).add_to(work, SiloCalls(federation.keys.federation))
+    RenewalService(federation.authority, federation.roster, clock=clock).add_to(
+        work, SiloCalls(federation.keys.federation))
     federation.enrollment_address = f"127.0.0.1:{listen(enrollment, '127.0.0.1:0', server_credentials(shown))}"
     federation.address = "127.0.0.1:{}".format(listen(
         work, "127.0.0.1:0", server_credentials(shown, silo_authority_pem=federation.keys.pem)))

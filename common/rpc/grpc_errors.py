@@ -37,7 +37,8 @@ from semisilo.common.errors import (
 from semisilo.common.text.log_context import bind, log_context, request_id_in
 from semisilo.common.text.logs import printable
 
-__all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "RETRY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
+__all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "RETRY_KEY", "abort_with", "answering_errors",
+           "from_rpc_error"]
 
 _log = logging.getLogger(__name__)
 

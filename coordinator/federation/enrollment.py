@@ -51,8 +51,8 @@ _TOKEN_LIMIT_BYTES = 256
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _RENEWALS_AT_ONCE = 8
-"""Renewals of one silo; then one in a twentieth of the time after which silos renew, which is a day. A silo needs one in
-all that time: the others are for trials and restores."""
+"""Renewals of one silo; then one in a twentieth of the time after which silos renew, which is a day. A silo needs one
+in all that time: the others are for trials and restores."""
 _RENEWALS_PER_LIFE = 20
 
 
@@ -253,8 +253,8 @@ class Authority:
                 and not_after_unix(load_certificate(known.issued.certificate_der)) > now:
             return known.issued
         if wait := known.rate.take(self._monotonic()):
-            raise TooManyCalls(f"Silo '{silo}' has renewed its certificate {_RENEWALS_AT_ONCE} times or more lately: the"
-                               f" next one is given in {describe_seconds(wait)}.",
+            raise TooManyCalls(f"Silo '{silo}' has renewed its certificate {_RENEWALS_AT_ONCE} times or more lately:"
+                               f" the next one is given in {describe_seconds(wait)}.",
                                remedy="The last one goes on working.", retry_seconds=wait)
         return None
 

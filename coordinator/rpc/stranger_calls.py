@@ -1,8 +1,8 @@
 """Calls of strangers, who have shown no certificate: each has seconds to say what it wants, and a newer one goes before
 an older one that says nothing.
 
-Nobody is refused because others wait: of too many that have sent nothing yet, the oldest ends, first of the address that
-has most. So whoever sends its request at once is served, however many others keep silent. What has been sent is
+Nobody is refused because others wait: of too many that have sent nothing yet, the oldest ends, first of the address
+that has most. So whoever sends its request at once is served, however many others keep silent. What has been sent is
 counted: an address may send so many requests a second.
 
 Tests: tests/coordinator/rpc/test_stranger_calls.py.
@@ -38,7 +38,8 @@ _AGAIN_SECONDS = 1.0
 class StrangerCalls:
     """Takes the one request of each call."""
 
-    def __init__(self, *, request_seconds: float = _REQUEST_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, request_seconds: float = _REQUEST_SECONDS,
+                 clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
             request_seconds: how long a call may take to send its request.
@@ -87,8 +88,8 @@ class StrangerCalls:
             return
         oldest = next(call for call, its_address in self._silent.items() if its_address == most)
         del self._silent[oldest]
-        oldest.end(TooManyCalls("The coordinator has taken a newer call in the place of this one, which had sent nothing"
-                                " yet.", remedy="It is tried again.", retry_seconds=_AGAIN_SECONDS))
+        oldest.end(TooManyCalls("The coordinator has taken a newer call in the place of this one, which had sent"
+                                " nothing yet.", remedy="It is tried again.", retry_seconds=_AGAIN_SECONDS))
 
     def _count(self, address: str) -> None:
         bucket = self._rates.pop(address, None) or TokenBucket(_AT_ONCE, _PER_SECOND)

@@ -32,6 +32,7 @@ from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc import call as call_module
+from semisilo.coordinator.rpc import silo_calls
 from semisilo.coordinator.rpc.caller import CallerCertificate
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
@@ -99,7 +100,7 @@ _templates: dict[tuple[int, int], bytes] = {}
 def _prepare_host() -> None:
     use_vector_files()
     logging.getLogger("semisilo").setLevel(logging.ERROR)
-    call_module.caller_silo = lambda context, federation: CallerCertificate(  # TLS has established it
+    call_module.caller_silo = silo_calls.caller_silo = lambda context, federation: CallerCertificate(  # as TLS does
         silo=context.silo, serial=SILOS.index(context.silo) + 1, not_before_unix=0.0, not_after_unix=4e9)
     call_module._LOOK_SECONDS = 5.0  # nobody is revoked here
     # What coroutines of dead processes say while they are collected is nobody's business.

@@ -103,6 +103,27 @@ def test_serials_of_160_bits_come_back_exactly(roster: LedgerRoster) -> None:
     assert not roster.accepts("alpha", serial - 1)
 
 
+def test_a_serial_is_found_by_its_key_however_many_there_are(roster: LedgerRoster, ledger: Ledger) -> None:
+    """With 50,000 of one silo every change of the roster cost 46 ms, in the way of all calls."""
+    with ledger.transaction() as db:
+        db.executemany("INSERT INTO certificate (serial, silo, issued_unix, not_after_unix) VALUES (?, 'alpha', 0, 1)",
+                       ((str(2**100 + number),) for number in range(50_000)))
+    asked: list[str] = []
+    ledger._db.set_trace_callback(asked.append)
+    assert roster.accepts("alpha", 2**100 + 49_999)
+    assert not roster.accepts("alpha", 2**100 + 50_000)
+    roster.silo_status("alpha")
+    ledger._db.set_trace_callback(None)
+    plans = [row["detail"] for sql in asked if "certificate" in sql
+             for row in ledger.query(f"EXPLAIN QUERY PLAN {sql}")]
+    assert plans == ["SEARCH certificate USING INDEX sqlite_autoindex_certificate_1 (serial=?)"] * 2
+    asked.clear()
+    ledger._db.set_trace_callback(asked.append)
+    roster.accepts("alpha", 2**100 + 49_999)
+    ledger._db.set_trace_callback(None)
+    assert asked == ["PRAGMA data_version"], "what was found is kept while the roster is the same"
+
+
 def test_a_new_invitation_ends_the_certificates_before_it_only_when_it_is_used(authority: Authority,
                                                                               roster: LedgerRoster) -> None:
     first = enroll(authority, invite(authority))

@@ -25,8 +25,8 @@ from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.common.text.describe import describe_bytes, describe_seconds
-from semisilo.common.wire import round_service_pb2_grpc
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire import round_service_pb2_grpc
 from semisilo.coordinator.federation.authority import CoordinatorCertificate
 from semisilo.coordinator.rpc.enrollment_service import RenewalService
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
