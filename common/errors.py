@@ -35,6 +35,7 @@ __all__ = [
     "StorageDamaged",
     "TaskClosed",
     "TensorsMissing",
+    "TooManyCalls",
     "UnknownName",
     "UnknownSilo",
     "Unreachable",
@@ -58,10 +59,12 @@ class SemisiloError(Exception):
     retry: ClassVar[bool] = False
     """Whether the same request may succeed later without anyone's help."""
 
-    def __init__(self, text: str, *, remedy: str = "") -> None:
+    def __init__(self, text: str, *, remedy: str = "", retry_seconds: float = 0.0) -> None:
+        """`retry_seconds`: the earliest that the same request is of use again, where whoever refuses it knows."""
         super().__init__(text)
         self.text = text
         self.remedy = remedy
+        self.retry_seconds = retry_seconds
 
     def line(self) -> str:
         """The text and the remedy on one line, as a terminal shows them."""
@@ -102,6 +105,12 @@ class DiskFull(SemisiloError):
     """No space, or the configured limit is reached. Nothing was lost; the peer tries again later."""
 
     code, status, retry = "DISK_FULL", "RESOURCE_EXHAUSTED", True
+
+
+class TooManyCalls(SemisiloError):
+    """The coordinator takes no more calls of this silo, or from this address, for a moment. The peer tries again."""
+
+    code, status, retry = "TOO_MANY_CALLS", "RESOURCE_EXHAUSTED", True
 
 
 class StorageDamaged(SemisiloError):

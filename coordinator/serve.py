@@ -21,9 +21,8 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
-from semisilo.common.wire import enrollment_service_pb2_grpc
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
-from semisilo.coordinator.federation.folder import Federation
+from semisilo.coordinator.federation.folder import Federation, keep_private
 from semisilo.coordinator.federation.invitations import authority_of
 from semisilo.coordinator.federation.tracking_table import check_installed
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
@@ -42,11 +41,13 @@ from semisilo.coordinator.rounds.live_file import LiveStatus, write
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
+from semisilo.coordinator.rpc.connection_limits import ConnectionLimits, strangers_kept
 from semisilo.coordinator.rpc.enrollment_service import EnrollmentPort, RenewalService
 from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
-from semisilo.coordinator.rpc.open_files import allow_open_files
+from semisilo.coordinator.rpc.open_files import OWN_FILES, allow_open_files
 from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.studies.queue import queue_new_studies
 from semisilo.coordinator.tracking.companion import keep_tracking
 
@@ -67,6 +68,8 @@ _SETTLE_SECONDS_PER_SILO = 0.02
 """Settling writes a few rows for each silo: with a thousand of them it comes every twenty seconds, not every two."""
 _CHECKPOINT_SECONDS = 2.0
 """A thousand silos write a few MB to the ledger in that time."""
+_CONNECTIONS_SECONDS = 0.5
+"""So long strangers may fill the files of this process. A look costs two milliseconds for a thousand connections."""
 _CERTIFICATE_SECONDS = 30.0
 """The certificate is due after 60 of its 90 days, but one that was issued while the clock was ahead must not be shown
 for long once it is right; a look compares dates."""
@@ -99,6 +102,8 @@ async def serve(federation: Federation, *, exit_when_finished: bool, console: Co
     settle_allocator()
     check_installed(federation.config.tracking)
     with federation.lock():
+        for line in keep_private(federation):
+            _LOG.warning("%s", line)
         ledger = Ledger(federation.ledger)
         try:
             return await _Server(federation, ledger, console).run(exit_when_finished=exit_when_finished)
@@ -135,23 +140,26 @@ class _Server:
 
     async def run(self, *, exit_when_finished: bool) -> int:
         refused = self._queue_studies()
-        allow_open_files(len(self._roster.members()))
+        open_files = allow_open_files(len(self._roster.members()))
         address = self._federation.config.address
         certificate = CoordinatorCertificate(self._federation.authority, now=time.time())
         authority = authority_of(self._federation, self._roster)
         keys = load_authority(self._federation.authority)
         server = grpc.aio.server(options=server_options())
+        calls = SiloCalls(self._federation.name)
         RoundServicer(
             task_service=self._task_service, roster=self._roster, runtime=self._runtime, meter=self._meter,
             models=SharedModels(self._ledger, self._federation.studies), federation=self._federation.name,
-            max_uploads=self._federation.config.limits.uploads, rates=self._rates).add_to(server)
-        enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            RenewalService(authority, self._roster, on_leave=self._left), server)
-        listen(server, address.listen_address,
-               server_credentials(certificate.current, silo_authority_pem=keys.pem))
+            max_uploads=self._federation.config.limits.uploads, rates=self._rates).add_to(server, calls)
+        RenewalService(authority, self._roster, on_leave=self._left).add_to(server, calls)
+        work_port = listen(server, address.listen_address,
+                           server_credentials(certificate.current, silo_authority_pem=keys.pem))
         port = EnrollmentPort(address=address.listen_enrollment_address,
                               credentials=lambda: server_credentials(certificate.current), authority=authority,
                               roster=self._roster)
+        limits = ConnectionLimits(
+            ports=lambda: (work_port, port.port), silo_of=self._meter.silo_of,
+            strangers=lambda: strangers_kept(open_files, len(self._runtime.held), own_files=OWN_FILES))
         await port.look()
         await self._compute.start()
         await server.start()
@@ -163,7 +171,8 @@ class _Server:
             return await self._until_stopped([
                 self._watch(), self._listen(), self._write_live(), self._settle(), self._checkpoint(),
                 self._display.run(),
-                self._enrollment(port), self._refresh(certificate), *([page.run()] if page is not None else []),
+                self._enrollment(port), self._refresh(certificate), _every(lambda: _CONNECTIONS_SECONDS, limits.look),
+                *([page.run()] if page is not None else []),
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
         finally:

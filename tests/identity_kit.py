@@ -13,10 +13,10 @@ import grpc.aio
 from semisilo.common.errors import InvitationUsed, UnknownSilo
 from semisilo.common.identity.certificates import certificate_pem, issue_silo_certificate, key_to_pem, make_key
 from semisilo.common.rpc.tls import Credentials, listen, server_credentials, server_options
-from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
 from semisilo.coordinator.federation.authority import AuthorityKeys, CoordinatorCertificate, create_authority
 from semisilo.coordinator.federation.enrollment import Authority, EnrollmentSettings, Invitation, SiloStatus
 from semisilo.coordinator.rpc.enrollment_service import EnrollService, RenewalService
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 
 
 @dataclass
@@ -58,8 +58,10 @@ class MemoryRoster:
     def silo_status(self, silo: str) -> SiloStatus | None:
         if silo not in self.serials:
             return None
-        return SiloStatus(revoked=silo in self.revoked, valid_serials=frozenset(self.serials[silo]),
-                          left_unix=self.gone.get(silo))
+        return SiloStatus(revoked=silo in self.revoked, left_unix=self.gone.get(silo))
+
+    def accepts(self, silo: str, serial: int) -> bool:
+        return serial in self.serials.get(silo, ())
 
     def leave(self, silo: str) -> float:
         if silo not in self.gone:
@@ -106,11 +108,12 @@ class Federation:
 
 
 def make_federation(folder: Path, name: str = "lung", *, now: float | None = None,
-                    settings: EnrollmentSettings | None = None) -> Federation:
+                    settings: EnrollmentSettings | None = None,
+                    monotonic: Callable[[], float] = time.monotonic) -> Federation:
     keys = create_authority(folder, name, now=time.time() if now is None else now)
     roster = MemoryRoster()
     return Federation(folder=folder, keys=keys, roster=roster,
-                      authority=Authority(keys=keys, roster=roster, settings=settings))
+                      authority=Authority(keys=keys, roster=roster, settings=settings, monotonic=monotonic))
 
 
 @contextlib.asynccontextmanager
@@ -118,10 +121,11 @@ async def serving(federation: Federation, *, shown: Callable[[], Credentials] | 
                   clock: Callable[[], float] = time.time) -> AsyncIterator[Federation]:
     """Both ports for real: enrolment without, work with certificates of silos (renewal is the RPC served there)."""
     shown = shown or CoordinatorCertificate(federation.folder, now=time.time()).current
-    enrollment, work = grpc.aio.server(options=server_options()), grpc.aio.server(options=server_options())
-    pb_grpc.add_EnrollmentServiceServicer_to_server(EnrollService(federation.authority, clock=clock), enrollment)
-    pb_grpc.add_EnrollmentServiceServicer_to_server(
-        RenewalService(federation.authority, federation.roster, clock=clock), work)
+    enrollment = grpc.aio.server(options=server_options(strangers=True))
+    work = grpc.aio.server(options=server_options())
+    EnrollService(federation.authority, clock=clock).add_to(enrollment)
+    RenewalService(federation.authority, federation.roster, clock=clock).add_to(
+        work, SiloCalls(federation.keys.federation))
     federation.enrollment_address = f"127.0.0.1:{listen(enrollment, '127.0.0.1:0', server_credentials(shown))}"
     federation.address = "127.0.0.1:{}".format(listen(
         work, "127.0.0.1:0", server_credentials(shown, silo_authority_pem=federation.keys.pem)))

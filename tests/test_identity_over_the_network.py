@@ -26,6 +26,7 @@ from semisilo.common.errors import (
     InvitationUsed,
     SemisiloError,
     StorageDamaged,
+    TooManyCalls,
     Unreachable,
     WrongAuthority,
 )
@@ -573,6 +574,6 @@ def test_what_grpc_itself_says_is_put_into_our_words():
 
     assert got(grpc.StatusCode.UNAVAILABLE).retry
     assert got(grpc.StatusCode.DEADLINE_EXCEEDED).retry
-    assert isinstance(got(grpc.StatusCode.RESOURCE_EXHAUSTED), BadPayload)
+    assert isinstance(got(grpc.StatusCode.RESOURCE_EXHAUSTED), TooManyCalls)
     assert "same version" in got(grpc.StatusCode.UNIMPLEMENTED).remedy
     assert "why" in got(grpc.StatusCode.DATA_LOSS).text

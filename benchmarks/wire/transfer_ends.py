@@ -40,6 +40,7 @@ from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import BeginAnswer
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.silo.link.link import Link
 
 __all__ = ["FEDERATION", "Used", "be_coordinator", "be_silo", "silo_name"]
@@ -125,7 +126,7 @@ async def _serve(orders: Connection, folder: Path, uploads: int, spare_files: in
     task_service: Any = _TaskServiceStandIn(payloads, spool)
     RoundServicer(task_service=task_service, roster=LedgerRoster(ledger), runtime=RuntimeState(),
                   models=SharedModels(ledger, folder / "studies"), meter=RoundMeter(ledger, port=port),
-                  federation=FEDERATION, max_uploads=uploads).add_to(server)
+                  federation=FEDERATION, max_uploads=uploads).add_to(server, SiloCalls(FEDERATION))
     await server.start()
     orders.send(port)
     while (order := await asyncio.to_thread(orders.recv)) is not None:

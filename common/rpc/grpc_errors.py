@@ -29,6 +29,7 @@ from semisilo.common.errors import (
     PortInUse,
     SemisiloError,
     StorageDamaged,
+    TooManyCalls,
     Unreachable,
     UsageError,
     by_code,
@@ -36,7 +37,8 @@ from semisilo.common.errors import (
 from semisilo.common.text.log_context import bind, log_context, request_id_in
 from semisilo.common.text.logs import printable
 
-__all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
+__all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "RETRY_KEY", "abort_with", "answering_errors",
+           "from_rpc_error"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ CHECK_SECONDS_KEY = "semisilo-check-seconds"
 """Trailing metadata of an accepted upload: how long the coordinator took after the last byte had come."""
 REMEDY_KEY = "semisilo-error-remedy-bin"
 """Trailing metadata: the remedy, UTF-8."""
+RETRY_KEY = "semisilo-retry-seconds"
+"""Trailing metadata: `SemisiloError.retry_seconds`, a decimal number, where there is one."""
+_LONGEST_RETRY_SECONDS = 86400.0
+"""What a stranger may ask us to wait."""
 
 _TEXT_LIMIT = 600
 _PRIVATE: frozenset[type[SemisiloError]] = frozenset({
@@ -65,7 +71,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Excepti
     bind(error_code=error.code if isinstance(error, SemisiloError) else shown.code)
     status = getattr(grpc.StatusCode, shown.status, grpc.StatusCode.INTERNAL)
     await context.abort(status, printable(shown.text, limit=_TEXT_LIMIT), (
-        (CODE_KEY, shown.code), (REMEDY_KEY, printable(shown.remedy, limit=_TEXT_LIMIT).encode())))
+        (CODE_KEY, shown.code), (REMEDY_KEY, printable(shown.remedy, limit=_TEXT_LIMIT).encode()),
+        *([(RETRY_KEY, f"{shown.retry_seconds:.3f}")] if shown.retry_seconds else [])))
     raise AssertionError("abort returned")
 
 
@@ -99,7 +106,8 @@ def from_rpc_error(error: grpc.RpcError) -> SemisiloError:
         remedy = metadata.get(REMEDY_KEY, b"")
         text = remedy.decode("utf-8", "replace") if isinstance(remedy, bytes) else str(remedy)
         return by_code(code)(details or "The coordinator refused and gave no reason.",
-                             remedy=printable(text, limit=_TEXT_LIMIT))
+                             remedy=printable(text, limit=_TEXT_LIMIT),
+                             retry_seconds=_retry_seconds(str(metadata.get(RETRY_KEY, ""))))
     return _from_status(status, details)
 
 
@@ -115,9 +123,21 @@ def _from_status(status: grpc.StatusCode, details: str) -> SemisiloError:
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return SemisiloError("What answers at this address does not know this call.",
                              remedy="Check the port, and that coordinator and silo run the same version of semisilo.")
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in details:
+        return TooManyCalls(f"The coordinator takes no more calls at the moment: {details or 'no reason given'}.",
+                            remedy="It is tried again.")
     if status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE):
         return BadPayload(f"A message is larger than allowed: {details}")
     return SemisiloError(f"The call failed ({status.name.lower()}): {details or 'no reason given'}")
+
+
+def _retry_seconds(text: str) -> float:
+    """What the other side wrote; 0.0 for what is no time to wait."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return min(seconds, _LONGEST_RETRY_SECONDS) if seconds > 0 else 0.0
 
 
 def _concealed(error: Exception) -> SemisiloError:

@@ -19,6 +19,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from semisilo.common.rpc import socket_counters
+from semisilo.common.rpc.own_sockets import own_sockets
 from semisilo.common.rpc.socket_counters import DestroyedSockets, TcpCounters, cookie_of
 
 __all__ = [
@@ -196,7 +197,7 @@ class ConnectionMeter:
         """Takes note of connections that have begun; those known are not read, so that a thousand silos that connect
         at the same time cost a few listings of the descriptors."""
         if self.supported:
-            self._look_for_new(self._descriptors())
+            self._look_for_new(own_sockets())
 
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the live connection to `peer` (as `format_peer` writes it) was last seen to deliver."""
@@ -224,18 +225,6 @@ class ConnectionMeter:
         self._destroyed.close()
         self.supported = False
 
-    def _descriptors(self) -> dict[int, list[int]]:
-        """The sockets of this process: inode -> descriptors."""
-        descriptors: dict[int, list[int]] = defaultdict(list)
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                status = os.fstat(int(name))
-            except OSError:  # closed meanwhile, as is the folder's own descriptor
-                continue
-            if stat.S_ISSOCK(status.st_mode):
-                descriptors[status.st_ino].append(int(name))
-        return descriptors
-
     def _look_for_new(self, descriptors: Mapping[int, list[int]]) -> None:
         self._ignored.intersection_update(descriptors)  # numbers of closed sockets come again
         for inode, owners in descriptors.items():
@@ -243,7 +232,7 @@ class ConnectionMeter:
                 self._begin(inode, owners[0])
 
     def _scan(self) -> Iterator[None]:
-        descriptors = self._descriptors()
+        descriptors = own_sockets()
         self._look_for_new(descriptors)
         self._read_last_words()
         now = time.monotonic()
@@ -411,6 +400,14 @@ class WireMeter:
             connection = self._connections.latest(peer)
         if connection is not None and connection not in self._owners:
             self._owners[connection] = silo
+
+    def silo_of(self, peer: str) -> str:
+        """The silo that `bind` has named for a connection, '' for none.
+
+        Args:
+            peer: as `format_peer` writes it.
+        """
+        return self._silos.get(peer, "")
 
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the kernel last saw acknowledged on a connection; 0.0 when it does not tell.

@@ -22,6 +22,10 @@ __all__ = [
 
 MAX_CALLS = 16
 """Calls that one connection may have in flight; more are refused by the transport and may be tried again."""
+MAX_CALLS_OF_STRANGERS = 4
+"""The same at the port for enrolment, which takes one."""
+HANDSHAKE_MS = 10_000
+"""Longest TLS handshake: a few packets each way, which may be lost now and then."""
 MAX_PENDING_CALLS = 16_384
 """Calls of all connections that may wait to be taken up. Above 1000, gRPC's own limit, it drops some at random, and so
 many come at once where a thousand silos take part; a silo then sends its update anew."""
@@ -29,6 +33,9 @@ MESSAGE_LIMIT_BYTES = 8 * 2**20
 """Largest message either side takes: a chunk is 4 MiB at most, a manifest a few hundred KiB."""
 
 Options = list[tuple[str, Any]]
+_STRANGERS: Options = [("grpc.max_connection_idle_ms", 10_000), ("grpc.max_connection_age_ms", 60_000),
+                       ("grpc.max_connection_age_grace_ms", 10_000)]
+"""A connection without a call ends, and one with calls that go on and on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,14 +69,21 @@ def channel_options(federation: str, *, use_http_proxy: bool = True,
     ]
 
 
-def server_options(*, message_limit_bytes: int = MESSAGE_LIMIT_BYTES) -> Options:
-    """Options of the coordinator's servers; without the ping interval, silos' pings end in GOAWAY too_many_pings."""
+def server_options(*, message_limit_bytes: int = MESSAGE_LIMIT_BYTES, strangers: bool = False) -> Options:
+    """Options of the coordinator's servers; without the ping interval, silos' pings end in GOAWAY too_many_pings.
+
+    Args:
+        strangers: of a port for callers without a certificate, who stay for one call.
+    """
     return [
+        *(_STRANGERS if strangers else []),
+        # gRPC's own two minutes are as long as anybody may keep a connection that says nothing.
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_receive_message_length", message_limit_bytes),
         ("grpc.max_send_message_length", message_limit_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
         # A silo has a handful of calls in flight. Each may hold a message in memory, and gRPC's own limit is billions.
-        ("grpc.max_concurrent_streams", MAX_CALLS),
+        ("grpc.max_concurrent_streams", MAX_CALLS_OF_STRANGERS if strangers else MAX_CALLS),
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
         ("grpc.keepalive_permit_without_calls", 1),

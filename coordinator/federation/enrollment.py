@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +21,7 @@ from semisilo.common.errors import (
     InvitationInvalid,
     InvitationUsed,
     SiloLeft,
+    TooManyCalls,
     UnknownSilo,
     UsageError,
 )
@@ -36,7 +39,9 @@ from semisilo.common.identity.certificates import (
     utc_text,
 )
 from semisilo.common.identity.invitation import InvitationLine, encode_invitation, token_hash
+from semisilo.common.text.describe import describe_seconds
 from semisilo.coordinator.federation.authority import AuthorityKeys
+from semisilo.coordinator.federation.token_bucket import TokenBucket
 from semisilo.coordinator.ledger.roster import Invitation, SiloStatus
 
 __all__ = ["Authority", "EnrollmentSettings", "Invitation", "Issued", "Roster", "SiloStatus"]
@@ -45,6 +50,10 @@ _log = logging.getLogger(__name__)
 _TOKEN_LIMIT_BYTES = 256
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
+_RENEWALS_AT_ONCE = 8
+"""Renewals of one silo; then one in a twentieth of the time after which silos renew, which is a day. A silo needs one
+in all that time: the others are for trials and restores."""
+_RENEWALS_PER_LIFE = 20
 
 
 class Roster(Protocol):
@@ -69,6 +78,10 @@ class Roster(Protocol):
 
     def silo_status(self, silo: str) -> SiloStatus | None:
         """None when the roster has no such silo. Asked on every RPC, so it must be quick."""
+
+    def accepts(self, silo: str, serial: int) -> bool:
+        """Whether a certificate was issued to a silo and is neither revoked nor replaced by a later invitation; its
+        dates are not looked at. Asked on every RPC, so it must be quick, however many certificates there are."""
 
     def revoke(self, silo: str) -> None:
         """Ends a silo's membership; its serials never become valid again.
@@ -115,13 +128,27 @@ class Issued:
     renew_unix: float
 
 
+@dataclass(slots=True)
+class _Renewals:
+    """What one silo has renewed since the coordinator's start."""
+
+    rate: TokenBucket
+    key_fingerprint: bytes = b""
+    serial: int = 0
+    issued: Issued | None = None
+    """The last one, for that key."""
+
+
 class Authority:
     """Invites, signs and renews for one federation."""
 
-    def __init__(self, *, keys: AuthorityKeys, roster: Roster, settings: EnrollmentSettings | None = None) -> None:
+    def __init__(self, *, keys: AuthorityKeys, roster: Roster, settings: EnrollmentSettings | None = None,
+                 monotonic: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
         self._roster = roster
         self._settings = settings or EnrollmentSettings()
+        self._monotonic = monotonic
+        self._renewals: dict[str, _Renewals] = {}
 
     @property
     def federation(self) -> str:
@@ -189,9 +216,10 @@ class Authority:
 
     def renew(self, silo: str, *, request_der: bytes, now: float) -> Issued:
         """The next certificate of a silo whose caller has been checked
-        (`semisilo.coordinator.rpc.caller.check_caller`).
+        (`semisilo.coordinator.rpc.caller.check_caller`). A repeat with the same key gets the same one.
 
-        Raises: BadPayload; UnknownSilo and CertificateRevoked when it was revoked in between.
+        Raises: BadPayload; UnknownSilo and CertificateRevoked when it was revoked in between; TooManyCalls when it has
+            had so many lately.
         """
         public_key = read_request(request_der)
         status = self._roster.silo_status(silo)
@@ -201,12 +229,34 @@ class Authority:
             raise SiloLeft(f"Silo '{silo}' has left this federation.", remedy=_invite(silo))
         if status.revoked:
             raise CertificateRevoked(f"Silo '{silo}' has been revoked.", remedy=_invite(silo))
+        if (again := self._renewed(silo, fingerprint(public_key), now=now)) is not None:
+            return again
         certificate = issue_silo_certificate(self._keys.key, self._keys.certificate, public_key, silo, now=now,
                                              seconds=self._settings.certificate_seconds)
         end = not_after_unix(certificate)
         self._roster.add_certificate(silo=silo, serial=certificate.serial_number, not_after_unix=end)
         _log.info("silo '%s' has renewed its certificate until %s", silo, utc_text(end))
-        return Issued(silo=silo, certificate_der=certificate_der(certificate), renew_unix=self._renew_unix(end))
+        issued = Issued(silo=silo, certificate_der=certificate_der(certificate), renew_unix=self._renew_unix(end))
+        known = self._renewals[silo]
+        known.key_fingerprint, known.serial, known.issued = fingerprint(public_key), certificate.serial_number, issued
+        return issued
+
+    def _renewed(self, silo: str, key_fingerprint: bytes, *, now: float) -> Issued | None:
+        """What the silo was given for this key already; None when there is one to be made.
+
+        Raises: TooManyCalls when it has had so many lately.
+        """
+        seconds = self._settings.renew_seconds / _RENEWALS_PER_LIFE
+        known = self._renewals.setdefault(silo, _Renewals(TokenBucket(_RENEWALS_AT_ONCE, 1 / seconds)))
+        if known.issued is not None and known.key_fingerprint == key_fingerprint \
+                and self._roster.accepts(silo, known.serial) \
+                and not_after_unix(load_certificate(known.issued.certificate_der)) > now:
+            return known.issued
+        if wait := known.rate.take(self._monotonic()):
+            raise TooManyCalls(f"Silo '{silo}' has renewed its certificate {_RENEWALS_AT_ONCE} times or more lately:"
+                               f" the next one is given in {describe_seconds(wait)}.",
+                               remedy="The last one goes on working.", retry_seconds=wait)
+        return None
 
     def revoke(self, silo: str) -> None:
         """Ends a silo's membership; its next RPC is refused.

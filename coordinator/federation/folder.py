@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,8 @@ from semisilo.common.methods import Scenario
 from semisilo.coordinator.federation.tracking_table import TrackingSettings
 
 __all__ = ["AddressSettings", "CoordinatorFolder", "Federation", "FederationConfig", "FederationSettings",
-           "LimitSettings", "PageSettings", "create_federation", "folder_option", "open_federation", "study_template",
-           "with_page_at"]
+           "LimitSettings", "PageSettings", "create_federation", "folder_option", "keep_private", "open_federation",
+           "study_template", "with_page_at"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
@@ -263,6 +264,31 @@ def open_federation(folder: Path) -> Federation:
     return Federation(folder.resolve(), FederationConfig(**parts))
 
 
+def keep_private(federation: Federation) -> list[str]:
+    """Takes the rights of other users away from the folder and the ledger, where they had some.
+
+    Returns: lines for the log, about what they had, and what they still have because it is not this user's.
+    """
+    ledger = federation.ledger
+    others, not_ours = [], []
+    for path in (federation.folder, *(ledger.with_name(f"{ledger.name}{ending}") for ending in ("", "-wal", "-shm"))):
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                path.chmod(mode & 0o700)
+                others.append(path.name if path != federation.folder else str(path))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            not_ours.append(str(path))
+    said = []
+    if others:
+        said.append(f"{', '.join(others)}: other users of this machine had rights there; now only this one has")
+    said += [f"{path}: other users of this machine have rights there, and this one may not take them away: its owner"
+             f" can, with chmod go-rwx {shlex.quote(path)}" for path in not_ours]
+    return said
+
+
 def folder_option(folder: Path | str) -> str:
     """` --folder X`, for a command that is proposed to a person; empty where that command would find the folder itself:
     in the current one, or in $SEMISILO_FEDERATION."""
@@ -289,8 +315,10 @@ def create_federation(folder: Path, *, name: str, address: str) -> Federation:
         raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another name, or remove it.")
     from_dict(FederationSettings, {"name": name}, where="NAME")
     from_dict(AddressSettings, {"public": address}, where="--address")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     for part in ("authority", "payloads", "spool", "studies"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
+        (folder / part).mkdir(exist_ok=True)
     (folder / "authority").chmod(0o700)
     (folder / "federation.toml").write_text(
         f'[federation]\nname = "{name}"\n\n[address]\n# What silos connect to; goes into every invitation.\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sqlite3
 import time
@@ -49,6 +50,7 @@ class LedgerFile:
         self.path = path
         self.roster_changes = 0
         """How often this process has changed the roster; what others change shows in `data_version`."""
+        _begin_private(path)
         with self._explaining():
             self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
             self._db.row_factory = sqlite3.Row
@@ -188,6 +190,13 @@ class LedgerFile:
                                      remedy="Restore the ledger from a backup.")
             count += 1
         return count
+
+
+def _begin_private(path: Path) -> None:
+    """Makes the file of a ledger that is not there yet, for its owner alone, whatever the umask; SQLite gives its other
+    files the same mode. One that is there is not opened: closing it would end the locks of this process."""
+    with suppress(OSError):  # it is there; or cannot be made, which SQLite then explains
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def checkpoint(path: Path) -> None:

@@ -10,11 +10,12 @@ import sqlite3
 from dataclasses import dataclass
 
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
 __all__ = ["StoredEvent", "begun_again_event", "chain_of", "event_kinds", "events_after", "find_events",
-           "has_paused_itself", "is_model_noted", "last_ended_rounds", "note_model_not_written", "note_model_written",
-           "round_ended_event"]
+           "has_paused_itself", "is_model_noted", "last_ended_rounds", "note_late_answer", "note_model_not_written",
+           "note_model_written", "round_ended_event"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,15 @@ def is_model_noted(ledger: Ledger, study: str, state_digest: str) -> bool:
         "SELECT 1 FROM event WHERE study = ?1 AND kind IN (?2, ?3) AND json_extract(detail_json, '$.state_digest') = ?4"
         " AND number > (SELECT coalesce(max(number), 0) FROM event WHERE study = ?1 AND kind = 'study_rolled_back')"
         " LIMIT 1", study, _WRITTEN, _NOT_WRITTEN, state_digest))
+
+
+def note_late_answer(ledger: Ledger, task: TaskRow) -> None:
+    """Notes that an answer came to a task that is over; once for each task, also after a restart."""
+    with ledger.part():
+        if not ledger.query("SELECT 1 FROM event WHERE study = ? AND kind = 'update_late'"
+                            " AND json_extract(detail_json, '$.task_id') = ? LIMIT 1", task.study, task.task_id):
+            ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state,
+                         task_id=task.task_id)
 
 
 def last_ended_rounds(ledger: Ledger, study: str, count: int) -> list[int]:

@@ -40,8 +40,6 @@ class SiloStatus:
     """What every RPC asks of a silo."""
 
     revoked: bool
-    valid_serials: frozenset[int]
-    """Serials issued and neither revoked nor replaced by a later invitation; expiry is not looked at."""
     left_unix: float | None = None
     """When it left on its own wish; None while it is a member."""
     set_aside: str | None = None
@@ -107,6 +105,7 @@ class LedgerRoster:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._statuses: dict[str, SiloStatus | None] = {}
+        self._accepted: dict[tuple[str, int], bool] = {}
         self._statuses_of = (-1, -1)
         self._notes: dict[str, tuple[float, float]] = {}
         """Silo -> (notes about its being away that are held against it, when that was); "<silo> jumps" -> those about
@@ -173,14 +172,27 @@ class LedgerRoster:
                        (str(serial), silo, time.time(), not_after_unix))
 
     def silo_status(self, silo: str) -> SiloStatus | None:
-        """Whether a silo is revoked and which serials are valid; None when the roster has no such silo."""
-        # Asked at every call and twice a second during each: the answer is kept until somebody changes the roster.
-        version = self.version()
-        if version != self._statuses_of:
-            self._statuses, self._statuses_of = {}, version
+        """Whether a silo is revoked, has left or is set aside; None when the roster has no such silo."""
+        self._forget_old()
         if silo not in self._statuses:
             self._statuses[silo] = self._read_status(silo)
         return self._statuses[silo]
+
+    def accepts(self, silo: str, serial: int) -> bool:
+        """Whether a certificate was issued to a silo and is neither revoked nor replaced by a later invitation; its
+        dates are not looked at."""
+        self._forget_old()
+        if (silo, serial) not in self._accepted:
+            self._accepted[silo, serial] = bool(self._ledger.query(  # by the primary key: a silo may have very many
+                "SELECT 1 FROM certificate WHERE serial = ? AND silo = ? AND revoked_unix IS NULL", str(serial), silo))
+        return self._accepted[silo, serial]
+
+    def _forget_old(self) -> None:
+        """Answers are asked for at every call and twice a second during each: they are kept until somebody changes the
+        roster."""
+        version = self.version()
+        if version != self._statuses_of:
+            self._statuses, self._accepted, self._statuses_of = {}, {}, version
 
     def version(self) -> tuple[int, int]:
         """Another one when the roster may have changed."""
@@ -191,10 +203,8 @@ class LedgerRoster:
                                   " WHERE name = ?", silo)
         if not rows:
             return None
-        serials = self._ledger.query("SELECT serial FROM certificate WHERE silo = ? AND revoked_unix IS NULL", silo)
         return SiloStatus(revoked=rows[0]["revoked_unix"] is not None, left_unix=rows[0]["left_unix"],
-                          set_aside=None if rows[0]["set_aside_unix"] is None else rows[0]["set_aside_reason"],
-                          valid_serials=frozenset(int(row["serial"]) for row in serials))
+                          set_aside=None if rows[0]["set_aside_unix"] is None else rows[0]["set_aside_reason"])
 
     def admit(self, silos: Sequence[SimulatedMember], *, version: str, methods: tuple[str, ...]) -> None:
         """Lets silos of a simulation in, in one transaction: members at once, without certificates, so that nobody may

@@ -34,6 +34,7 @@ from semisilo.common.text.logs import printable
 from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
+from semisilo.coordinator.ledger.events import note_late_answer
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
@@ -107,7 +108,8 @@ class TaskService:
         self._encodings = DownloadEncodings(payloads)
         self.dismissed: dict[str, float] = {}
         """Silo -> when it was last told that there is no study; of `time.monotonic`."""
-        self._late_task: dict[str, str] = {}
+        self._late_tasks: set[str] = set()
+        """Of which the audit trail says that an answer came late."""
         self._above: dict[str, str] = {}
         """Silo -> the task whose update last claimed more images than the silo has announced."""
         self._told_aside: dict[str, str] = {}
@@ -443,9 +445,9 @@ class TaskService:
         self._runtime.held[task.silo] = self._runtime.held.get(task.silo, frozenset()) | came | frozenset(made)
 
     def _refuse_late(self, task: TaskRow) -> BeginAnswer:
-        if self._late_task.get(task.silo) != task.task_id:  # once, however often the silo repeats it
-            self._late_task[task.silo] = task.task_id
-            self._ledger.event("update_late", study=task.study, round=task.round, silo=task.silo, state=task.state)
+        if task.task_id not in self._late_tasks:  # once, however often the silo repeats it
+            self._late_tasks.add(task.task_id)
+            note_late_answer(self._ledger, task)
         return BeginAnswer("refused", reason=self._why_over(task))
 
 

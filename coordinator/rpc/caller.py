@@ -81,7 +81,7 @@ def check_caller(certificate: CallerCertificate, roster: Roster, now: float) -> 
                                  remedy=f"If that was a mistake: {invite[0].lower()}{invite[1:]}")
     if status.left_unix is not None:
         raise SiloLeft(f"Silo '{silo}' has left this federation on {utc_text(status.left_unix)}.", remedy=invite)
-    if certificate.serial not in status.valid_serials:
+    if not roster.accepts(silo, certificate.serial):
         raise CertificateRevoked(f"This certificate of silo '{silo}' has been replaced by a newer invitation.",
                                  remedy=f"Use the newer identity, or {invite[0].lower()}{invite[1:]}")
 

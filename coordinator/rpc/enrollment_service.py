@@ -11,45 +11,59 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from semisilo.common.errors import BadPayload, SiloLeft
 from semisilo.common.identity.certificates import utc_text
 from semisilo.common.rpc.grpc_errors import answering_errors
 from semisilo.common.rpc.tls import listen, server_options
 from semisilo.common.wire import enrollment_service_pb2 as pb
-from semisilo.common.wire import enrollment_service_pb2_grpc as pb_grpc
 from semisilo.coordinator.federation.enrollment import Authority, Roster
 from semisilo.coordinator.rpc.caller import CallerCertificate, caller_silo, check_caller
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
+from semisilo.coordinator.rpc.stranger_calls import StrangerCalls
 
 __all__ = ["EnrollService", "EnrollmentPort", "RenewalService"]
 
 _log = logging.getLogger(__name__)
 _MESSAGE_LIMIT_BYTES = 64 * 1024
 """A token and a certificate request are a few kilobytes; whoever sends more here has shown no certificate yet."""
-_CONCURRENT_CALLS = 16
-"""Strangers may call: with the limit above they hold a megabyte of messages at most. Enrolling takes one short call."""
 _LINGER_SECONDS = 3600.0
 """A silo whose answer was lost asks again, when its invitation is used up and the last one that was open: an hour for a
 person to notice. The port must not stay open for ever."""
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["EnrollmentService"].full_name
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class EnrollService(pb_grpc.EnrollmentServiceServicer):
+class EnrollService:
     """Enroll, for callers that have no certificate yet."""
 
-    def __init__(self, authority: Authority, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, authority: Authority, *, clock: Callable[[], float] = time.time,
+                 calls: StrangerCalls | None = None) -> None:
         self._authority = authority
         self._clock = clock
+        self._calls = StrangerCalls() if calls is None else calls
 
-    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Registers the RPC, as a stream of requests: so it is here before its request is, and may be ended. On the
+        wire that is the same."""
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {
+            "Enroll": grpc.stream_unary_rpc_method_handler(
+                self.Enroll, response_serializer=pb.EnrollResponse.SerializeToString)}),))
+
+    async def Enroll(self, requests: AsyncIterator[bytes], context: _Context) -> pb.EnrollResponse:
         """Exchanges a token for a certificate."""
         async with answering_errors(context):
+            try:
+                request = pb.EnrollRequest.FromString(await self._calls.request(requests, context.peer()))
+            except DecodeError:
+                raise BadPayload("The request cannot be read.") from None
             if not request.HasField("silo_time"):
                 raise BadPayload("The request does not say what the silo's clock shows.")
             silo_unix = request.silo_time.seconds + request.silo_time.nanos / 1e9
@@ -62,19 +76,8 @@ class EnrollService(pb_grpc.EnrollmentServiceServicer):
             return response
         raise AssertionError("answering_errors swallowed an error")
 
-    async def RenewCertificate(self, request: pb.RenewCertificateRequest,
-                               context: _Context) -> pb.RenewCertificateResponse:
-        """Not served without a certificate."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Certificates are renewed at the work port.")
-        raise AssertionError("abort returned")
 
-    async def Leave(self, request: pb.LeaveRequest, context: _Context) -> pb.LeaveResponse:
-        """Not served without a certificate."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Silos leave at the work port.")
-        raise AssertionError("abort returned")
-
-
-class RenewalService(pb_grpc.EnrollmentServiceServicer):
+class RenewalService:
     """RenewCertificate and Leave, on the port where silos show their certificates."""
 
     def __init__(self, authority: Authority, roster: Roster, *, clock: Callable[[], float] = time.time,
@@ -84,6 +87,12 @@ class RenewalService(pb_grpc.EnrollmentServiceServicer):
         self._roster = roster
         self._on_leave = on_leave
         self._clock = clock
+
+    def add_to(self, server: grpc.aio.Server, calls: SiloCalls) -> None:
+        """Registers the RPCs; to be called before the server starts."""
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {
+            "RenewCertificate": calls.unary(self.RenewCertificate, pb.RenewCertificateRequest),
+            "Leave": calls.unary(self.Leave, pb.LeaveRequest)}),))
 
     async def RenewCertificate(self, request: pb.RenewCertificateRequest,
                                context: _Context) -> pb.RenewCertificateResponse:
@@ -121,11 +130,6 @@ class RenewalService(pb_grpc.EnrollmentServiceServicer):
                 return True
             raise
         return False
-
-    async def Enroll(self, request: pb.EnrollRequest, context: _Context) -> pb.EnrollResponse:
-        """Served at the enrolment port only."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Silos enrol at the enrolment port.")
-        raise AssertionError("abort returned")
 
 
 class EnrollmentPort:
@@ -174,9 +178,8 @@ class EnrollmentPort:
         return self._server is not None
 
     async def _open(self) -> None:
-        server = grpc.aio.server(options=server_options(message_limit_bytes=_MESSAGE_LIMIT_BYTES),
-                                 maximum_concurrent_rpcs=_CONCURRENT_CALLS)
-        pb_grpc.add_EnrollmentServiceServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        server = grpc.aio.server(options=server_options(message_limit_bytes=_MESSAGE_LIMIT_BYTES, strangers=True))
+        self._service.add_to(server)
         port = listen(server, self._address, self._credentials())
         await server.start()
         self._server, self.port = server, port

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import resource
 
-__all__ = ["allow_open_files"]
+__all__ = ["OWN_FILES", "allow_open_files"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
-_OWN_FILES = 200
+OWN_FILES = 200
 """Besides the silos' connections: libraries, ledger, the files of transfers, the page's readers. About 30 without the
 last two."""
 
@@ -23,7 +23,7 @@ def allow_open_files(silos: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft != hard:
-        wanted = silos * 2 + _OWN_FILES if hard == unlimited else hard  # some systems refuse to set none at all
+        wanted = silos * 2 + OWN_FILES if hard == unlimited else hard  # some systems refuse to set none at all
         if soft != unlimited and soft < wanted:
             try:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -32,8 +32,8 @@ def allow_open_files(silos: int) -> int:
                 _LOG.debug("the limit of open files stays at %d: %s", soft, error)
     if soft == unlimited:
         return 0
-    if soft < silos + _OWN_FILES:
+    if soft < silos + OWN_FILES:
         _LOG.warning("only %d files may be open at a time, and %d silos take one each: some will not connect. Raise the"
                      " limit before `coordinator serve`, for example: ulimit -n %d (systemd: LimitNOFILE=%d).", soft,
-                     silos, 2 * (silos + _OWN_FILES), 2 * (silos + _OWN_FILES))
+                     silos, 2 * (silos + OWN_FILES), 2 * (silos + OWN_FILES))
     return soft

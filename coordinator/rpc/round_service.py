@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,6 @@ from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import BadPayload, TaskClosed
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.payload.manifest import parse_manifest
-from semisilo.common.payload.reader import MAX_MANIFEST_BYTES
 from semisilo.common.rpc.chunks import (
     CHUNK_BYTES,
     DOWNLOAD_FIELD,
@@ -62,6 +60,7 @@ from semisilo.coordinator.rounds.task_service import BeginAnswer, Hello, TaskSer
 from semisilo.coordinator.rpc.call import Call, CallWatch
 from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.rpc.transfer_slots import TransferSlot, TransferSlots
 from semisilo.coordinator.studies.describe import StudyDescription
 
@@ -87,8 +86,6 @@ _UPLOAD_IDLE_SECONDS = 120.0
 silo's own end comes first, and a silo that has vanished gives its slot to another one."""
 _MAX_EVALUATIONS = 8
 """Of one call. A silo evaluates a model of each round, and calls several times in one."""
-_MAX_REQUEST_BYTES = MAX_MANIFEST_BYTES + 64 * 1024
-"""Of a unary request; the longest there can be is a declaration with its manifest."""
 _QUICK_DOWNLOADS = 2
 """Downloads to quick lines that are served at the same time: eight at once keep two cores busier than two after two.
 Slow lines need no slot."""
@@ -150,25 +147,18 @@ class RoundServicer:
         self._download_slots = TransferSlots(_QUICK_DOWNLOADS)
         self._upload_slots = TransferSlots(_QUICK_UPLOADS)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def add_to(self, server: grpc.aio.Server, calls: SiloCalls) -> None:
         """Registers the RPCs; to be called before the server starts."""
-        def unary(work: Any, request: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(work, request_deserializer=partial(_parsed, request),
-                                                       response_serializer=_serialized)
-
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
             pb.DESCRIPTOR.services_by_name["RoundService"].full_name, {
-                "AwaitTask": unary(self.AwaitTask, pb.AwaitTaskRequest),
-                "ReportProgress": unary(self.ReportProgress, pb.ReportProgressRequest),
-                "BeginUpdate": unary(self.BeginUpdate, pb.BeginUpdateRequest),
-                "DescribeStudy": unary(self.DescribeStudy, pb.DescribeStudyRequest),
-                "DescribeModel": unary(self.DescribeModel, pb.DescribeModelRequest),
-                "DownloadModel": grpc.unary_stream_rpc_method_handler(
-                    self.DownloadModel, request_deserializer=pb.DownloadModelRequest.FromString),
-                "DownloadPayload": grpc.unary_stream_rpc_method_handler(
-                    self.DownloadPayload, request_deserializer=pb.DownloadPayloadRequest.FromString),
-                "SubmitUpdate": grpc.stream_unary_rpc_method_handler(
-                    self.SubmitUpdate, response_serializer=_serialized),
+                "AwaitTask": calls.unary(self.AwaitTask, pb.AwaitTaskRequest, poll=True),
+                "ReportProgress": calls.unary(self.ReportProgress, pb.ReportProgressRequest),
+                "BeginUpdate": calls.unary(self.BeginUpdate, pb.BeginUpdateRequest),
+                "DescribeStudy": calls.unary(self.DescribeStudy, pb.DescribeStudyRequest),
+                "DescribeModel": calls.unary(self.DescribeModel, pb.DescribeModelRequest),
+                "DownloadModel": calls.download(self.DownloadModel, pb.DownloadModelRequest),
+                "DownloadPayload": calls.download(self.DownloadPayload, pb.DownloadPayloadRequest),
+                "SubmitUpdate": calls.upload(self.SubmitUpdate),
             }),))
 
     # RPCs -------------------------------------------------------------------------------------------------------------
@@ -473,18 +463,6 @@ def _submitted(message: bytes) -> tuple[str, Piece | None]:
         raise BadPayload("A message of the stream cannot be read.") from None
     chunk = request.chunk
     return request.update_id, Piece(chunk.offset, chunk.crc32, chunk.data) if request.HasField("chunk") else None
-
-
-def _parsed(kind: Any, data: bytes) -> Any:
-    """A unary request. One that is too long for any is not even parsed: nested messages take many times their bytes."""
-    if len(data) > _MAX_REQUEST_BYTES:
-        raise ValueError(f"a request of {len(data)} bytes")  # gRPC answers INTERNAL
-    return kind.FromString(data)
-
-
-def _serialized(message: Any) -> bytes:
-    serialized: bytes = message.SerializeToString()
-    return serialized
 
 
 def _unix(moment: Timestamp) -> float:

@@ -431,6 +431,7 @@ class Renewal:
         except SemisiloError as error:
             if is_fatal(error):
                 raise
+            self._not_before = now + max(self._pause_seconds, error.retry_seconds)
             if not isinstance(error, Unreachable):
                 self._display.event(f"the certificate could not be renewed yet: {error.line()}")
             return

@@ -78,7 +78,8 @@ def enroll(
 
     folder = home_of(home)
     words = sys.stdin.read() if line == ["-"] else " ".join(line)
-    identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force))
+    identity = asyncio.run(enroll_at(words, folder, now=time.time(), force=force,
+                                     on_trouble=lambda error: typer.echo(error.line(), err=True)))
     policy = SiloHome(folder).policy
     if written := not policy.exists():
         write_durably(policy, policy_text().encode())

@@ -232,7 +232,7 @@ class RetryingCalls:
                 pauses, failures, before = self._pauses(), 0, moved()
             failures += 1
             self._on_trouble(await self._cause(problem, failures), failures)
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(max(next(pauses), problem.retry_seconds))
 
     def _pauses(self) -> Iterator[float]:
         self._starts += 1

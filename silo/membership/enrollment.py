@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from semisilo.common.errors import (
     InvitationExpired,
     SemisiloError,
     StorageDamaged,
+    TooManyCalls,
     Unreachable,
     UsageError,
     WrongAuthority,
@@ -51,10 +54,14 @@ from semisilo.silo.site.identity_store import (
 __all__ = ["enroll", "leave_federation", "open_channel", "renew_if_due"]
 
 _MESSAGE_LIMIT_BYTES = 64 * 1024
+_PATIENCE_SECONDS = 120.0
+"""So long `enroll` tries again where the coordinator takes no calls: a person waits before the screen."""
+_LONGEST_PAUSE_SECONDS = 10.0
 
 
 async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_http_proxy: bool = True,
-                 timeout_seconds: float = 20.0) -> Identity:
+                 timeout_seconds: float = 20.0, patience_seconds: float = _PATIENCE_SECONDS,
+                 on_trouble: Callable[[SemisiloError], None] = lambda error: None) -> Identity:
     """Exchanges an invitation line for an identity in the home folder.
 
     May be repeated after a cut at any point: the key is on disk before the line is used, and the coordinator gives the
@@ -63,8 +70,10 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
     Args:
         now: this machine's clock, Unix seconds; the coordinator compares it with its own.
         force: replaces the identity of another silo or federation.
-    Raises: InvitationInvalid, InvitationExpired, InvitationUsed, ClockSkew, WrongAuthority, Unreachable; UsageError
-        when the home folder belongs to another silo.
+        patience_seconds: how long it tries again where the coordinator takes no calls for the moment.
+        on_trouble: told so before each of these pauses.
+    Raises: InvitationInvalid, InvitationExpired, InvitationUsed, ClockSkew, WrongAuthority, Unreachable; TooManyCalls
+        after `patience_seconds`; UsageError when the home folder belongs to another silo.
     """
     invitation = decode_invitation(line)
     hashed = token_hash(invitation.token).hex()
@@ -83,11 +92,22 @@ async def enroll(line: str, home: Path, *, now: float, force: bool = False, use_
         invitation.enrollment_address, channel_credentials(authority_pem=authority_pem),
         options=channel_options(invitation.federation, use_http_proxy=use_http_proxy,
                                 message_limit_bytes=_MESSAGE_LIMIT_BYTES))
+    end, pause = time.monotonic() + patience_seconds, 1.0
     try:
         stub: Any = pb_grpc.EnrollmentServiceStub(channel)  # type: ignore[no-untyped-call]
-        response = await stub.Enroll(request, timeout=timeout_seconds)
-    except grpc.RpcError as error:
-        raise await _explain(error, invitation, authority_pem, now=now, use_http_proxy=use_http_proxy) from None
+        while True:
+            try:
+                response = await stub.Enroll(request, timeout=timeout_seconds)
+                break
+            except grpc.RpcError as error:
+                said = from_rpc_error(error)
+                wait = max(pause, said.retry_seconds)
+                if not isinstance(said, TooManyCalls) or time.monotonic() + wait > end:
+                    raise await _explain(said, invitation, authority_pem, now=now,
+                                         use_http_proxy=use_http_proxy) from None
+                on_trouble(said)
+                await asyncio.sleep(wait)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
     finally:
         await channel.close()
     if response.authority_der != invitation.authority_der:
@@ -218,10 +238,9 @@ def _install(home: Path, about: FederationFile, *, key: ec.EllipticCurvePrivateK
                             authority_pem=authority_pem)
 
 
-async def _explain(error: grpc.RpcError, invitation: InvitationLine, authority_pem: bytes, *, now: float,
+async def _explain(said: SemisiloError, invitation: InvitationLine, authority_pem: bytes, *, now: float,
                    use_http_proxy: bool) -> SemisiloError:
     """Why Enroll failed. The port is shut when no invitation is open, so a late line meets no coordinator at all."""
-    said = from_rpc_error(error)
     if not isinstance(said, (Unreachable, ConnectionRefusedByPeer)):
         return said
     address = invitation.enrollment_address

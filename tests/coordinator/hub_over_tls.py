@@ -37,6 +37,7 @@ from semisilo.coordinator.federation.authority import AuthorityKeys, Coordinator
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from tests.coordinator.federation_in_memory import BASE, LAYOUT, Coordinator, content_of, id_of, study_config
 
 SILOS = ("alpha", "beta")
@@ -110,7 +111,7 @@ async def hub(folder: Path, *, spool_bytes: int = 0, max_uploads: int = 4, idle_
                              models=SharedModels(coordinator.ledger, coordinator.folder / "studies"),
                              runtime=coordinator.runtime, meter=meter, federation="testing", max_uploads=max_uploads,
                              upload_idle_seconds=idle_seconds)
-    servicer.add_to(server)
+    servicer.add_to(server, SiloCalls("testing"))
     await server.start()
     made = Hub(coordinator, keys, servicer, meter, port)
     made.credentials = {silo: made.enroll(silo) for silo in SILOS}

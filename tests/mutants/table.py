@@ -475,7 +475,7 @@ _CERTIFICATES = _mutants(
     ("a-revoked-silo-is-served", "coordinator/rpc/caller.py", "if status.revoked:", "if status.revoked and not now:",
      f"{_ENROLLMENT}::test_a_caller_is_checked_for_dates_roster_revocation_and_serial"),
     ("a-replaced-certificate-is-served", "coordinator/rpc/caller.py",
-     "if certificate.serial not in status.valid_serials:", "if not status.valid_serials:",
+     "if not roster.accepts(silo, certificate.serial):", "if not roster.accepts(silo, certificate.serial) and not now:",
      f"{_ENROLLMENT}::test_a_caller_is_checked_for_dates_roster_revocation_and_serial"),
     ("another-federations-caller-is-served", "coordinator/rpc/caller.py", "if its_federation != federation:",
      "if not its_federation:", f"{_ENROLLMENT}::test_a_caller_without_a_certificate_of_this_federation_is_refused"),

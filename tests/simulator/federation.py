@@ -11,6 +11,7 @@ import errno
 import gc
 import hashlib
 import logging
+import os
 import random
 import sys
 import traceback
@@ -32,9 +33,11 @@ from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc import call as call_module
+from semisilo.coordinator.rpc import silo_calls
 from semisilo.coordinator.rpc.caller import CallerCertificate
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.round_service import RoundServicer
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.agent.agent import Agent
 from semisilo.silo.link.link import Link, LinkSettings
@@ -98,7 +101,7 @@ _templates: dict[tuple[int, int], bytes] = {}
 def _prepare_host() -> None:
     use_vector_files()
     logging.getLogger("semisilo").setLevel(logging.ERROR)
-    call_module.caller_silo = lambda context, federation: CallerCertificate(  # TLS has established it
+    call_module.caller_silo = silo_calls.caller_silo = lambda context, federation: CallerCertificate(  # as TLS does
         silo=context.silo, serial=SILOS.index(context.silo) + 1, not_before_unix=0.0, not_after_unix=4e9)
     call_module._LOOK_SECONDS = 5.0  # nobody is revoked here
     # What coroutines of dead processes say while they are collected is nobody's business.
@@ -253,7 +256,8 @@ class SimulatedFederation:
         server = Server(life)
         RoundServicer(task_service=task_service, roster=roster, runtime=runtime, meter=meter,
                       models=SharedModels(ledger, _FOLDER / "studies"), federation="f", max_uploads=3,
-                      clock=lambda: time.time()).add_to(server)  # type: ignore[arg-type]
+                      clock=lambda: time.time()).add_to(  # type: ignore[arg-type]
+                          server, SiloCalls("f", clock=lambda: time.monotonic()))
         await compute.start()
         self.network.server = server
 
@@ -332,7 +336,10 @@ class SimulatedFederation:
     def _begin_ledger(self) -> None:
         key = self.schedule.phases, self.schedule.quorum
         machine = self.machines[COORDINATOR]
-        if key not in _templates:
+        deaths, machine.deaths = machine.deaths, []  # nobody dies before it begins
+        if key in _templates:
+            machine.disk.close(machine.disk.open(f"/~{COORDINATOR}/ledger.sqlite", os.O_CREAT | os.O_EXCL))
+        else:
             databases[COORDINATOR] = Database(machine, may_lose_power=False)
             life = machine.begin()
             life.context.run(self._enroll)
@@ -340,6 +347,7 @@ class SimulatedFederation:
             machine.life = None
             machine.on_kill.clear()
             machine.on_power_loss.clear()
+        machine.deaths = deaths
         self.database = databases[COORDINATOR] = Database(
             machine, _templates[key], may_lose_power=COORDINATOR in self.schedule.machines_that_lose_power)
 

@@ -208,19 +208,12 @@ class Network:
     async def _answer(self, call: Call, handler: Any, context: _Context, requests: asyncio.Queue[bytes | None]) -> None:
         key = (call.rpc, call.line.silo)
         try:
-            if handler.stream_unary is not None:
-                response = await handler.stream_unary(_messages(requests, self.counted, key), context)
-                data = handler.response_serializer(response)
-            else:
-                raw = await requests.get()
-                assert raw is not None
-                self.counted[*key, "up"] += len(raw)
-                request = handler.request_deserializer(raw)
-                if handler.unary_stream is not None:
-                    await handler.unary_stream(request, context)
-                    context.end(grpc.StatusCode.OK, "", b"")
-                    return
-                data = handler.response_serializer(await handler.unary_unary(request, context))
+            messages = _messages(requests, self.counted, key)
+            if handler.stream_stream is not None:
+                await handler.stream_stream(messages, context)
+                context.end(grpc.StatusCode.OK, "", b"")
+                return
+            data = handler.response_serializer(await handler.stream_unary(messages, context))
             self.counted[*key, "down"] += len(data)
             context.end(grpc.StatusCode.OK, "", data)
         except grpc.aio.AbortError:

@@ -19,6 +19,7 @@ from semisilo.common.errors import (
     InvitationUsed,
     PortInUse,
     StorageDamaged,
+    TooManyCalls,
     UnknownSilo,
     UsageError,
     WrongAuthority,
@@ -67,8 +68,8 @@ def test_a_token_is_exchanged_for_a_certificate_in_the_name_of_the_invitation(fe
     assert issued.silo == "hospital-a"
     assert silo_uri_of(certificate) == "urn:semisilo:lung:silo:hospital-a"
     assert issued.renew_unix == NOW + 20 * DAY
-    assert federation.roster.silo_status("hospital-a") == SiloStatus(
-        revoked=False, valid_serials=frozenset({certificate.serial_number}))
+    assert federation.roster.silo_status("hospital-a") == SiloStatus(revoked=False)
+    assert federation.roster.accepts("hospital-a", certificate.serial_number)
 
 
 def test_the_roster_never_sees_a_token(federation):
@@ -146,6 +147,46 @@ def test_renewal_keeps_the_name_and_the_old_certificate(federation):
         federation.authority.renew("hospital-a", request_der=make_request(make_key()), now=NOW)
     with pytest.raises(UnknownSilo):
         federation.authority.renew("hospital-b", request_der=make_request(make_key()), now=NOW)
+
+
+def test_a_silo_renews_a_few_times_in_a_row_and_then_once_a_day(tmp_path):
+    """One of them took 2,368 certificates in 40 s."""
+    clock = {"now": 1000.0}
+    federation = make_federation(tmp_path / "lung", now=NOW, monotonic=lambda: clock["now"])
+
+    def renew(key=None):
+        return federation.authority.renew("hospital-a", request_der=make_request(key or make_key()), now=NOW)
+
+    _enroll(federation, federation.invite(now=NOW), make_key())
+    for _ in range(8):
+        renew()
+    with pytest.raises(TooManyCalls, match="8 times or more lately: the next one is given in 24 h") as caught:
+        renew()
+    assert caught.value.remedy == "The last one goes on working."
+    assert caught.value.retry_seconds == pytest.approx(DAY)
+    assert len(federation.roster.serials["hospital-a"]) == 9
+    _enroll(federation, federation.invite("hospital-b", now=NOW), make_key())
+    federation.authority.renew("hospital-b", request_der=make_request(make_key()), now=NOW)
+    clock["now"] += DAY
+    renew()
+    with pytest.raises(TooManyCalls):
+        renew()
+
+
+def test_a_renewal_whose_answer_was_lost_gives_the_same_certificate_to_the_same_key(tmp_path):
+    federation, key = make_federation(tmp_path / "lung", now=NOW), make_key()
+
+    def renew(now=NOW):
+        return federation.authority.renew("hospital-a", request_der=make_request(key), now=now)
+
+    _enroll(federation, federation.invite(now=NOW), make_key())
+    first = renew()
+    for _ in range(30):
+        assert renew(NOW + 60) == first
+    assert len(federation.roster.serials["hospital-a"]) == 2
+    assert renew(NOW + 31 * DAY) != first, "that one has ended"
+    _enroll(federation, federation.invite(now=NOW), make_key())  # which ends those before
+    assert load_certificate(renew().certificate_der).serial_number in federation.roster.serials["hospital-a"]
 
 
 @pytest.mark.parametrize("silo", ["", "Hospital", "a b", "a" * 64])

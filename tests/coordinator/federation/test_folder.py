@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from semisilo.common.errors import BadConfiguration, SemisiloError, UsageError
-from semisilo.coordinator.federation.folder import AddressSettings, Federation, create_federation, open_federation
+from semisilo.coordinator.federation.folder import (
+    AddressSettings,
+    Federation,
+    create_federation,
+    keep_private,
+    open_federation,
+)
+from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.studies.queue import create_study
 from semisilo.coordinator.studies.study_file import load_study
 
@@ -26,6 +37,54 @@ def test_a_new_federation_opens_with_what_it_was_made_with(federation: Federatio
     assert (again.config.limits.uploads, again.config.limits.invitation_life) == (4, "24h")
     assert federation.authority.stat().st_mode & 0o777 == 0o700
     assert all(folder.is_dir() for folder in (again.authority, again.payloads, again.spool, again.studies))
+
+
+@contextlib.contextmanager
+def umask(value: int) -> Iterator[None]:
+    before = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(federation: Federation) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode)
+            for path in (federation.folder, *federation.folder.glob("ledger.sqlite*"))}
+
+
+PRIVATE = {"lung": 0o700, "ledger.sqlite": 0o600, "ledger.sqlite-wal": 0o600, "ledger.sqlite-shm": 0o600}
+
+
+def test_folder_and_ledger_are_their_owners_whatever_the_umask(tmp_path: Path) -> None:
+    with umask(0):
+        made = create_federation(tmp_path / "lung", name="lung", address="hub.example:8443")
+        with contextlib.closing(Ledger(made.ledger)):
+            assert modes(made) == PRIVATE
+            assert keep_private(made) == []
+
+
+def test_what_others_may_read_of_an_older_folder_is_taken_from_them_and_said_once(federation: Federation) -> None:
+    with contextlib.closing(Ledger(federation.ledger)):
+        federation.folder.chmod(0o755)
+        for path in federation.folder.glob("ledger.sqlite*"):
+            path.chmod(0o664)
+        (said,) = keep_private(federation)
+        assert said == (f"{federation.folder}, ledger.sqlite, ledger.sqlite-wal, ledger.sqlite-shm: other users of this"
+                        " machine had rights there; now only this one has")
+        assert modes(federation) == PRIVATE
+        assert keep_private(federation) == []
+
+
+def test_what_belongs_to_somebody_else_is_named_with_the_remedy(federation: Federation,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    federation.folder.chmod(0o750)
+    monkeypatch.setattr(Path, "chmod", refused)
+    (said,) = keep_private(federation)
+    assert said.endswith(f"its owner can, with chmod go-rwx {federation.folder}")
 
 
 def test_the_commented_settings_of_a_new_federation_are_valid(federation: Federation) -> None:

@@ -390,6 +390,7 @@ def test_what_is_asked_for_each_silo_is_found_by_an_index(ledger: Ledger) -> Non
     ledger.count_answers("s", 1, 0)
     ledger.awaited_updates()
     LedgerRoster(ledger).silo_status("alpha")
+    LedgerRoster(ledger).accepts("alpha", 7)
     LedgerRoster(ledger).silos()
     ledger._db.set_trace_callback(None)
     plans = {sql: [str(row["detail"]) for row in ledger.query(f"EXPLAIN QUERY PLAN {sql}")]

@@ -381,6 +381,24 @@ def test_a_late_update_is_noted_once_however_often_it_comes(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_late_answers_to_several_tasks_in_turn_are_one_event_for_each_task_also_after_a_restart(
+        tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collecting(tmp_path) as (coordinator, tasks):
+            first, service = tasks["alpha"], coordinator.task_service
+            second = tasks["beta"]
+            for task in (first, second):
+                service.abstain(task.silo, task.task_id, "none", {})
+            for _ in range(3):
+                for _ in range(5):
+                    for task in (first, second):
+                        assert service.refuse(task.silo, task.task_id, "C", "late").state == "refused"
+                service._late_tasks.clear()  # the coordinator has started again
+            late = coordinator.ledger.query("SELECT detail_json FROM event WHERE kind = 'update_late' ORDER BY number")
+            assert [json.loads(row["detail_json"])["task_id"] for row in late] == [first.task_id, second.task_id]
+    asyncio.run(scenario())
+
+
 def test_a_repeated_abstention_or_refusal_is_one_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with collecting(tmp_path) as (coordinator, tasks):

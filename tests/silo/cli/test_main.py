@@ -25,10 +25,11 @@ from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.text.cli_errors import run_cli
 from semisilo.common.text.describe import describe_bytes, describe_seconds
-from semisilo.common.wire import enrollment_service_pb2_grpc, round_service_pb2_grpc
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.common.wire import round_service_pb2_grpc
 from semisilo.coordinator.federation.authority import CoordinatorCertificate
 from semisilo.coordinator.rpc.enrollment_service import RenewalService
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
 from semisilo.silo.agent.terminal import LiveDisplay, PlainDisplay
 from semisilo.silo.cli.main import app
 from semisilo.silo.join import choose_data, work
@@ -64,8 +65,7 @@ async def hub(federation: identity_kit.Federation, coordinator: FakeCoordinator,
     shown = CoordinatorCertificate(federation.folder, now=time.time()).current
     server = grpc.aio.server(options=server_options())
     round_service_pb2_grpc.add_RoundServiceServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
-    enrollment_service_pb2_grpc.add_EnrollmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
-        RenewalService(federation.authority, federation.roster), server)
+    RenewalService(federation.authority, federation.roster).add_to(server, SiloCalls(federation.keys.federation))
     listen(server, identity.address, server_credentials(shown, silo_authority_pem=federation.keys.pem))
     await server.start()
     try:

@@ -1,0 +1,161 @@
+"""What one silo may ask of the coordinator at a time: a greedy one meets its limits, and the others meet nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from semisilo.common.errors import SemisiloError, TooManyCalls
+from semisilo.common.rpc.grpc_errors import from_rpc_error
+from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.coordinator.rpc import silo_calls
+from semisilo.coordinator.rpc.caller import CallerCertificate
+from semisilo.coordinator.rpc.silo_calls import SiloCalls
+from tests.coordinator.hub_over_tls import Hub, deliver, hello, hub, refusal
+
+
+def error_of(call: Any) -> SemisiloError | None:
+    """What a call that is over has ended with."""
+    found = None if call.cancelled() else call.exception()
+    return from_rpc_error(found) if isinstance(found, grpc.aio.AioRpcError) else None
+
+
+def greedy(made: Hub, connections: int) -> list[Any]:
+    return [made.connect(made.credentials["alpha"]) for _ in range(connections)]
+
+
+def test_of_many_calls_for_a_task_two_wait_and_the_newer_goes_before_the_older(tmp_path: Path) -> None:
+    """1,600 of one silo held up an honest one for 17 s."""
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            made.coordinator.task_service.abstain("alpha", made.tasks["alpha"].task_id, "none", {})
+            calls: list[Any] = []
+            for stub in greedy(made, 3):
+                for _ in range(4):
+                    calls.append(asyncio.ensure_future(stub.AwaitTask(hello(), timeout=300)))
+                    await asyncio.sleep(0.01)
+            while sum(call.done() for call in calls) < 10:
+                await asyncio.sleep(0.01)
+            assert made.coordinator.runtime.connected == {"alpha": 2}
+            errors = [error_of(call) for call in calls if call.done()]
+            assert all(isinstance(each, TooManyCalls) and each.retry_seconds == 1.0 for each in errors)
+            answer = await made.silos["beta"].AwaitTask(hello(), timeout=300)
+            assert answer.task.task_id == made.tasks["beta"].task_id
+            await deliver(made, "beta")  # the round goes on, and those who wait hear of it
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_a_silo_that_calls_too_often_is_refused_before_its_request_is_read(tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silo_calls, "_AT_ONCE", 10)
+    monkeypatch.setattr(silo_calls, "_PER_SECOND", 0.01)
+
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            (stub,) = greedy(made, 1)
+            task = made.tasks["alpha"].task_id
+            refused = []
+            asked: list[str] = []
+            for _ in range(20):
+                made.coordinator.ledger._db.set_trace_callback(asked.append if refused else None)
+                try:
+                    await stub.ReportProgress(pb.ReportProgressRequest(task_id=task), timeout=300)
+                except grpc.aio.AioRpcError as error:
+                    refused.append(from_rpc_error(error))
+            made.coordinator.ledger._db.set_trace_callback(None)
+            assert 10 <= len(refused) <= 20, "it has called for its task before"
+            assert all(isinstance(error, TooManyCalls) and error.retry_seconds > 1 for error in refused)
+            assert not [sql for sql in asked if "task" in sql], "the ledger was not asked about a refused call"
+            made.connect(made.credentials["alpha"])
+            # The limit is the silo's, not the connection's; others have their own.
+            assert (await refusal(made.silos["alpha"].AwaitTask(hello(), timeout=300))).code == "TOO_MANY_CALLS"
+            await deliver(made, "beta")
+    asyncio.run(scenario())
+
+
+class _Context:
+    """The part of a gRPC context that admission needs."""
+
+    def __init__(self) -> None:
+        self.ended = ""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
+        self.ended = dict(trailing_metadata)["semisilo-error-code"]
+        raise grpc.aio.AbortError
+
+
+def test_calls_in_flight_are_bounded_and_a_place_is_free_again_when_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silo_calls, "caller_silo", lambda context, federation: CallerCertificate(
+        silo="alpha", serial=1, not_before_unix=0.0, not_after_unix=4e9))
+
+    async def scenario() -> None:
+        calls = SiloCalls("testing", request_seconds=0.02)
+        release = asyncio.Event()
+
+        async def work(request: Any, context: Any) -> pb.ReportProgressResponse:
+            await release.wait()
+            return pb.ReportProgressResponse()
+
+        async def requests(*messages: bytes) -> Any:
+            for message in messages:
+                yield message
+
+        async def silence() -> Any:
+            await asyncio.Event().wait()
+            yield b""
+
+        admit: Any = calls.unary(work, pb.ReportProgressRequest)
+
+        async def ended(*messages: bytes, given: Any = None) -> str:
+            context = _Context()
+            try:
+                await admit.stream_unary(given or requests(*messages), context)
+            except grpc.aio.AbortError:
+                return context.ended
+            return ""
+
+        running = [asyncio.ensure_future(ended(b"")) for _ in range(32)]
+        await asyncio.sleep(0)
+        assert await ended(b"") == "TOO_MANY_CALLS"
+        release.set()
+        assert await asyncio.gather(*running) == [""] * 32
+        assert await ended(b"") == ""
+        assert await ended() == "BAD_PAYLOAD"
+        assert await ended(b"\xff\xff") == "BAD_PAYLOAD"
+        assert await ended(b"x" * (silo_calls._MAX_REQUEST_BYTES + 1)) == "BAD_PAYLOAD"
+        assert await ended(given=silence()) == "UNREACHABLE"
+        assert calls._silos["alpha"].in_flight == 0
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sixteen_hundred_calls_of_one_silo_hold_up_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path) as made:
+            made.coordinator.task_service.abstain("alpha", made.tasks["alpha"].task_id, "none", {})
+            calls = [asyncio.ensure_future(stub.AwaitTask(hello(), timeout=300))
+                     for stub in greedy(made, 100) for _ in range(16)]
+            await asyncio.sleep(1.0)
+            waited = []
+            for _ in range(20):
+                began = time.monotonic()
+                await made.silos["beta"].AwaitTask(hello(), timeout=300)
+                waited.append(time.monotonic() - began)
+            print(f"an honest call waits {sorted(waited)[10]:.3f} s, at most {max(waited):.3f} s")
+            assert max(waited) < 5.0
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+    asyncio.run(scenario())
