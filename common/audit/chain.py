@@ -1,5 +1,6 @@
-"""The chain of the audit trail: every event carries a SHA-256 over the one before and itself, so that the last one speaks for
-all. Pure functions; simulations use them too.
+"""The chain of the audit trail: every event carries a SHA-256 over the one before and itself.
+
+So the last one speaks for all. Pure functions; simulations use them too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Heads of the audit trail: the number and chain value of its last event, signed by the coordinator, so that whoever keeps one
-can prove later that the trail was cut or rewritten.
+"""Heads of the audit trail: number and chain value of its last event, signed by the coordinator.
 
-The key is Ed25519: signing takes 50 microseconds and the same head always has the same signature. Its certificate comes from
-the federation's authority, which every silo has pinned, and carries the DNS name `audit.<federation>.semisilo`.
+Whoever keeps one can prove later that the trail was cut or rewritten. The key is Ed25519: signing takes 50
+microseconds, and the same head always has the same signature. Its certificate comes from the federation's authority, which every silo
+has pinned, and carries the DNS name `audit.<federation>.semisilo`.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def find_head(head: AuditHead, walk: ChainWalk) -> HeadFinding:
     what = f"event {head.number} of {utc_text(head.unix)}"
     for restore in walk.restores:
         if restore.number <= head.number and _micros(head.restored_unix) < _micros(restore.unix):
-            return HeadFinding(note=f"{what} was lost when the coordinator was restored on {utc_text(restore.unix)} from a"
-                                    f" backup of {utc_text(restore.backup_unix)}")
+            return HeadFinding(note=f"{what} was lost when the coordinator was restored on {utc_text(restore.unix)}"
+                                    f" from a backup of {utc_text(restore.backup_unix)}")
     if value is None:
         return HeadFinding(problem=f"{what} is missing: the trail ends at event {walk.number}")
     return HeadFinding(problem=f"{what} is another one in this trail: it was rewritten")
@@ -115,9 +115,9 @@ def _audit_key(certificate_der: bytes, authority: x509.Certificate) -> ed25519.E
         certificate.verify_directly_issued_by(authority)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         key = certificate.public_key()
-    except (StorageDamaged, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension, ValueError,
-            TypeError):
-        raise WrongAuthority("The certificate of the audit head was not issued by this federation's authority.") from None
+    except (StorageDamaged, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension,
+            ValueError, TypeError):
+        raise WrongAuthority("The certificate of the audit head is not one of this federation's authority.") from None
     if [str(name.value) for name in names] != [audit_name(federation_of_authority(authority))] \
             or not isinstance(key, ed25519.Ed25519PublicKey):
         raise WrongAuthority("The certificate of the audit head is not one for audit heads.")
@@ -125,8 +125,9 @@ def _audit_key(certificate_der: bytes, authority: x509.Certificate) -> ed25519.E
 
 
 def _message(head: AuditHead, authority: x509.Certificate) -> bytes:
-    return _DOMAIN + canonical_json([federation_of_authority(authority), authority_id(authority), head.number, head.chain,
-                                     _micros(head.unix), _micros(head.restored_unix), _micros(head.backup_unix)]).encode()
+    return _DOMAIN + canonical_json([
+        federation_of_authority(authority), authority_id(authority), head.number, head.chain, _micros(head.unix),
+        _micros(head.restored_unix), _micros(head.backup_unix)]).encode()
 
 
 def _micros(unix: float) -> int:

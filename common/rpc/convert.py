@@ -26,10 +26,24 @@ from semisilo.common.payload.manifest import reference_to_proto
 from semisilo.common.wire import round_service_pb2 as round_pb
 
 __all__ = [
-    "augmentation_from_proto", "augmentation_to_proto", "check_metrics", "head_from_proto", "head_to_proto", "evaluation_from_proto",
-    "evaluation_to_proto", "image_from_proto", "image_to_proto",
-    "model_from_proto", "model_to_proto", "numerics_from_proto", "numerics_to_proto", "reference_from_proto",
-    "reference_to_proto", "task_from_proto", "task_to_proto", "uplink_from_proto",
+    "augmentation_from_proto",
+    "augmentation_to_proto",
+    "check_metrics",
+    "evaluation_from_proto",
+    "evaluation_to_proto",
+    "head_from_proto",
+    "head_to_proto",
+    "image_from_proto",
+    "image_to_proto",
+    "model_from_proto",
+    "model_to_proto",
+    "numerics_from_proto",
+    "numerics_to_proto",
+    "reference_from_proto",
+    "reference_to_proto",
+    "task_from_proto",
+    "task_to_proto",
+    "uplink_from_proto",
 ]
 
 T = TypeVar("T")
@@ -298,7 +312,8 @@ def head_from_proto(message: round_pb.AuditHead) -> SignedHead:
     """
     if message.number < 1 or len(message.chain) != 32 or len(message.signature) != 64 \
             or not 1 <= len(message.certificate_der) <= _MAX_CERTIFICATE_BYTES or not all(
-                0 <= _unix(each) < _LAST_UNIX for each in (message.event_time, message.restored_time, message.backup_time)):
+                0 <= _unix(each) < _LAST_UNIX
+                for each in (message.event_time, message.restored_time, message.backup_time)):
         raise BadPayload("The audit head is not one.")
     head = AuditHead(number=message.number, chain=message.chain.hex(), unix=_unix(message.event_time),
                      restored_unix=_unix(message.restored_time), backup_unix=_unix(message.backup_time))

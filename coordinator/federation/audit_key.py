@@ -1,7 +1,7 @@
-"""The key that signs heads of the audit trail: `audit.key` and `audit.pem` of the `authority` folder; and who signs with it.
+"""The key that signs heads of the audit trail: `audit.key` and `audit.pem` of the `authority` folder.
 
-A key of its own, certified by the authority: neither that of TLS, which changes every two months, nor the authority's, which
-is used seldom. When it is lost, another one is made; what the lost one has signed stays good.
+A key of its own, certified by the authority: neither that of TLS, which changes every two months, nor the authority's,
+which is used seldom. When it is lost, another one is made; what the lost one has signed stays good.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semisilo.common.audit.chain import ChainWalk, ChainedEvent, link
+from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
@@ -192,8 +192,8 @@ class LedgerFile:
 
     def events_after(self, number: int, *, limit: int) -> list[ChainedEvent]:
         """The next events in order."""
-        return [event_of(row) for row in self.query("SELECT * FROM event WHERE number > ? ORDER BY number LIMIT ?", number,
-                                                  limit)]
+        return [event_of(row) for row in self.query("SELECT * FROM event WHERE number > ? ORDER BY number LIMIT ?",
+                                                    number, limit)]
 
     def walk_events(self, walk: ChainWalk, *, look: Callable[[ChainedEvent], None] = lambda event: None) -> None:
         """Walks the chain to its end.

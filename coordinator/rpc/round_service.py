@@ -200,8 +200,10 @@ class RoundServicer:
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
                 head = self._audit_head()
-                return pb.AwaitTaskResponse(audit_head=None if head is None else head_to_proto(head), task=task_to_proto(answer, report_interval_seconds=min(
-                    _LONGEST_REPORT_SECONDS, max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))))
+                interval = min(_LONGEST_REPORT_SECONDS,
+                               max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))
+                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=interval),
+                                            audit_head=None if head is None else head_to_proto(head))
             return pb.AwaitTaskResponse(standby=pb.Standby(
                 reason=_REASONS[answer.reason], study=answer.study, round=answer.round, round_count=answer.rounds,
                 text=answer.text))

@@ -86,8 +86,8 @@ class Agent:
             silo: this silo's name, from its certificate.
             address: of the coordinator, to show.
             federation: its name, likewise.
-            heads: checks and keeps the ends of the coordinator's audit trail; None where there is no authority to check
-                them against.
+            heads: checks and keeps the heads of the coordinator's audit trail; None where there is no authority to
+                check them against.
             choice: which images.
             link: the connection; its `on_trouble` and `on_contact` should be `trouble` and `contact` of this object.
             compute: runs `semisilo.silo.compute.operations.Operations`.
@@ -288,7 +288,7 @@ class Agent:
             self._budget.carried(self._traffic.total(), self._clock(), durably=durably)
 
     def _keep_head(self, answer: pb.AwaitTaskResponse) -> None:
-        """Checks and keeps the end of the audit trail that came with a task. What is wrong with it is said, and is no
+        """Checks and keeps the head of the audit trail that came with a task. What is wrong with it is said, and is no
         reason to stop: who has tampered with the trail would else have stopped the study as well."""
         if self._heads is None or not answer.HasField("audit_head"):
             return
@@ -296,7 +296,7 @@ class Agent:
             news = self._heads.saw(answer.audit_head, study=printable(answer.task.study, limit=128),
                                    round=answer.task.round, seen_unix=self._clock())
         except OSError as error:
-            _LOG.warning("the end of the coordinator's audit trail cannot be kept: %s", error)
+            _LOG.warning("the head of the coordinator's audit trail cannot be kept: %s", error)
             return
         if news.problem:
             _LOG.error("the coordinator's audit trail: %s", news.problem)

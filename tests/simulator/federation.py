@@ -301,8 +301,8 @@ class SimulatedFederation:
         async def renew() -> None:
             pass
 
-        agent = Agent(home=home, silo=name, heads=HeadRecord(home.heads, AUTHORITY), address="hub:1", federation="f", policy=_POLICY,
-                      choice=JoinChoice(source=f"/~{name}/images"), link=link,
+        agent = Agent(home=home, silo=name, address="hub:1", federation="f", policy=_POLICY,
+                      heads=HeadRecord(home.heads, AUTHORITY), choice=JoinChoice(source=f"/~{name}/images"), link=link,
                       compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
                       renew=renew, exit_when_finished=True, poll_seconds=50.0, clock=lambda: time.time())
         await agent.run()

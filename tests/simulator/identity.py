@@ -1,4 +1,4 @@
-"""The identity of the simulated federation: made once and written down here, since keys that are drawn anew would make every
+"""The identity of the simulated federation: made once and written down, for keys that are drawn anew would make every
 run another one. It guards nothing.
 
 Tests: tests/simulator/test_simulator.py.

@@ -203,7 +203,7 @@ def _files(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
 
 
 def _heads(federation: SimulatedFederation, ledger: Ledger) -> list[str]:
-    """The audit trail holds every end of it that a silo has seen, and says what the tables hold."""
+    """The audit trail holds every head of it that a silo has seen, and says what the tables hold."""
     seen = [(silo, head) for silo in SILOS for head in read_heads(Path(f"/~{silo}/heads.jsonl"))]
     walk = ChainWalk({head.signed.head.number for _, head in seen if isinstance(head, SeenHead)})
     found = [f"the audit trail: {problem}" for problem in compare_tables(ledger, walk)]
@@ -213,7 +213,7 @@ def _heads(federation: SimulatedFederation, ledger: Ledger) -> list[str]:
         else:
             problem = head.reason
         if problem:
-            found.append(f"{silo}: its end {head.line} of the audit trail: {problem}")
+            found.append(f"{silo}: head {head.line} of the audit trail: {problem}")
     if len({silo for silo, _ in seen}) < len(SILOS) and federation.schedule.quorum == len(SILOS):
-        found.append("a silo has seen no end of the audit trail")
+        found.append("a silo has seen no head of the audit trail")
     return found

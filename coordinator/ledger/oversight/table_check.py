@@ -1,5 +1,6 @@
-"""Whether the tables say what the audit trail says: rounds, updates, certificates, silos and studies, made again from the
-events alone. A row that somebody has altered, added or removed differs from them.
+"""Whether the tables say what the audit trail says: rounds, updates, certificates, silos and studies.
+
+They are made again from the events alone; a row that somebody has altered, added or removed differs from that.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ def _certificates(ledger: Ledger, told: _Told) -> Iterator[str]:
 
 def _silos(ledger: Ledger, told: _Told) -> Iterator[str]:
     rows = {row["name"]: row for row in ledger.query("SELECT * FROM silo ORDER BY name")}
-    yield from _missing("silo {}", told.silos.keys(), rows.keys() & told.silos.keys() if told.simulated else rows.keys())
+    known = rows.keys() & told.silos.keys() if told.simulated else rows.keys()
+    yield from _missing("silo {}", told.silos.keys(), known)
     for name, row in rows.items():
         want = told.silos.get(name)
         if want is None:
