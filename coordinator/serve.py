@@ -21,6 +21,7 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
+from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation, keep_private
 from semisilo.coordinator.federation.invitations import authority_of
@@ -28,6 +29,7 @@ from semisilo.coordinator.federation.tracking_table import check_installed
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.database import checkpoint
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.monitoring.terminal import Display
@@ -145,12 +147,16 @@ class _Server:
         certificate = CoordinatorCertificate(self._federation.authority, now=time.time())
         authority = authority_of(self._federation, self._roster)
         keys = load_authority(self._federation.authority)
+        heads = HeadSigner(self._ledger, ensure_audit_key(self._federation.authority, now=time.time()))
+        with contextlib.suppress(DiskFull):  # the next event that is on disk for good brings a head as well
+            note_start(self._ledger)
         server = grpc.aio.server(options=server_options())
         calls = SiloCalls(self._federation.name)
         RoundServicer(
             task_service=self._task_service, roster=self._roster, runtime=self._runtime, meter=self._meter,
             models=SharedModels(self._ledger, self._federation.studies), federation=self._federation.name,
-            max_uploads=self._federation.config.limits.uploads, rates=self._rates).add_to(server, calls)
+            max_uploads=self._federation.config.limits.uploads, rates=self._rates,
+            audit_head=heads.current).add_to(server, calls)
         RenewalService(authority, self._roster, on_leave=self._left).add_to(server, calls)
         work_port = listen(server, address.listen_address,
                            server_credentials(certificate.current, silo_authority_pem=keys.pem))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from semisilo.common.errors import SemisiloError
+from semisilo.common.identity.certificates import load_certificate
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.compute import Compute, ProcessCompute
 from semisilo.common.rpc.tls import split_address
@@ -26,6 +27,7 @@ from semisilo.silo.link.diagnosis import by_own_clock, diagnose
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.traffic import Traffic
 from semisilo.silo.membership.enrollment import open_channel, renew_if_due
+from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.identity_store import Identity, load_identity
 from semisilo.silo.site.images_choice import OnError, choose_data
@@ -117,6 +119,7 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
     renewal = Renewal(renew, due=lambda: present.about.renew_unix, link=link, display=display)
     agent = Agent(home=home, silo=identity.silo, address=identity.address, federation=identity.federation,
                   policy=policy, choice=choice, link=link,
+                  heads=HeadRecord(home.heads, load_certificate(identity.authority_pem)),
                   compute=compute, display=display, traffic=traffic, renew=renewal,
                   exit_when_finished=exit_when_finished, poll_seconds=poll_seconds, on_task=on_task)
     counting = asyncio.ensure_future(_count(agent))

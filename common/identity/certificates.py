@@ -1,9 +1,9 @@
 """Names, keys, requests and certificates: pure functions, no disk and no network.
 
-Everything is elliptic-curve P-256 with SHA-256. Times are Unix seconds (UTC). A federation has one authority, whose
-certificate is pinned by every silo. The coordinator's certificate carries the DNS name
-`coordinator.<federation>.semisilo`, a silo's the URI `urn:semisilo:<federation>:silo:<name>`: those names decide, the
-subjects are for people to read.
+Everything is elliptic-curve P-256 with SHA-256, but for the key of audit heads, which is Ed25519. Times are Unix
+seconds (UTC). A federation has one authority, whose certificate is pinned by every silo. The coordinator's certificate
+carries the DNS name `coordinator.<federation>.semisilo`, a silo's the URI
+`urn:semisilo:<federation>:silo:<name>`: those names decide, the subjects are for people to read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from semisilo.common.errors import BadPayload, ClockSkew, StorageDamaged, UsageError, WrongAuthority
@@ -29,6 +29,7 @@ __all__ = [
     "COORDINATOR_SECONDS",
     "SILO_RENEW_SECONDS",
     "SILO_SECONDS",
+    "audit_name",
     "certificate_der",
     "certificate_pem",
     "check_clocks",
@@ -38,6 +39,7 @@ __all__ = [
     "federation_of_authority",
     "fingerprint",
     "is_name",
+    "issue_audit_certificate",
     "issue_coordinator_certificate",
     "issue_silo_certificate",
     "key_from_pem",
@@ -75,6 +77,7 @@ CLOCK_LIMIT_SECONDS = 300.0
 _REQUEST_LIMIT_BYTES = 16384
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _URI = re.compile(r"urn:semisilo:([a-z0-9][a-z0-9-]{0,62}):silo:([a-z0-9][a-z0-9-]{0,62})")
+_DOCUMENT_SIGNING = x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")  # RFC 9336
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 _KEY_USAGE_NONE = {
@@ -103,6 +106,11 @@ def check_name(name: str, *, what: str = "name") -> str:
 def coordinator_name(federation: str) -> str:
     """The DNS name in the coordinator's certificate; silos check it instead of the address, which may change."""
     return f"coordinator.{federation}.semisilo"
+
+
+def audit_name(federation: str) -> str:
+    """The DNS name in the certificate of the key that signs heads of the audit trail."""
+    return f"audit.{federation}.semisilo"
 
 
 def silo_uri(federation: str, silo: str) -> str:
@@ -233,6 +241,16 @@ def issue_coordinator_certificate(authority_key: ec.EllipticCurvePrivateKey, aut
                   ExtendedKeyUsageOID.SERVER_AUTH, now=now, seconds=seconds)
 
 
+def issue_audit_certificate(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate,
+                            public_key: ed25519.Ed25519PublicKey, *, now: float) -> x509.Certificate:
+    """The certificate of the key that signs heads of the audit trail: good for documents only, neither for TLS servers
+    nor for clients, as long as the authority lasts."""
+    federation = federation_of_authority(authority)
+    names = x509.SubjectAlternativeName([x509.DNSName(audit_name(federation))])
+    return _issue(authority_key, authority, public_key, _subject(federation, "audit"), names, _DOCUMENT_SIGNING,
+                  now=now, seconds=AUTHORITY_SECONDS)
+
+
 def issue_silo_certificate(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate,
                            public_key: ec.EllipticCurvePublicKey, silo: str, *, now: float,
                            seconds: float = SILO_SECONDS) -> x509.Certificate:
@@ -348,7 +366,8 @@ def _spki(certificate: x509.Certificate) -> bytes:
     return fingerprint(key) if isinstance(key, ec.EllipticCurvePublicKey) else b""
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey,
+def _builder(subject: x509.Name, issuer: x509.Name,
+             public_key: ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey,
              issuer_key: ec.EllipticCurvePublicKey, *, now: float, seconds: float) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public_key)
@@ -360,7 +379,8 @@ def _builder(subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurve
 
 
 def _issue(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate,
-           public_key: ec.EllipticCurvePublicKey, subject: x509.Name, names: x509.SubjectAlternativeName,
+           public_key: ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey, subject: x509.Name,
+           names: x509.SubjectAlternativeName,
            use: x509.ObjectIdentifier, *, now: float, seconds: float) -> x509.Certificate:
     # Nothing outlives the authority: a certificate that does is refused by every verifier once the authority ends.
     seconds = min(seconds, not_after_unix(authority) - now)

@@ -11,6 +11,9 @@ import math
 import re
 from typing import Any, TypeVar
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from semisilo.common.audit.head import AuditHead, SignedHead
 from semisilo.common.config import canonical_json, from_dict, to_dict
 from semisilo.common.data.form import AugmentationSettings, ImageForm, Reading
 from semisilo.common.errors import BadPayload
@@ -23,10 +26,24 @@ from semisilo.common.payload.manifest import reference_to_proto
 from semisilo.common.wire import round_service_pb2 as round_pb
 
 __all__ = [
-    "augmentation_from_proto", "augmentation_to_proto", "check_metrics", "evaluation_from_proto",
-    "evaluation_to_proto", "image_from_proto", "image_to_proto",
-    "model_from_proto", "model_to_proto", "numerics_from_proto", "numerics_to_proto", "reference_from_proto",
-    "reference_to_proto", "task_from_proto", "task_to_proto", "uplink_from_proto",
+    "augmentation_from_proto",
+    "augmentation_to_proto",
+    "check_metrics",
+    "evaluation_from_proto",
+    "evaluation_to_proto",
+    "head_from_proto",
+    "head_to_proto",
+    "image_from_proto",
+    "image_to_proto",
+    "model_from_proto",
+    "model_to_proto",
+    "numerics_from_proto",
+    "numerics_to_proto",
+    "reference_from_proto",
+    "reference_to_proto",
+    "task_from_proto",
+    "task_to_proto",
+    "uplink_from_proto",
 ]
 
 T = TypeVar("T")
@@ -38,6 +55,9 @@ _MAX_METRICS = 256
 _MAX_NAME_BYTES = 128
 _MAX_TASK_ID_BYTES = 640
 _MAX_MEASURE_BYTES = 300
+_MAX_CERTIFICATE_BYTES = 4096
+_LAST_UNIX = 253_402_300_800.0
+"""The year 10000, when calendars end."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -90,7 +110,7 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         numerics=numerics_from_proto(message.numerics),
         payloads=tuple(reference_from_proto(ref) for ref in message.payloads),
         last_folded_round=message.last_folded_round, seed=message.seed,
-        deadline_unix=_unix(message) if message.HasField("deadline_time") else 0.0,
+        deadline_unix=_unix(message.deadline_time) if message.HasField("deadline_time") else 0.0,
         uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
         model_round=message.model_round if message.HasField("model_round") else None,
         measure=_measure(message.measure),
@@ -252,8 +272,8 @@ def _no_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def _unix(message: round_pb.Task) -> float:
-    return message.deadline_time.seconds + message.deadline_time.nanos / 1e9
+def _unix(moment: Timestamp) -> float:
+    return moment.seconds + moment.nanos / 1e9
 
 
 def _build(cls: type[T], values: dict[str, object], what: str) -> T:
@@ -271,3 +291,30 @@ def _name(what: str, text: str) -> str:
     if len(text) > _MAX_NAME_BYTES or not _NAME.fullmatch(text):
         raise BadPayload(f"The {what} of the message is not a plain name of at most {_MAX_NAME_BYTES} characters.")
     return text
+
+
+def head_to_proto(signed: SignedHead) -> round_pb.AuditHead:
+    """The message of a signed head."""
+    head = signed.head
+    message = round_pb.AuditHead(number=head.number, chain=bytes.fromhex(head.chain), signature=signed.signature,
+                                 certificate_der=signed.certificate_der)
+    message.event_time.FromMicroseconds(round(head.unix * 1e6))
+    if head.restored_unix:
+        message.restored_time.FromMicroseconds(round(head.restored_unix * 1e6))
+        message.backup_time.FromMicroseconds(round(head.backup_unix * 1e6))
+    return message
+
+
+def head_from_proto(message: round_pb.AuditHead) -> SignedHead:
+    """A signed head as it arrives: its form is sound, its signature is still to be checked.
+
+    Raises: BadPayload.
+    """
+    if message.number < 1 or len(message.chain) != 32 or len(message.signature) != 64 \
+            or not 1 <= len(message.certificate_der) <= _MAX_CERTIFICATE_BYTES or not all(
+                0 <= _unix(each) < _LAST_UNIX
+                for each in (message.event_time, message.restored_time, message.backup_time)):
+        raise BadPayload("The audit head is not one.")
+    head = AuditHead(number=message.number, chain=message.chain.hex(), unix=_unix(message.event_time),
+                     restored_unix=_unix(message.restored_time), backup_unix=_unix(message.backup_time))
+    return SignedHead(head=head, signature=message.signature, certificate_der=message.certificate_der)

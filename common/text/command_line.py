@@ -1,16 +1,22 @@
-"""What the commands `coordinator`, `silo` and `semisilo` have in common: the version, two options, facts or text."""
+"""What the commands `coordinator`, `silo` and `semisilo` have in common: the version, options, facts or text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Literal
 
 import typer
 
 from semisilo.common import __version__
+from semisilo.common.config import parse_duration
+from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.text.logs import printable
 
-__all__ = ["JsonOption", "LogFormatOption", "show_version", "tell"]
+__all__ = ["JsonOption", "LogFormatOption", "show_version", "since_unix", "tell"]
 
+_DURATION = re.compile(r"\d+(\.\d+)?(s|m|h|d)")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
 LogFormatOption = Annotated[Literal["text", "json"], typer.Option(
     "--log-format", envvar="SEMISILO_LOG_FORMAT",
@@ -31,3 +37,18 @@ def tell(as_json: bool, facts: Mapping[str, object], text: str) -> None:
 
         text = json.dumps(dict(facts), ensure_ascii=False, indent=2)
     typer.echo(text)
+
+
+def since_unix(text: str, now_unix: float) -> float:
+    """The moment of "7d", "12h", "2026-11-21" or "2026-11-21 14:30" (in local time), Unix seconds.
+
+    Raises: UsageError.
+    """
+    try:
+        if _DURATION.fullmatch(text.strip()):
+            return now_unix - parse_duration(text.strip())
+        moment = datetime.fromisoformat(text.strip())
+        return moment.timestamp()
+    except (ValueError, BadConfiguration, OverflowError):
+        raise UsageError(f"--since: {printable(text, limit=60)!r} is neither a time span nor a date.",
+                         remedy='Write for example "7d", "12h" or "2026-11-21".') from None

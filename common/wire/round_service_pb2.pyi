@@ -77,12 +77,32 @@ class Away(_message.Message):
     def __init__(self, reason: _Optional[_Union[Away.Reason, str]] = ..., until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AwaitTaskResponse(_message.Message):
-    __slots__ = ("task", "standby")
+    __slots__ = ("task", "standby", "audit_head")
     TASK_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_HEAD_FIELD_NUMBER: _ClassVar[int]
     task: Task
     standby: Standby
-    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ...) -> None: ...
+    audit_head: AuditHead
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ...) -> None: ...
+
+class AuditHead(_message.Message):
+    __slots__ = ("number", "chain", "event_time", "restored_time", "backup_time", "signature", "certificate_der")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TIME_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_TIME_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_DER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    chain: bytes
+    event_time: _timestamp_pb2.Timestamp
+    restored_time: _timestamp_pb2.Timestamp
+    backup_time: _timestamp_pb2.Timestamp
+    signature: bytes
+    certificate_der: bytes
+    def __init__(self, number: _Optional[int] = ..., chain: _Optional[bytes] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., restored_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., backup_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., signature: _Optional[bytes] = ..., certificate_der: _Optional[bytes] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("reason", "study", "round", "round_count", "text")

@@ -12,7 +12,7 @@ import typer
 from semisilo.common.errors import UsageError
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version, tell
-from semisilo.coordinator.cli import backup, data, export, models, operate, track
+from semisilo.coordinator.cli import audit, backup, data, export, models, operate, track
 from semisilo.coordinator.cli.options import Folder, SiloName, StudyFileName, StudyName
 
 __all__ = ["main"]
@@ -243,6 +243,7 @@ def report(study: StudyName = "",
     tell(as_json, {"study": name, "page": str(page)}, f"Report: {page}")
 
 
+audit.add_to(app)
 backup.add_to(app)
 data.add_to(app)
 operate.add_to(app)

@@ -1,4 +1,5 @@
-"""The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`.
+"""The files of a federation's `authority` folder: `ca.key`, `ca.pem`, `coordinator.key`, `coordinator.pem`. Those of
+the audit trail's key are in `semisilo.coordinator.federation.audit_key`.
 
 Tests: tests/coordinator/federation/test_enrollment.py.
 """
@@ -34,7 +35,7 @@ from semisilo.common.rpc.tls import Credentials
 from semisilo.common.storage.durable import sync_folder, write_durably, write_secret
 
 __all__ = ["AuthorityKeys", "CoordinatorCertificate", "create_authority", "ensure_coordinator_certificate",
-           "load_authority"]
+           "load_authority", "read_authority_file", "read_authority_secret"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +75,8 @@ def load_authority(folder: Path) -> AuthorityKeys:
     Raises: StorageDamaged when a file is missing or the two do not belong together; BadConfiguration when others than
         the owner may read the key.
     """
-    certificate = load_certificate(_read(folder / "ca.pem"), where=str(folder / "ca.pem"))
-    key = key_from_pem(_read_secret(folder / "ca.key"), where=str(folder / "ca.key"))
+    certificate = load_certificate(read_authority_file(folder / "ca.pem"), where=str(folder / "ca.pem"))
+    key = key_from_pem(read_authority_secret(folder / "ca.key"), where=str(folder / "ca.key"))
     if not _belong_together(key, certificate):
         raise StorageDamaged(f"{folder}: ca.key is not the key of ca.pem.", remedy="Restore both from one backup.")
     return AuthorityKeys(federation=federation_of_authority(certificate), key=key, certificate=certificate)
@@ -126,8 +127,8 @@ class CoordinatorCertificate:
 
 def _usable(authority: AuthorityKeys, key_path: Path, certificate_path: Path, *, now: float) -> Credentials | None:
     try:
-        certificate = load_certificate(_read(certificate_path))
-        key_pem = _read_secret(key_path)
+        certificate = load_certificate(read_authority_file(certificate_path))
+        key_pem = read_authority_secret(key_path)
         fits = _belong_together(key_from_pem(key_pem), certificate)
         certificate.verify_directly_issued_by(authority.certificate)
     except (StorageDamaged, BadConfiguration, InvalidSignature, ValueError, TypeError):
@@ -144,7 +145,8 @@ def _belong_together(key: ec.EllipticCurvePrivateKey, certificate: x509.Certific
     return isinstance(public, ec.EllipticCurvePublicKey) and fingerprint(public) == fingerprint(key.public_key())
 
 
-def _read(path: Path) -> bytes:
+def read_authority_file(path: Path) -> bytes:
+    """The content of a file of the folder. Raises: StorageDamaged when it is not there."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -153,8 +155,9 @@ def _read(path: Path) -> bytes:
                              ) from None
 
 
-def _read_secret(path: Path) -> bytes:
-    content = _read(path)
+def read_authority_secret(path: Path) -> bytes:
+    """The same of a private key. Raises: BadConfiguration when others than the owner may read it."""
+    content = read_authority_file(path)
     if os.name == "posix" and path.stat().st_mode & 0o007:
         raise BadConfiguration(f"{path}: every user of this machine may read this private key.",
                                remedy=f"Run: chmod 600 {path}")

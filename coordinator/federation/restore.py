@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from semisilo.common.audit.chain import RESTORED
 from semisilo.common.errors import SemisiloError, StorageDamaged, UsageError
 from semisilo.common.storage.durable import sync_folder
 from semisilo.coordinator.federation.authority import load_authority
@@ -110,5 +111,5 @@ def _note(folder: Path, manifest: BackupManifest) -> int:
     """Ends open invitations and writes the restore into the audit trail; returns how many there were."""
     with contextlib.closing(Ledger(folder / "ledger.sqlite")) as ledger, ledger.transaction():
         withdrawn = LedgerRoster(ledger).withdraw_invitations(time.time())
-        ledger.event("restored", backup_made_unix=manifest.made_unix, invitations_withdrawn=withdrawn)
+        ledger.event(RESTORED, backup_made_unix=manifest.made_unix, invitations_withdrawn=withdrawn)
     return withdrawn

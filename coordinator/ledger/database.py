@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
-__all__ = ["EventHead", "LedgerFile", "checkpoint"]
+__all__ = ["EventHead", "LedgerFile", "checkpoint", "event_of"]
 
 _BUSY_SECONDS = 30.0
 _LATEST_CHECKPOINT_PAGES = 16_384
 """64 MiB of changes, for the case that nobody calls `checkpoint` in time; SQLite's own number is 4 MB."""
+_STRETCH = 4000
+"""Events that are read at a time."""
 _FULL_BYTES = 256 * 1024  # with less, SQLite's own complaint may be another one than "full"
 
 
@@ -33,6 +35,8 @@ class EventHead:
     """How many events there are."""
     chain: str
     """SHA-256 over the chain before and the event, hex."""
+    unix: float
+    """When the event was written."""
 
 
 class LedgerFile:
@@ -58,6 +62,8 @@ class LedgerFile:
             self._waits = waits
             self._origin = ""
             self._lasting = waits
+            self._appended: EventHead | None = None
+            self._lasting_head: EventHead | None = None
             self._db.execute(f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._migrate()
@@ -117,9 +123,12 @@ class LedgerFile:
                 if lasting != self._lasting:
                     self._db.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
                     self._lasting = lasting
+                self._appended = None
                 self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
                 self._db.execute("COMMIT")
+                if lasting and self._appended is not None:
+                    self._lasting_head = self._appended
             except BaseException:
                 if self._db.in_transaction:  # on a full disk SQLite has rolled back by itself
                     with suppress(sqlite3.Error):
@@ -162,8 +171,14 @@ class LedgerFile:
 
     def last_event(self) -> EventHead | None:
         """The end of the chain; None before the first event."""
-        rows = self.query("SELECT number, chain FROM event ORDER BY number DESC LIMIT 1")
-        return EventHead(number=rows[0]["number"], chain=rows[0]["chain"]) if rows else None
+        rows = self.query("SELECT number, chain, unix FROM event ORDER BY number DESC LIMIT 1")
+        return EventHead(number=rows[0]["number"], chain=rows[0]["chain"], unix=rows[0]["unix"]) if rows else None
+
+    @property
+    def lasting_head(self) -> EventHead | None:
+        """The end of the chain as this process last wrote it for good: not even a loss of power takes it back, so that
+        others may be told of it. None before the first lasting event."""
+        return self._lasting_head
 
     def event(self, kind: str, *, study: str = "", **detail: Any) -> None:
         """Appends to the audit trail: `chain = sha256(previous chain + this row)`. As lasting as what it tells of."""
@@ -173,23 +188,42 @@ class LedgerFile:
             last = self.last_event()
             number, previous = (last.number + 1, last.chain) if last is not None else (1, "")
             unix, text = time.time(), canonical_json(detail)
-            chain = hashlib.sha256(canonical_json([previous, number, unix, kind, study, text]).encode()).hexdigest()
+            chain = link(previous, number=number, unix=unix, kind=kind, study=study, detail_json=text)
             db.execute("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", (number, unix, kind, study, text, chain))
+            self._appended = EventHead(number=number, chain=chain, unix=unix)
+
+    def events_after(self, number: int, *, limit: int) -> list[ChainedEvent]:
+        """The next events in order."""
+        return [event_of(row) for row in self.query("SELECT * FROM event WHERE number > ? ORDER BY number LIMIT ?",
+                                                    number, limit)]
+
+    def walk_events(self, walk: ChainWalk, *, look: Callable[[ChainedEvent], None] = lambda event: None) -> None:
+        """Walks the chain to its end.
+
+        Args:
+            look: told of every event that is sound.
+        Raises: StorageDamaged, naming the first event that was altered or is missing.
+        """
+        while events := self.events_after(walk.number, limit=_STRETCH):
+            for event in events:
+                if problem := walk.step(event):
+                    raise StorageDamaged(f"{self.path}: {problem}.", remedy="Restore the ledger from a backup.")
+                look(event)
 
     def check_events(self) -> int:
         """Recomputes the chain; returns how many events there are.
 
         Raises: StorageDamaged, naming the first event that was altered.
         """
-        previous, count = "", 0
-        for row in self.query("SELECT * FROM event ORDER BY number"):
-            content = [previous, row["number"], row["unix"], row["kind"], row["study"], row["detail_json"]]
-            previous = hashlib.sha256(canonical_json(content).encode()).hexdigest()
-            if previous != row["chain"]:
-                raise StorageDamaged(f"{self.path}: event {row['number']} was altered.",
-                                     remedy="Restore the ledger from a backup.")
-            count += 1
-        return count
+        walk = ChainWalk()
+        self.walk_events(walk)
+        return walk.number
+
+
+def event_of(row: sqlite3.Row) -> ChainedEvent:
+    """An event as the table has it."""
+    return ChainedEvent(number=row["number"], unix=row["unix"], kind=row["kind"], study=row["study"],
+                        detail_json=row["detail_json"], chain=row["chain"])
 
 
 def _begin_private(path: Path) -> None:

@@ -1,46 +1,19 @@
-"""Events of the audit trail: by filter, in order for the check of their chain, and what they say of one study.
+"""Events of the audit trail: by filter, and what they say of one study.
 
 They are numbered in the order in which they were written, so two of them are compared by their numbers.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from dataclasses import dataclass
-
+from semisilo.common.audit.chain import ChainedEvent
+from semisilo.coordinator.ledger.database import event_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState
 
-__all__ = ["StoredEvent", "begun_again_event", "chain_of", "event_kinds", "events_after", "find_events",
-           "has_paused_itself", "is_model_noted", "last_ended_rounds", "note_late_answer", "note_model_not_written",
-           "note_model_written", "round_ended_event"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredEvent:
-    """One event as it was written."""
-
-    number: int
-    unix: float
-    kind: str
-    study: str
-    detail_json: str
-    """The canonical JSON that went into the chain."""
-    chain: str
-
-    @property
-    def detail(self) -> dict[str, object]:
-        """What it is about: each kind of event has its own fields, and those of old versions stay readable."""
-        found: dict[str, object] = json.loads(self.detail_json)
-        return found
-
-
-def events_after(ledger: Ledger, number: int, *, limit: int) -> list[StoredEvent]:
-    """The next events in order."""
-    return [_event(row) for row in ledger.query("SELECT * FROM event WHERE number > ? ORDER BY number LIMIT ?",
-                                                number, limit)]
+__all__ = ["begun_again_event", "chain_of", "event_kinds", "find_events", "has_paused_itself", "is_model_noted",
+           "last_ended_rounds", "note_late_answer", "note_model_not_written", "note_model_written",
+           "round_ended_event"]
 
 
 def chain_of(ledger: Ledger, number: int) -> str | None:
@@ -50,9 +23,9 @@ def chain_of(ledger: Ledger, number: int) -> str | None:
 
 
 def find_events(ledger: Ledger, *, study: str = "", silo: str = "", kind: str = "", before: int = 0,
-                limit: int) -> list[StoredEvent]:
+                limit: int) -> list[ChainedEvent]:
     """The newest events that fit, newest first; an empty filter fits all, as does `before` 0."""
-    return [_event(row) for row in ledger.query(
+    return [event_of(row) for row in ledger.query(
         "SELECT * FROM event WHERE (number < ? OR ? = 0) AND (study = ? OR ? = '') AND (kind = ? OR ? = '')"
         " AND (? = '' OR json_extract(detail_json, '$.silo') = ?) ORDER BY number DESC LIMIT ?",
         before, before, study, study, kind, kind, silo, silo, limit)]
@@ -63,11 +36,6 @@ def event_kinds(ledger: Ledger, study: str) -> tuple[tuple[str, int], ...]:
     rows = ledger.query("SELECT kind, count(*) AS count FROM event WHERE study = ? GROUP BY kind"
                         " ORDER BY count DESC, kind", study)
     return tuple((row["kind"], row["count"]) for row in rows)
-
-
-def _event(row: sqlite3.Row) -> StoredEvent:
-    return StoredEvent(number=row["number"], unix=row["unix"], kind=row["kind"], study=row["study"],
-                       detail_json=row["detail_json"], chain=row["chain"])
 
 
 _WRITTEN, _NOT_WRITTEN = "model_written", "model_not_written"

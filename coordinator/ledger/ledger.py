@@ -212,8 +212,8 @@ class Ledger(LedgerFile):
                         reason: str = "") -> None:
         """Moves a round on, with what the step has produced, in one transaction."""
         with self.part() as db:
-            before = self.round(study, number).state
-            check_transition(ROUND_TRANSITIONS, before, state)
+            row = self.round(study, number)
+            check_transition(ROUND_TRANSITIONS, row.state, state)
             db.execute("UPDATE round SET state = ?, reason = ? WHERE study = ? AND number = ?",
                        (state, reason, study, number))
             for column, value in (("state_digest", state_digest), ("phase", phase),
@@ -223,7 +223,8 @@ class Ledger(LedgerFile):
             if state in ENDED_ROUND:
                 db.execute("UPDATE round SET closed_unix = ? WHERE study = ? AND number = ?",
                            (time.time(), study, number))
-            self.event(f"round_{state}", study=study, round=number, state_digest=state_digest or "",
+            self.event(f"round_{state}", study=study, round=number,
+                       state_digest=row.state_digest if state_digest is None else state_digest,
                        metrics=dict(metrics or {}), reason=reason)
 
     def open_phase(self, phase: PhaseRow, tasks: Sequence[TaskSpec], *, columns: Sequence[str] = ()) -> None:
@@ -335,22 +336,28 @@ class Ledger(LedgerFile):
             db.execute("UPDATE task SET spec_json = ? WHERE task_id = ?", (canonical_json(spec), task.task_id))
         return spec
 
-    def close_task(self, task: TaskRow, state: TaskState, *, update_id: str | None = None, reason: str = "",
+    def close_task(self, task: TaskRow, state: TaskState, *, update: DeclaredUpdate | None = None, reason: str = "",
                    metrics: Mapping[str, float] | None = None) -> None:
         """Ends an open task.
 
+        Args:
+            update: with which it is answered.
         Raises: TaskClosed when another process, such as `coordinator revoke`, has ended it since it was read.
         """
         check_transition(TASK_TRANSITIONS, task.state, state)
         with self.part() as db:
             changed = db.execute("UPDATE task SET state = ?, closed_unix = ?, update_id = ?, reason = ?,"
                                  " metrics_json = ? WHERE task_id = ? AND state = ?",
-                                 (state, time.time(), update_id, reason, canonical_json(dict(metrics or {})),
+                                 (state, time.time(), update.update_id if update is not None else None, reason,
+                                  canonical_json(dict(metrics or {})),
                                   task.task_id, TaskState.OPEN)).rowcount
             if not changed:
                 raise TaskClosed("The task is over.")
-            self.event(f"task_{state}", study=task.study, round=task.round, silo=task.silo, update_id=update_id or "",
-                       reason=reason, metrics=dict(metrics or {}))
+            of_update = {} if update is None else {
+                "update_id": update.update_id, "digest": update.digest, "bytes": update.size_bytes,
+                "example_count": update.example_count}
+            self.event(f"task_{state}", study=task.study, round=task.round, silo=task.silo, reason=reason,
+                       metrics=dict(metrics or {}), **of_update)
 
     def leave_out(self, task: TaskRow, *, reason: str) -> None:
         """An update that was accepted is not folded after all: its task counts as refused, with the reason."""
@@ -415,7 +422,7 @@ class Ledger(LedgerFile):
             changed = db.execute("UPDATE declared_update SET accepted_unix = ? WHERE update_id = ?"
                                  " AND accepted_unix IS NULL", (time.time(), update.update_id)).rowcount
             assert changed == 1, f"update {update.update_id} is declared, and accepted once"
-            self.close_task(task, TaskState.UPDATED, update_id=update.update_id, metrics=update.metrics)
+            self.close_task(task, TaskState.UPDATED, update=update, metrics=update.metrics)
 
     def accepted_updates(self, study: str, round: int, phase: int) -> list[tuple[TaskRow, DeclaredUpdate]]:
         """The updates that a closed phase folds, in silo order."""

@@ -370,5 +370,25 @@ CREATE TABLE past_answer (                  -- and what silos had answered in th
 ) STRICT, WITHOUT ROWID;
 """
 
+_AUDIT = """
+CREATE TABLE audit_head (                   -- the last head of the audit trail that was signed for a silo
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    number INTEGER NOT NULL,
+    chain TEXT NOT NULL,
+    unix REAL NOT NULL,
+    restored_unix REAL NOT NULL,            -- 0: never restored
+    backup_unix REAL NOT NULL,
+    signature BLOB NOT NULL,
+    certificate_der BLOB NOT NULL
+) STRICT;
+CREATE TABLE operator (                     -- who may act on the operator page under a name
+    name TEXT NOT NULL,
+    token_hash BLOB PRIMARY KEY,
+    added_unix REAL NOT NULL,
+    removed_unix REAL                       -- NULL: the token works
+) STRICT;
+CREATE UNIQUE INDEX operator_by_name ON operator (name) WHERE removed_unix IS NULL;
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
-                               _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND)
+                               _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT)

@@ -158,13 +158,13 @@ class LedgerRoster:
                        " away_reason = '', away_until_unix = 0, silent_unix = NULL", (silo, now))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
             self._record_certificate(silo, serial, not_after_unix)
-            self._ledger.event("silo_enrolled", silo=silo, serial=str(serial))
+            self._ledger.event("silo_enrolled", silo=silo, serial=str(serial), not_after_unix=not_after_unix)
 
     def add_certificate(self, *, silo: str, serial: int, not_after_unix: float) -> None:
         """Records a renewed certificate; the one before stays valid until it expires."""
         with self._ledger.transaction():
             self._record_certificate(silo, serial, not_after_unix)
-            self._ledger.event("certificate_renewed", silo=silo, serial=str(serial))
+            self._ledger.event("certificate_renewed", silo=silo, serial=str(serial), not_after_unix=not_after_unix)
 
     def _record_certificate(self, silo: str, serial: int, not_after_unix: float) -> None:
         with self._changing() as db:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-
-from semisilo.common.config import canonical_json
-from semisilo.coordinator.ledger.events import chain_of, events_after, find_events
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.coordinator.ledger.events import chain_of, find_events
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.facts import EventFacts, EventsFacts
 
@@ -20,18 +18,20 @@ class ChainCheck:
     """Recomputes the chain from where it stopped, and again from the beginning when told to."""
 
     def __init__(self) -> None:
-        self.checked = 0
-        """Events that have been checked since the beginning."""
         self.complete = False
         """Whether all events that there were have been checked once."""
         self.kinds: set[str] = set()
         """Kinds of events that were met."""
         self.problem = ""
         """What is wrong; empty while nothing is."""
-        self._chain = ""
-        self._last = 0
+        self._walk = ChainWalk()
         self._newest = (0, "")
         """Number and chain of the last event when all had been checked."""
+
+    @property
+    def checked(self) -> int:
+        """Events that have been checked since the beginning."""
+        return self._walk.number
 
     @property
     def intact(self) -> bool | None:
@@ -40,30 +40,25 @@ class ChainCheck:
 
     def again(self) -> None:
         """Starts from the first event; what is known stays until then. A problem that was found stays."""
-        self._last, self._chain, self.checked = 0, "", 0
+        self._walk = ChainWalk()
 
     def go_on(self, ledger: Ledger) -> bool:
         """Checks the next stretch; True when there may be more."""
         if self.problem:
             return False
-        rows = events_after(ledger, self._last, limit=_STRETCH)
+        rows = ledger.events_after(self._walk.number, limit=_STRETCH)
         for event in rows:
-            content = [self._chain, event.number, event.unix, event.kind, event.study, event.detail_json]
-            if event.number != self._last + 1:
-                self.problem = f"event {self._last + 1} is missing"
-            elif hashlib.sha256(canonical_json(content).encode()).hexdigest() != event.chain:
-                self.problem = f"event {event.number} was altered"
+            self.problem = self._walk.step(event)
             if self.problem:
                 return False
             self.kinds.add(event.kind)
-            self._chain, self._last, self.checked = event.chain, event.number, self.checked + 1
         if len(rows) == _STRETCH:
             return True
         # Who rewrites the end, or all, of a chain leaves it sound: against that helps what was seen before.
         number, chain = self._newest
         if number and chain_of(ledger, number) != chain:
             self.problem = f"event {number} was altered or removed since it was checked"
-        self._newest = (self._last, self._chain)
+        self._newest = (self._walk.number, self._walk.chain)
         self.complete = True
         return False
 

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from semisilo.common import __version__
+from semisilo.common.audit.head import SignedHead
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import BadPayload, TaskClosed
 from semisilo.common.methods.contract import TaskSpec
@@ -42,6 +43,7 @@ from semisilo.common.rpc.chunks import (
 from semisilo.common.rpc.convert import (
     check_metrics,
     evaluation_from_proto,
+    head_to_proto,
     image_to_proto,
     model_to_proto,
     reference_from_proto,
@@ -122,13 +124,15 @@ class RoundServicer:
 
     def __init__(self, *, task_service: TaskService, roster: LedgerRoster, runtime: RuntimeState, meter: RoundMeter,
                  models: SharedModels, federation: str, max_uploads: int, clock: Callable[[], float] = time.time,
-                 upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS, rates: LinkRates | None = None) -> None:
+                 upload_idle_seconds: float = _UPLOAD_IDLE_SECONDS, rates: LinkRates | None = None,
+                 audit_head: Callable[[], SignedHead | None] = lambda: None) -> None:
         """
         Args:
             models: which silo may fetch which.
             max_uploads: updates that are received at the same time, at most one of each silo.
             upload_idle_seconds: an upload in which nothing arrives for so long gives its slot to another silo.
             rates: where the speed of downloads is noted.
+            audit_head: the end of the audit trail, which goes along with every task; None where there is none yet.
         """
         self._task_service = task_service
         self._models = models
@@ -141,6 +145,7 @@ class RoundServicer:
         self._acceptances: set[asyncio.Future[None]] = set()
         self._upload_idle_seconds = upload_idle_seconds
         self._uploading: dict[str, Call] = {}
+        self._audit_head = audit_head
         self._rates = LinkRates() if rates is None else rates
         self._sums = ChunkSums()
         self._downloads = 0
@@ -184,8 +189,11 @@ class RoundServicer:
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
             if isinstance(answer, TaskSpec):
-                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=min(
-                    _LONGEST_REPORT_SECONDS, max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))))
+                head = self._audit_head()
+                interval = min(_LONGEST_REPORT_SECONDS,
+                               max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))
+                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=interval),
+                                            audit_head=None if head is None else head_to_proto(head))
             return pb.AwaitTaskResponse(standby=pb.Standby(
                 reason=_REASONS[answer.reason], study=answer.study, round=answer.round, round_count=answer.rounds,
                 text=answer.text))

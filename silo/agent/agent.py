@@ -34,6 +34,7 @@ from semisilo.silo.compute.messages import Survey
 from semisilo.silo.link.link import Link, is_fatal
 from semisilo.silo.link.retrying_calls import waits
 from semisilo.silo.link.traffic import Carried, Traffic
+from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.disclosures import DisclosureLog, announcement
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.memory import SiloMemory
@@ -77,7 +78,7 @@ class Agent:
 
     def __init__(self, *, home: SiloHome, silo: str, address: str, policy: Policy, choice: JoinChoice, link: Link,
                  compute: Compute, display: Display, traffic: Traffic, renew: Callable[[], Awaitable[None]],
-                 exit_when_finished: bool = False, federation: str = "",
+                 exit_when_finished: bool = False, federation: str = "", heads: HeadRecord | None = None,
                  poll_seconds: float = _POLL_SECONDS, clock: Callable[[], float] = time.time,
                  on_task: Callable[[TaskOutcome], None] = lambda outcome: None) -> None:
         """
@@ -86,6 +87,8 @@ class Agent:
             silo: this silo's name, from its certificate.
             address: of the coordinator, to show.
             federation: its name, likewise.
+            heads: checks and keeps the heads of the coordinator's audit trail; None where there is no authority to
+                check them against.
             choice: which images.
             link: the connection; its `on_trouble` and `on_contact` should be `trouble` and `contact` of this object.
             compute: runs `semisilo.silo.compute.operations.Operations`.
@@ -100,6 +103,7 @@ class Agent:
         self._silo = silo
         self._address = address
         self._where = f"{federation} at {address}" if federation else address
+        self._heads = heads
         self._heard = False
         self._first_line = ""
         self._policy = policy
@@ -163,6 +167,7 @@ class Agent:
                     self._first_line = ""
                     if first:
                         self._display.event(f"connected to {self._where}")
+                    self._keep_head(answer)
                     away = self._away()
                     if away is not None and not self._said_away:
                         continue  # given in the moment in which that began: the next call says so
@@ -282,6 +287,24 @@ class Agent:
         """Takes note of what the connection has carried; to be called now and then."""
         with contextlib.suppress(OSError):
             self._budget.carried(self._traffic.total(), self._clock(), durably=durably)
+
+    def _keep_head(self, answer: pb.AwaitTaskResponse) -> None:
+        """Checks and keeps the head of the audit trail that came with a task. What is wrong with it is said, and is no
+        reason to stop: who has tampered with the trail would else have stopped the study as well."""
+        if self._heads is None or not answer.HasField("audit_head"):
+            return
+        try:
+            news = self._heads.saw(answer.audit_head, study=printable(answer.task.study, limit=128),
+                                   round=answer.task.round, seen_unix=self._clock())
+        except OSError as error:
+            _LOG.warning("the head of the coordinator's audit trail cannot be kept: %s", error)
+            return
+        if news.problem:
+            _LOG.error("the coordinator's audit trail: %s", news.problem)
+            self._display.event(f"WARNING: the coordinator's audit trail: {news.problem}. This silo keeps the proof and"
+                                " goes on. See: silo disclosures --check")
+        elif news.text:
+            self._display.event(f"{news.text}.")
 
     async def _work(self, task: pb.Task, away: Away | None) -> bool:
         """Does a task, or refuses it when this site is `away`, and tells what became of it; whether it was answered."""

@@ -34,6 +34,11 @@ def disclosures(
              "enrolment, renewal, leaving, evaluation, model.")] = None,
     csv_: Annotated[Path | None, typer.Option(
         "--csv", metavar="FILE", show_default=False, help="Write them to FILE as CSV; - for standard output.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check instead what this silo has seen of the coordinator's "
+                                                        "audit trail: HOME/heads.jsonl.")] = False,
+    coordinator_export: Annotated[Path | None, typer.Option(
+        "--coordinator-export", metavar="FILE", show_default=False,
+        help="With --check: also against the whole trail, from `coordinator audit --format json`.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Shows what has left this site, newest last.
@@ -41,28 +46,38 @@ def disclosures(
     What, when, how many bytes, and their digest. The record is HOME/disclosures.jsonl. A line
     is on disk before anything of what it tells of is sent. Works without the coordinator, and after `silo leave`.
 
+    With --check it looks at the signed heads of the coordinator's audit trail that came with tasks: a trail that was
+    cut off or rewritten contradicts them. Two heads that do stay in HOME/heads.jsonl, signed: a proof.
+
     \b
     Examples:
       silo disclosures
       silo disclosures --since 7d --kind update
       silo disclosures --study first --csv first.csv
       silo disclosures --json | jq .totals
+      silo disclosures --check --coordinator-export audit.json
 
     \b
-    Exit status: 0; 1 when a line of the record cannot be read, which is then named.
+    Exit status: 0; 1 when a line of the record cannot be read, which is then named, or the check finds something.
     """
     import time
 
     from semisilo.common.errors import UsageError
+    from semisilo.common.text.command_line import since_unix
     from semisilo.common.text.describe import counted
     from semisilo.common.text.logs import printable
-    from semisilo.silo.site.disclosure_table import as_csv, as_json, as_text, choose, since_unix
+    from semisilo.silo.site.disclosure_table import as_csv, as_json, as_text, choose
     from semisilo.silo.site.disclosures import read_lines
     from semisilo.silo.site.home import SiloHome
 
     folder = home_of(home)
     if not folder.is_dir():
         raise UsageError(f"{folder} holds no silo.", remedy="Say which one: silo disclosures --home DIR")
+    if check:
+        _check(folder, coordinator_export, as_json=json_)
+        return
+    if coordinator_export is not None:
+        raise UsageError("--coordinator-export belongs to --check.", remedy="Add --check.")
     path = SiloHome(folder).disclosures
     chosen = choose(read_lines(path), study=study, kinds=tuple(kind or ()),
                     since=None if since is None else since_unix(since, time.time()))
@@ -83,4 +98,25 @@ def disclosures(
     for line in chosen.broken:
         typer.echo(f"{path}: line {line.number} cannot be read: {printable(line.reason)}", err=True)
     if chosen.broken:
+        raise typer.Exit(1)
+
+
+def _check(folder: Path, export: Path | None, *, as_json: bool) -> None:
+    from semisilo.common.text.logs import printable
+    from semisilo.silo.site.trail_check import check_trail
+
+    found = check_trail(folder, export)
+    if as_json:
+        import json
+
+        from semisilo.common.config import to_dict
+
+        typer.echo(json.dumps(to_dict(found), ensure_ascii=False, indent=2))
+    else:
+        typer.echo(found.text)
+        for note in found.notes:
+            typer.echo(f"  note: {printable(note, limit=1000)}")
+        for problem in found.problems:
+            typer.echo(f"  WRONG: {printable(problem, limit=1000)}", err=True)
+    if found.problems:
         raise typer.Exit(1)

@@ -21,6 +21,7 @@ from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations,
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy, load_policy
+from semisilo.silo.site.trail_check import TrailFacts, trail_facts
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 
 __all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "SiloFacts", "facts", "lines"]
@@ -117,6 +118,8 @@ class SiloFacts:
     """None when silo.toml cannot be read; so is the budget then."""
     budget: BudgetFacts | None
     last_disclosure: LastDisclosure | None
+    audit_trail: TrailFacts | None
+    """What was seen of the coordinator's audit trail; None before the first task."""
     evaluations: tuple[EvaluationFacts, ...]
     """Global models on this site's test images, of the study that was evaluated last, oldest first."""
 
@@ -153,7 +156,7 @@ def facts(folder: Path, *, now: float) -> SiloFacts:
         days_left=round((identity.not_after_unix - now) / 86400, 2), running=running, agent=agent, policy_error=error,
         hours=None if policy is None else _hours(policy.hours, now),
         budget=None if policy is None else _budget(home, policy, now), last_disclosure=_last_disclosure(home),
-        evaluations=_evaluations(home))
+        audit_trail=trail_facts(home), evaluations=_evaluations(home))
 
 
 def _evaluations(home: SiloHome) -> tuple[EvaluationFacts, ...]:
@@ -233,6 +236,8 @@ def lines(found: SiloFacts, *, now: float) -> list[str]:
         when = printable(last.time, limit=40) if last.unix is None else _ago(last.unix, now)
         what = f"{printable(last.kind, limit=40)}{of}, {describe_bytes(last.bytes)}"
         rows.append(("last to leave", f"{what}, {when} (silo disclosures)"))
+    if found.audit_trail is not None:
+        rows.append(("audit trail", _trail_text(found.audit_trail)))
     if found.evaluations:
         rows.append(("at this site", found.evaluations[-1].text))
     if found.policy_error:
@@ -243,6 +248,14 @@ def lines(found: SiloFacts, *, now: float) -> list[str]:
     if agent.last_error:
         rows.append(("trouble", agent.last_error))
     return [f"{name:<14}{value}" for name, value in rows]
+
+
+def _trail_text(trail: TrailFacts) -> str:
+    if trail.problems:
+        return (f"CONTRADICTS ITSELF ({counted(trail.problems, 'time')}), last on "
+                f"{printable(trail.last_problem_seen, limit=40)}: {printable(trail.last_problem)}"
+                " (silo disclosures --check)")
+    return f"seen up to event {trail.number}"
 
 
 def _budget_text(budget: BudgetFacts) -> str:

@@ -12,19 +12,16 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 
-from semisilo.common.config import parse_duration
-from semisilo.common.errors import BadConfiguration, UsageError
+from semisilo.common.errors import UsageError
 from semisilo.common.text.describe import describe_bytes
 from semisilo.common.text.logs import printable
 from semisilo.silo.site.disclosures import KINDS, Broken, Line
 
-__all__ = ["Chosen", "as_csv", "as_json", "as_text", "choose", "since_unix"]
+__all__ = ["Chosen", "as_csv", "as_json", "as_text", "choose"]
 
 _COLUMNS = ("time", "kind", "study", "round", "phase", "method", "groups", "bytes", "digest", "num_examples", "metrics",
             "text", "content", "update_id")
-_DURATION = re.compile(r"\d+(\.\d+)?(s|m|h|d)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,21 +31,6 @@ class Chosen:
     lines: tuple[Line, ...]
     broken: tuple[Broken, ...]
     """Lines that cannot be read: of the whole record, whatever was asked for."""
-
-
-def since_unix(text: str, now_unix: float) -> float:
-    """The moment of "7d", "12h", "2026-11-21" or "2026-11-21 14:30" (in local time), Unix seconds.
-
-    Raises: UsageError.
-    """
-    try:
-        if _DURATION.fullmatch(text.strip()):
-            return now_unix - parse_duration(text.strip())
-        moment = datetime.fromisoformat(text.strip())
-        return moment.timestamp()
-    except (ValueError, BadConfiguration, OverflowError):
-        raise UsageError(f"--since: {printable(text, limit=60)!r} is neither a time span nor a date.",
-                         remedy='Write for example "7d", "12h" or "2026-11-21".') from None
 
 
 def choose(lines: Iterable[Line | Broken], *, study: str | None = None, kinds: Sequence[str] = (),

@@ -5,6 +5,7 @@ silo.toml            policy                     identity/            key and cer
 join.json            source of the last join    memory/              what trainers keep, the pending update
 status.json          for `silo status`          cache/               payloads by digest
 disclosures.jsonl    what left this site        outgoing/            updates on their way
+heads.jsonl          heads of the coordinator's audit trail that this silo has seen
 day.json             bytes carried today        rounds.json          what the last tasks took
 evaluations.json     what global models are worth on this site's test images
 models/              models of studies that are over, while they arrive
@@ -128,6 +129,11 @@ class SiloHome:
     def disclosures(self) -> Path:
         """What left this site."""
         return self.folder / "disclosures.jsonl"
+
+    @property
+    def heads(self) -> Path:
+        """Heads of the coordinator's audit trail that this silo has seen."""
+        return self.folder / "heads.jsonl"
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -25,8 +25,10 @@ from semisilo.common.errors import DiskFull, SemisiloError
 from semisilo.common.methods.contract import Phase
 from semisilo.common.process.child import ComputeDied
 from semisilo.common.rpc.meter import MessageMeter
+from semisilo.coordinator.federation.audit_key import HeadSigner
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
@@ -42,10 +44,12 @@ from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.agent.agent import Agent
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.traffic import Carried
+from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.policy import Policy
 from tests.simulator import disk as disk_module
 from tests.simulator.database import Database, databases
+from tests.simulator.identity import AUTHORITY, audit_key
 from tests.simulator.loop import Killed, SeededLoop, TooLong
 from tests.simulator.machine import Life, Machine, PointOfDeath
 from tests.simulator.network import Channel, Network, Server
@@ -253,9 +257,13 @@ class SimulatedFederation:
         engine = Engine(ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
                         accountant=meter, clock=lambda: time.time(), steady=lambda: time.monotonic(),
                         folders=EngineFolders(studies=_FOLDER / "studies", payloads=_FOLDER / "payloads"))
+        heads = HeadSigner(ledger, audit_key())
+        with contextlib.suppress(DiskFull):
+            note_start(ledger)
         server = Server(life)
         RoundServicer(task_service=task_service, roster=roster, runtime=runtime, meter=meter,
                       models=SharedModels(ledger, _FOLDER / "studies"), federation="f", max_uploads=3,
+                      audit_head=heads.current,
                       clock=lambda: time.time()).add_to(  # type: ignore[arg-type]
                           server, SiloCalls("f", clock=lambda: time.monotonic()))
         await compute.start()
@@ -298,7 +306,7 @@ class SimulatedFederation:
             pass
 
         agent = Agent(home=home, silo=name, address="hub:1", federation="f", policy=_POLICY,
-                      choice=JoinChoice(source=f"/~{name}/images"), link=link,
+                      heads=HeadRecord(home.heads, AUTHORITY), choice=JoinChoice(source=f"/~{name}/images"), link=link,
                       compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
                       renew=renew, exit_when_finished=True, poll_seconds=50.0, clock=lambda: time.time())
         await agent.run()

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.audit.head import find_head
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
+from semisilo.silo.site.audit_heads import SeenHead, read_heads
 from semisilo.silo.site.memory import SiloMemory
 from tests.simulator.schedule import COORDINATOR, SILOS
 from tests.simulator.training import (
@@ -51,6 +55,7 @@ def broken_invariants(federation: SimulatedFederation) -> list[str]:
     found += _bytes(federation, ledger, STUDY)
     found += _memory(federation, ledger, STUDY)
     found += _files(federation, ledger, STUDY)
+    found += _heads(federation, ledger)
     return found
 
 
@@ -193,4 +198,21 @@ def _files(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
     if left and COORDINATOR not in federation.schedule.machines_that_lose_power:
         # What was removed may be there again after a loss of power; the next round of any study removes it.
         found.append(f"the spool still has {len(left)} updates")
+    return found
+
+
+def _heads(federation: SimulatedFederation, ledger: Ledger) -> list[str]:
+    """The audit trail holds every head of it that a silo has seen, and says what the tables hold."""
+    seen = [(silo, head) for silo in SILOS for head in read_heads(Path(f"/~{silo}/heads.jsonl"))]
+    walk = ChainWalk({head.signed.head.number for _, head in seen if isinstance(head, SeenHead)})
+    found = [f"the audit trail: {problem}" for problem in compare_tables(ledger, walk)]
+    for silo, head in seen:
+        if isinstance(head, SeenHead):
+            problem = head.problem or find_head(head.signed.head, walk).problem
+        else:
+            problem = head.reason
+        if problem:
+            found.append(f"{silo}: head {head.line} of the audit trail: {problem}")
+    if len({silo for silo, _ in seen}) < len(SILOS) and federation.schedule.quorum == len(SILOS):
+        found.append("a silo has seen no head of the audit trail")
     return found

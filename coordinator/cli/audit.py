@@ -1,0 +1,105 @@
+"""The commands `coordinator verify` and `coordinator audit`: parse, call, print.
+
+Tests: tests/coordinator/cli/test_audit.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from semisilo.common.text.command_line import JsonOption
+from semisilo.coordinator.cli.options import Folder, complete_studies
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command()(verify)
+    app.command()(audit)
+
+
+def verify(folder: Folder = Path(),
+           heads: Annotated[list[Path] | None, typer.Option(
+               "--heads", metavar="FILE", help="What a silo has seen of the audit trail: heads.jsonl from its home "
+                                               "folder; may be given several times.")] = None,
+           as_json: JsonOption = False) -> None:
+    """Check the audit trail: every event, the rows that events tell of, the last signed head, and heads of silos.
+
+    Finds events that were altered or removed, and rounds, updates, certificates, silos and studies that differ from
+    what the events say. That the end was cut off, or all of it rewritten, shows against what silos have kept: ask them
+    for their heads.jsonl. Changes nothing; works while serve runs.
+
+    \b
+    Examples:
+      coordinator verify
+      coordinator verify --heads hospital-a/heads.jsonl --heads hospital-b/heads.jsonl
+
+    \b
+    Exit status: 0; 1 when something is wrong, one line each.
+    """
+    from semisilo.common.text.describe import counted
+    from semisilo.common.text.logs import printable
+    from semisilo.coordinator.federation.audit_check import verify as check
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
+
+    federation = open_federation(folder)
+    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+        found = check(federation, ledger, tuple(heads or ()))
+    if as_json:
+        import json
+
+        from semisilo.common.config import to_dict
+
+        typer.echo(json.dumps(to_dict(found), indent=2, ensure_ascii=False))
+    else:
+        compared = f", {counted(found.silo_heads, 'head')} of silos compared" if heads else ""
+        typer.echo(f"{counted(found.events, 'event')}, signed up to event {found.signed}{compared}: "
+                   f"{counted(len(found.problems), 'problem') if found.problems else 'all as it was written'}.")
+        for note in found.notes:
+            typer.echo(f"  note: {printable(note, limit=1000)}")
+        for problem in found.problems:
+            typer.echo(f"  WRONG: {printable(problem, limit=1000)}", err=True)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def audit(folder: Folder = Path(),
+          as_format: Annotated[Literal["csv", "json"], typer.Option(
+              "--format", help="csv for a spreadsheet; json keeps all that a check of the chain needs.")] = "csv",
+          study: Annotated[str, typer.Option("--study", metavar="STUDY", autocompletion=complete_studies,
+                                             help="Only events of this study.")] = "",
+          since: Annotated[str, typer.Option("--since", metavar="WHEN", help='Only events since then: "7d", "12h", or '
+                                             'a date such as "2026-11-21" (local time).')] = "",
+          out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE; standard output "
+                                                                                       "by default.")] = None) -> None:
+    """Write the audit trail: what happened when, and who did it. Times are UTC, with the zone.
+
+    \b
+    Examples:
+      coordinator audit --since 30d -o audit.csv
+      coordinator audit --format json -o audit.json     for silo disclosures --check --coordinator-export
+    """
+    import sys
+    import time
+
+    from semisilo.common.text.command_line import since_unix
+    from semisilo.coordinator.federation.audit_export import export_trail
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.ledger import Ledger
+
+    federation, now = open_federation(folder), time.time()
+    with contextlib.ExitStack() as stack:
+        ledger = stack.enter_context(contextlib.closing(Ledger(federation.ledger)))
+        if study:
+            ledger.study(study)
+        target = sys.stdout if out is None else stack.enter_context(out.open("w", encoding="utf-8", newline=""))
+        count = export_trail(federation.name, ledger, target, form=as_format, study=study, now_unix=now,
+                             since_unix=since_unix(since, now) if since else 0.0)
+    if out is not None:
+        typer.echo(f"{count} events are in {out}.")

@@ -1,0 +1,258 @@
+"""Whether the tables say what the audit trail says: rounds, updates, certificates, silos and studies.
+
+They are made again from the events alone; a row that somebody has altered, added or removed differs from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from semisilo.common.audit.chain import ChainedEvent, ChainWalk
+from semisilo.common.config import canonical_json
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.states import RoundState, StudyState
+
+__all__ = ["compare_tables"]
+
+Key = TypeVar("Key")
+_LETTERS = 80
+_UNKNOWN = None
+"""What events of earlier versions do not tell."""
+_STUDY_EVENTS = {f"study_{state}": str(state) for state in StudyState}
+_ROUND_EVENTS = {f"round_{state}": str(state) for state in RoundState}
+_FACTS = ("frozen", "numerics", "baseline")
+
+
+@dataclass(slots=True)
+class _Round:
+    sample: str
+    state: str = str(RoundState.PREPARING)
+    state_digest: str | None = _UNKNOWN
+    metrics: str | None = _UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    study: str
+    round: int
+    silo: str
+    digest: str | None
+    bytes: int | None
+    example_count: int | None
+
+
+@dataclass(slots=True)
+class _Certificate:
+    silo: str
+    not_after_unix: float | None
+    revoked: bool = False
+
+
+@dataclass(slots=True)
+class _Silo:
+    revoked: bool = False
+    left: bool = False
+    set_aside: bool = False
+
+
+@dataclass(slots=True)
+class _Study:
+    state: str
+    config: str
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+class _Told:
+    """What the events tell, as the tables should hold it."""
+
+    def __init__(self) -> None:
+        self.studies: dict[str, _Study] = {}
+        self.rounds: dict[tuple[str, int], _Round] = {}
+        self.updates: dict[str, _Update] = {}
+        self.certificates: dict[str, _Certificate] = {}
+        self.silos: dict[str, _Silo] = {}
+        self.simulated = False
+        """Whether silos were simulated, which enrol without an event of each."""
+
+    def hear(self, event: ChainedEvent) -> None:
+        """Takes the next event."""
+        if event.study:
+            self._of_study(event)
+        else:
+            self._of_silo(event)
+
+    def _of_study(self, event: ChainedEvent) -> None:
+        kind, study, detail = event.kind, event.study, event.detail
+        if "config" in detail:  # it is queued, or queued again
+            known = self.studies.get(study)
+            config = canonical_json(detail["config"])
+            self.studies[study] = _Study(str(StudyState.QUEUED), config, known.facts if known is not None else {})
+        elif kind in _STUDY_EVENTS:
+            self.studies[study].state = _STUDY_EVENTS[kind]
+        elif kind.removeprefix("study_") in _FACTS:
+            name = kind.removeprefix("study_")
+            self.studies[study].facts[name] = canonical_json(detail[name])
+        elif kind == "study_rolled_back":
+            self._go_back(study, _number(detail["round"]))
+        elif kind == "round_opened":
+            self.rounds[study, _number(detail["round"])] = _Round(canonical_json(detail["sample"]))
+        elif kind in _ROUND_EVENTS:
+            row = self.rounds[study, _number(detail["round"])]
+            row.state, row.state_digest = _ROUND_EVENTS[kind], str(detail["state_digest"]) or _UNKNOWN
+            if row.state == RoundState.COMPLETED:
+                row.metrics = canonical_json(detail["metrics"])
+        elif kind == "task_updated":
+            self.updates[str(detail["update_id"])] = _Update(
+                study, _number(detail["round"]), str(detail["silo"]), _text(detail.get("digest")),
+                _count(detail.get("bytes")), _count(detail.get("example_count")))
+
+    def _go_back(self, study: str, to_round: int) -> None:
+        self.rounds = {key: row for key, row in self.rounds.items() if key[0] != study or key[1] <= to_round}
+        self.updates = {key: row for key, row in self.updates.items() if row.study != study or row.round <= to_round}
+
+    def _of_silo(self, event: ChainedEvent) -> None:
+        kind, detail = event.kind, event.detail
+        name = str(detail.get("silo", ""))
+        if kind == "silos_simulated":
+            self.simulated = True
+        elif kind in ("silo_enrolled", "certificate_renewed"):
+            if kind == "silo_enrolled":
+                silo = self.silos.setdefault(name, _Silo())
+                silo.revoked = silo.left = False
+                self._revoke(name)
+            self.certificates[str(detail["serial"])] = _Certificate(name, _seconds(detail.get("not_after_unix")))
+        elif kind == "silo_revoked":
+            self.silos[name].revoked = True
+            self._revoke(name)
+        elif kind == "silo_left":
+            self.silos[name].left = True
+            self._revoke(name)
+        elif kind in ("silo_set_aside", "silo_taken_back"):
+            self.silos[name].set_aside = kind == "silo_set_aside"
+
+    def _revoke(self, silo: str) -> None:
+        for certificate in self.certificates.values():
+            if certificate.silo == silo:
+                certificate.revoked = True
+
+
+def compare_tables(ledger: Ledger, walk: ChainWalk) -> list[str]:
+    """Walks the chain to its end, and returns how the tables differ from it, one line each.
+
+    Raises: StorageDamaged when the chain itself is broken.
+    """
+    told = _Told()
+    # In one transaction: `serve` may write meanwhile.
+    with ledger.transaction(lasting=False):
+        ledger.walk_events(walk, look=told.hear)
+        return [*_studies(ledger, told), *_rounds(ledger, told), *_updates(ledger, told), *_certificates(ledger, told),
+                *_silos(ledger, told)]
+
+
+def _studies(ledger: Ledger, told: _Told) -> Iterator[str]:
+    rows = {row["name"]: row for row in ledger.query("SELECT * FROM study")}
+    yield from _missing("study {}", told.studies.keys(), rows.keys())
+    for name, row in rows.items():
+        want = told.studies.get(name)
+        if want is None:
+            continue
+        yield from _differs(f"study {name}", "state", row["state"], want.state)
+        yield from _differs(f"study {name}", "settings", row["config_json"], want.config)
+        for fact in _FACTS:
+            if row[f"{fact}_json"] is not None:
+                yield from _differs(f"study {name}", fact, row[f"{fact}_json"], want.facts.get(fact))
+
+
+def _rounds(ledger: Ledger, told: _Told) -> Iterator[str]:
+    rows = {(row["study"], row["number"]): row for row in ledger.query(
+        "SELECT study, number, state, sample_json, state_digest, metrics_json FROM round ORDER BY study, number")}
+    yield from _missing("round {0[1]} of {0[0]}", told.rounds.keys(), rows.keys())
+    for key, row in rows.items():
+        want, what = told.rounds.get(key), f"round {key[1]} of {key[0]}"
+        if want is None:
+            continue
+        yield from _differs(what, "state", row["state"], want.state)
+        yield from _differs(what, "silos", row["sample_json"], want.sample)
+        yield from _differs(what, "model", row["state_digest"], want.state_digest)
+        yield from _differs(what, "metrics", row["metrics_json"], want.metrics)
+
+
+def _updates(ledger: Ledger, told: _Told) -> Iterator[str]:
+    rows = {row["update_id"]: row for row in ledger.query(
+        "SELECT declared_update.*, task.study, task.round, task.silo FROM declared_update JOIN task USING (task_id)"
+        " WHERE accepted_unix IS NOT NULL ORDER BY task.study, task.round, task.silo")}
+    yield from _missing("update {}", told.updates.keys(), rows.keys())
+    for key, row in rows.items():
+        want, what = told.updates.get(key), f"the update of {row['silo']} in round {row['round']} of {row['study']}"
+        if want is None:
+            continue
+        found = _Update(row["study"], row["round"], row["silo"], row["digest"], row["size_bytes"], row["example_count"])
+        for name in ("study", "round", "silo", "digest", "bytes", "example_count"):
+            yield from _differs(what, name, getattr(found, name), getattr(want, name))
+
+
+def _certificates(ledger: Ledger, told: _Told) -> Iterator[str]:
+    rows = {row["serial"]: row for row in ledger.query("SELECT * FROM certificate ORDER BY silo, issued_unix")}
+    yield from _missing("certificate {}", told.certificates.keys(), rows.keys())
+    for serial, row in rows.items():
+        want, what = told.certificates.get(serial), f"certificate {serial} of {row['silo']}"
+        if want is None:
+            continue
+        yield from _differs(what, "silo", row["silo"], want.silo)
+        yield from _differs(what, "end", row["not_after_unix"], want.not_after_unix)
+        yield from _differs(what, "revocation", row["revoked_unix"] is not None, want.revoked)
+
+
+def _silos(ledger: Ledger, told: _Told) -> Iterator[str]:
+    rows = {row["name"]: row for row in ledger.query("SELECT * FROM silo ORDER BY name")}
+    known = rows.keys() & told.silos.keys() if told.simulated else rows.keys()
+    yield from _missing("silo {}", told.silos.keys(), known)
+    for name, row in rows.items():
+        want = told.silos.get(name)
+        if want is None:
+            continue
+        for what, found, wanted in (("revocation", row["revoked_unix"], want.revoked),
+                                    ("leaving", row["left_unix"], want.left),
+                                    ("being set aside", row["set_aside_unix"], want.set_aside)):
+            yield from _differs(f"silo {name}", what, found is not None, wanted)
+
+
+def _missing(what: str, told: Collection[Key], rows: Collection[Key]) -> Iterator[str]:
+    for key in told:
+        if key not in rows:
+            yield f"{what.format(key)} is in the audit trail and not in the ledger"
+    for key in rows:
+        if key not in told:
+            yield f"{what.format(key)} is in the ledger and not in the audit trail"
+
+
+def _differs(what: str, name: str, row: object, told: object) -> Iterator[str]:
+    if told is not _UNKNOWN and row != told:
+        yield f"{what}: its {name} is {_short(row)} in the ledger, and {_short(told)} in the audit trail"
+
+
+def _short(value: object) -> str:
+    text = {True: "there", False: "not there"}[value] if isinstance(value, bool) else str(value)
+    return text if len(text) <= _LETTERS else f"{text[:_LETTERS]}..."
+
+
+# What a detail holds: the chain says that it is as it was written.
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _count(value: object) -> int | None:
+    return None if value is None else _number(value)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
