@@ -39,6 +39,16 @@ def test_wire_bytes_are_a_little_more_than_messages_and_these_than_payloads(undi
         assert payload < message < wire < 1.01 * payload + 50_000
 
 
+def test_the_audit_trail_holds_every_head_that_silos_have_seen(undisturbed: Undisturbed) -> None:
+    processes = undisturbed.processes
+    files = [processes.folder / silo / "heads.jsonl" for silo in processes.silos]
+    heads = ["--heads", *" --heads ".join(map(str, files)).split()]
+    report = json.loads(processes.coordinator("verify", *heads, "--json"))
+    assert report["problems"] == []
+    assert report["silo_heads"] >= 3 * len(files), "one of each round"
+    assert report["signed"] > 0
+
+
 @pytest.mark.slow
 def test_a_silo_that_is_revoked_in_the_middle_of_an_upload_is_cut_off_within_seconds(tmp_path: Path) -> None:
     with federation_behind_a_proxy(tmp_path) as (processes, proxy):

@@ -2,6 +2,8 @@
 they can be of one trail that only grows.
 
 The silo writes it (`semisilo.silo.site.audit_heads`); the coordinator's operator may be given a copy.
+
+Tests: tests/silo/site/test_audit_heads.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Everything is elliptic-curve P-256 with SHA-256, but for the key of audit heads, which is Ed25519. Times are Unix
 seconds (UTC). A federation has one authority, whose certificate is pinned by every silo. The coordinator's certificate
-carries the DNS name `coordinator.<federation>.semisilo`, a silo's the URI `urn:semisilo:<federation>:silo:<name>`: those
-names decide, the subjects are for people to read.
+carries the DNS name `coordinator.<federation>.semisilo`, a silo's the URI
+`urn:semisilo:<federation>:silo:<name>`: those names decide, the subjects are for people to read.
 """
 
 from __future__ import annotations

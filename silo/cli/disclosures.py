@@ -41,13 +41,13 @@ def disclosures(
         help="With --check: also against the whole trail, from `coordinator audit --format json`.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Shows what has left this site, newest last; with --check, whether the coordinator's audit trail holds.
+    """Shows what has left this site, newest last.
 
     What, when, how many bytes, and their digest. The record is HOME/disclosures.jsonl. A line
     is on disk before anything of what it tells of is sent. Works without the coordinator, and after `silo leave`.
 
-    --check looks at the signed heads of the coordinator's audit trail that came with tasks: a trail that was cut off or
-    rewritten contradicts them. Two heads that contradict each other stay in HOME/heads.jsonl, signed: a proof.
+    With --check it looks at the signed heads of the coordinator's audit trail that came with tasks: a trail that was
+    cut off or rewritten contradicts them. Two heads that do stay in HOME/heads.jsonl, signed: a proof.
 
     \b
     Examples:

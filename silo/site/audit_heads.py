@@ -1,8 +1,8 @@
 """Heads of the coordinator's audit trail that this silo has seen: `<home>/heads.jsonl`, one JSON object a line.
 
 Each came with a task, signed. A line is on disk before the task is worked on. As long as the trail only grows, each
-head has a higher number than the one before; one that contradicts an earlier one is kept as well, for the two prove that the
-trail was cut or rewritten.
+head has a higher number than the one before; one that contradicts an earlier one is kept as well, for the two prove
+that the trail was cut or rewritten.
 """
 
 from __future__ import annotations

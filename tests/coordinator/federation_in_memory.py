@@ -208,11 +208,11 @@ class Coordinator:
     """One life of a coordinator process over a folder."""
 
     def __init__(self, folder: Path, *, phases: tuple[Phase, ...] | None = None,
-                 clock: Callable[[], float] | None = None, spool_bytes: int = 0) -> None:
+                 clock: Callable[[], float] | None = None, spool_bytes: int = 0, waits: bool = False) -> None:
         import time
 
         self.folder = folder
-        self.ledger = Ledger(folder / "ledger.sqlite", waits=False)
+        self.ledger = Ledger(folder / "ledger.sqlite", waits=waits)
         self.roster = LedgerRoster(self.ledger)
         self.runtime = RuntimeState()
         self.payloads = PayloadStore(folder / "payloads")

@@ -33,6 +33,7 @@ from semisilo.common.rpc.tls import (
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 from semisilo.common.wire.tensors_pb2 import Chunk, PayloadReference
+from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import AuthorityKeys, CoordinatorCertificate, create_authority
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rpc.metering import RoundMeter
@@ -57,6 +58,8 @@ class Hub:
         self.credentials: dict[str, Credentials] = {}
         self.silos: dict[str, Any] = {}
         self.tasks: dict[str, TaskSpec] = {}
+        self.heads: dict[str, pb.AuditHead] = {}
+        """Silo -> the head of the audit trail that came with its task."""
 
     def enroll(self, silo: str, *, seconds: float = 3600.0) -> Credentials:
         """A certificate with its place in the roster."""
@@ -84,6 +87,7 @@ class Hub:
             while True:
                 answer = await self.silos[silo].AwaitTask(hello(), timeout=300)
                 if answer.WhichOneof("answer") == "task":
+                    self.heads[silo] = answer.audit_head
                     self.tasks[silo] = task_from_proto(answer.task, silo=silo)
                     return
         await asyncio.gather(*(wait_for_task(silo) for silo in SILOS))
@@ -96,10 +100,14 @@ class Hub:
 
 @contextlib.asynccontextmanager
 async def hub(folder: Path, *, spool_bytes: int = 0, max_uploads: int = 4, idle_seconds: float = 120.0,
-              participation: dict[str, Any] | None = None) -> AsyncIterator[Hub]:
-    """A hub whose first round waits for the silos alpha and beta."""
+              participation: dict[str, Any] | None = None, waits: bool = False) -> AsyncIterator[Hub]:
+    """A hub whose first round waits for the silos alpha and beta.
+
+    Args:
+        waits: for the disk, so that there are heads of the audit trail to hand out.
+    """
     (folder / "hub-files").mkdir()
-    coordinator = Coordinator(folder / "hub-files", spool_bytes=spool_bytes)
+    coordinator = Coordinator(folder / "hub-files", spool_bytes=spool_bytes, waits=waits)
     coordinator.ledger.query("PRAGMA synchronous = OFF")
     keys = create_authority(folder / "authority", "testing", now=time.time())
     shown = CoordinatorCertificate(folder / "authority", now=time.time()).current
@@ -109,7 +117,8 @@ async def hub(folder: Path, *, spool_bytes: int = 0, max_uploads: int = 4, idle_
     servicer = RoundServicer(task_service=coordinator.task_service, roster=coordinator.roster,
                              models=SharedModels(coordinator.ledger, coordinator.folder / "studies"),
                              runtime=coordinator.runtime, meter=meter, federation="testing", max_uploads=max_uploads,
-                             upload_idle_seconds=idle_seconds)
+                             upload_idle_seconds=idle_seconds, audit_head=HeadSigner(
+                                 coordinator.ledger, ensure_audit_key(folder / "authority", now=time.time())).current)
     servicer.add_to(server)
     await server.start()
     made = Hub(coordinator, keys, servicer, meter, port)

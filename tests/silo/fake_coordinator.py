@@ -82,6 +82,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     abort_reason: str = ""
     refuse_reason: str = ""
     hellos: list[pb.AwaitTaskRequest] = field(default_factory=list)
+    audit_heads: list[pb.AuditHead] = field(default_factory=list)
+    """Each goes along with one task."""
     downloads: list[tuple[str, int]] = field(default_factory=list)
     """(digest, offset)."""
     begins: list[pb.BeginUpdateRequest] = field(default_factory=list)
@@ -109,7 +111,7 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
             await asyncio.sleep(min(HOLD_SECONDS, request.poll_timeout.ToTimedelta().total_seconds()))
             return pb.AwaitTaskResponse(standby=self.standby)
         if self.tasks:
-            return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
+            return self._task()
         answer = self.standby if self.after is None else self.after
         if self.hold_polls:
             with contextlib.suppress(TimeoutError):
@@ -117,8 +119,12 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
                     while not self.tasks:
                         await asyncio.sleep(0.01)
             if self.tasks:
-                return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
+                return self._task()
         return pb.AwaitTaskResponse(standby=answer)
+
+    def _task(self) -> pb.AwaitTaskResponse:
+        head = self.audit_heads.pop(0) if self.audit_heads else None
+        return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2), audit_head=head)
 
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: Any) -> AsyncIterator[pb.DownloadPayloadResponse]:

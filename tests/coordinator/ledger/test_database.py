@@ -280,7 +280,7 @@ def test_an_altered_event_is_found(tmp_path: Path, ledger: Ledger, change: str) 
         assert ledger.check_events() == 3
         db.execute(change)
     db.close()
-    with pytest.raises(StorageDamaged, match=r"event [239] was altered"):
+    with pytest.raises(StorageDamaged, match=r"event [23] (was altered|is missing)"):
         ledger.check_events()
 
 

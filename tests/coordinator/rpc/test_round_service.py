@@ -18,9 +18,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.audit.head import HeadFinding, check_head, find_head
 from semisilo.common.errors import BadPayload, SemisiloError, by_code
 from semisilo.common.methods.contract import Meaning, TensorSpec
 from semisilo.common.payload.usage import FRAMING, parts_of
+from semisilo.common.rpc.convert import head_from_proto
 from semisilo.common.rpc.tls import MAX_CALLS, MESSAGE_LIMIT_BYTES
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.wire import round_service_pb2 as pb
@@ -67,6 +70,23 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+# The audit trail ------------------------------------------------------------------------------------------------------
+
+
+def test_every_task_brings_a_head_of_the_trail_that_the_ledger_holds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hub(tmp_path, waits=True) as made:
+            assert sorted(made.heads) == sorted(made.tasks)
+            signed = [head_from_proto(head) for head in made.heads.values()]
+            walk = ChainWalk({each.head.number for each in signed})
+            made.coordinator.ledger.walk_events(walk)
+            for each in signed:
+                check_head(each, made.keys.certificate)
+                assert find_head(each.head, walk) == HeadFinding()
+            await round_goes_on(made)
+    asyncio.run(scenario())
 
 
 # Declarations ---------------------------------------------------------------------------------------------------------

@@ -34,8 +34,10 @@ from semisilo.silo.compute.messages import Survey
 from semisilo.silo.link.link import Link, LinkSettings
 from semisilo.silo.link.retrying_calls import Backoff
 from semisilo.silo.link.traffic import Traffic
+from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.policy import Limits, Permit, Policy
+from tests.audit_kit import audit_key
 from tests.proxy import Proxy
 from tests.silo.fake_coordinator import HOLD_SECONDS, FakeCompute, FakeCoordinator, make_task, random_bytes, serving
 
@@ -94,6 +96,7 @@ async def agent_at(port: int, folder: Path, *, compute: FakeCompute | None = Non
         return None
     agent = Agent(home=home, silo="a", address="hub:8443", federation="lung", policy=policy or Policy(),
                   choice=choice, link=link, compute=compute, display=PlainDisplay(output),
+                  heads=HeadRecord(home.heads, audit_key().authority),
                   traffic=traffic, renew=renew(link) if renew else nothing, exit_when_finished=exit_when_finished,
                   poll_seconds=2.0, clock=clock)
     try:

@@ -1,0 +1,68 @@
+"""`coordinator verify` and `coordinator audit`: what they print, and how they end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.audit.export import read_export
+from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.cli.main import app
+from semisilo.coordinator.federation.authority import create_authority
+from tests.coordinator.ledger_fixture import Filled, fill_study
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    made = fill_study(tmp_path / "hub", done=2)
+    create_authority(made.federation.authority, made.federation.name, now=time.time())
+    return made
+
+
+def coordinator(filled: Filled, *words: str) -> int:
+    return run_cli(app, [*words, "--folder", str(filled.federation.folder)], name="coordinator")
+
+
+def test_verify_is_quiet_about_an_honest_ledger_and_names_each_problem(filled: Filled,
+                                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    assert coordinator(filled, "verify") == 0
+    events = filled.ledger.check_events()
+    assert capsys.readouterr().out == f"{events} events, signed up to event 0: all as it was written.\n"
+    filled.ledger.query("UPDATE round SET state_digest = 'ab'")
+    assert coordinator(filled, "verify") == 1
+    said = capsys.readouterr()
+    assert "3 problems." in said.out
+    assert said.err.count("WRONG: round ") == said.err.count("\n") == 3
+    assert coordinator(filled, "verify", "--json") == 1
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 3
+
+
+def test_the_export_is_the_whole_trail_or_a_part_of_it(filled: Filled, tmp_path: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "audit.json"
+    assert coordinator(filled, "audit", "--format", "json", "-o", str(path)) == 0
+    walk = ChainWalk()
+    assert [walk.step(event) for event in read_export(path)] == [""] * filled.ledger.check_events()
+    capsys.readouterr()
+    assert coordinator(filled, "audit", "--study", "first") == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert {row["study"] for row in rows} == {"first"}
+    assert datetime.fromisoformat(rows[0]["time"]).utcoffset() is not None
+    assert coordinator(filled, "audit", "--format", "json", "--since", "1s") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["complete"], document["federation"]) == (False, "lung-federation")
+    assert len(document["events"]) < walk.number
+
+
+@pytest.mark.parametrize(("words", "said"), [(("--study", "nobody"), "There is no study 'nobody'"),
+                                             (("--since", "soon"), "'soon' is neither a time span nor a date")])
+def test_what_cannot_be_exported_is_said_in_a_line(filled: Filled, words: tuple[str, ...], said: str,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    assert coordinator(filled, "audit", *words) == 2
+    assert said in capsys.readouterr().err

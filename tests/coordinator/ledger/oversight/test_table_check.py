@@ -1,0 +1,96 @@
+"""The tables are held against the audit trail: each kind of row that is altered, added or removed is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.errors import StorageDamaged
+from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.rollback import roll_back
+from semisilo.coordinator.ledger.oversight.table_check import compare_tables
+from semisilo.coordinator.ledger.roster import LedgerRoster, SimulatedMember
+from semisilo.coordinator.ledger.states import StudyState
+from tests.coordinator.ledger_fixture import Filled, fill_study, study_config
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    """A study of six rounds with every kind of answer, a silo that is set aside, one revoked, one renewed."""
+    made = fill_study(tmp_path / "hub", done=6, collecting=True)
+    made.roster.add_certificate(silo="hospital-a", serial=77, not_after_unix=5e9)
+    made.roster.set_aside("clinic-north", reason="noise")
+    made.roster.revoke("hospital-b")
+    return made
+
+
+def compared(ledger: Ledger) -> list[str]:
+    return compare_tables(ledger, ChainWalk())
+
+
+def test_an_honest_ledger_has_no_difference_whatever_has_happened(filled: Filled) -> None:
+    ledger, roster = filled.ledger, filled.roster
+    assert compared(ledger) == []
+    ledger.set_study_state("first", StudyState.STOPPED, reason="enough")
+    roll_back(ledger, "first", 2, operator="x", reason="y")
+    assert compared(ledger) == []
+    ledger.set_study_state("first", StudyState.STOPPED)
+    ledger.requeue_study("first", study_config(rounds=9))
+    ledger.refuse_study("second", "wrong")
+    roster.take_back("clinic-north")
+    roster.leave("clinic-north")
+    roster.add_invitation(silo="hospital-b", token_hash=b"t" * 32, expires_unix=4e9)
+    roster.use_invitation(b"t" * 32, key_fingerprint=b"f" * 32, certificate_der=b"c", serial=99, not_after_unix=4e9)
+    assert compared(ledger) == []
+
+
+def test_silos_of_a_simulation_are_no_difference(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", waits=False)
+    LedgerRoster(ledger).admit([SimulatedMember(name="a", labelled_count=1, unlabelled_count=2)], version="1",
+                               methods=("semifl",))
+    assert compared(ledger) == []
+    ledger.close()
+
+
+@pytest.mark.parametrize(("sql", "said"), [
+    ("UPDATE round SET state_digest = 'ab' WHERE number = 3", "round 3 of first: its model is ab in the ledger"),
+    ("UPDATE round SET metrics_json = '{\"accuracy\":0.999}' WHERE number = 3", "round 3 of first: its metrics"),
+    ("UPDATE round SET sample_json = '[]' WHERE number = 3", "round 3 of first: its silos"),
+    ("UPDATE round SET state = 'failed' WHERE number = 3", "round 3 of first: its state is failed in the ledger, and"
+                                                           " completed in the audit trail"),
+    ("DELETE FROM round WHERE number = 7", "round 7 of first is in the audit trail and not in the ledger"),
+    ("UPDATE declared_update SET digest = 'ab' WHERE task_id LIKE 'first/2/%/hospital-a'",
+     "the update of hospital-a in round 2 of first: its digest is ab"),
+    ("UPDATE declared_update SET size_bytes = 1 WHERE task_id LIKE 'first/2/%/hospital-a'", "its bytes is 1"),
+    ("UPDATE declared_update SET example_count = 9 WHERE task_id LIKE 'first/2/%/hospital-a'", "example_count is 9"),
+    ("DELETE FROM declared_update WHERE task_id LIKE 'first/2/%/hospital-a'", "is in the audit trail and not in the"),
+    ("UPDATE declared_update SET accepted_unix = 1, update_id = 'made up' WHERE task_id LIKE 'first/2/%/hospital-a'",
+     "update made up is in the ledger and not in the audit trail"),
+    ("UPDATE certificate SET revoked_unix = NULL WHERE silo = 'hospital-b'",
+     "certificate 3 of hospital-b: its revocation is not there in the ledger, and there in the audit trail"),
+    ("UPDATE certificate SET not_after_unix = 9e9 WHERE serial = '77'", "certificate 77 of hospital-a: its end"),
+    ("INSERT INTO certificate VALUES ('5', 'hospital-a', 1, 4e9, NULL)", "certificate 5 is in the ledger and not"),
+    ("UPDATE certificate SET silo = 'clinic-north' WHERE serial = '77'", "certificate 77 of clinic-north: its silo"),
+    ("UPDATE silo SET revoked_unix = NULL WHERE name = 'hospital-b'", "silo hospital-b: its revocation"),
+    ("UPDATE silo SET set_aside_unix = NULL WHERE name = 'clinic-north'", "silo clinic-north: its being set aside"),
+    ("UPDATE silo SET left_unix = 1 WHERE name = 'hospital-a'", "silo hospital-a: its leaving"),
+    ("INSERT INTO silo (name, enrolled_unix) VALUES ('x', 1)", "silo x is in the ledger and not in the audit trail"),
+    ("UPDATE study SET state = 'completed'", "study first: its state is completed in the ledger, and running in the"),
+    ("UPDATE study SET config_json = '{}'", "study first: its settings"),
+    ("UPDATE study SET baseline_json = '{}'", "study first: its baseline"),
+    ("UPDATE study SET frozen_json = '{}'", "study first: its frozen"),
+])
+def test_a_row_that_was_altered_is_named(filled: Filled, sql: str, said: str) -> None:
+    filled.ledger.query("PRAGMA foreign_keys = OFF")
+    filled.ledger.query(sql)
+    found = compared(filled.ledger)
+    assert any(said in problem for problem in found), found
+
+
+def test_a_broken_chain_is_said_by_itself(filled: Filled) -> None:
+    filled.ledger.query("DROP TRIGGER event_is_append_only_1")
+    filled.ledger.query("UPDATE event SET detail_json = '{}' WHERE number = 9")
+    with pytest.raises(StorageDamaged, match="event 9 was altered"):
+        compared(filled.ledger)
