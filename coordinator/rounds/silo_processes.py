@@ -20,6 +20,8 @@ _RETURNS = 3
 then two are counted."""
 _WITHIN_SECONDS = 86400.0
 """A round of both may last hours."""
+_LASTS_SECONDS = 600.0
+"""So long after the last return two are taken to be there; then it takes one more return, not three."""
 _REMEMBERED = 8
 """Processes of a silo, those that were heard last."""
 
@@ -57,7 +59,8 @@ class SiloProcesses:
         heard.addresses[process] = address
         if len(heard.addresses) > _REMEMBERED:
             del heard.addresses[next(iter(heard.addresses))]
-        if len(heard.returns) < _RETURNS or now - heard.returns[0] > _WITHIN_SECONDS:
+        if len(heard.returns) < _RETURNS or now - heard.returns[0] > _WITHIN_SECONDS \
+                or now - heard.returns[-1] > _LASTS_SECONDS:
             return None
         if not known:  # started again: whether the other is still there shows when that one calls
             heard.returns.clear()

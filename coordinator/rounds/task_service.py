@@ -32,19 +32,17 @@ from semisilo.common.storage.store import PartialFile, PayloadStore
 from semisilo.common.text.log_context import bind
 from semisilo.common.text.logs import printable
 from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
-from semisilo.coordinator.federation.token_bucket import TokenBucket
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
 from semisilo.coordinator.ledger.events import note_late_answer
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
-from semisilo.coordinator.ledger.oversight.rollback import count_rollbacks
 from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
-from semisilo.coordinator.rounds.silo_processes import SiloProcesses
+from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
@@ -53,8 +51,6 @@ __all__ = ["BeginAnswer", "Hello", "Standby", "TaskService", "UpdateDeclaration"
 _LOG = logging.getLogger("semisilo.coordinator")
 _UPDATE_ID = re.compile(r"[0-9a-f]{16,64}")
 _LONGEST_AWAY_SECONDS = 31 * 86400.0
-_TWICE_SECONDS = 3600.0
-"""One notice in that time about an identity that is in use twice."""
 _IDLE_POLL_SECONDS = 5.0  # with no study, so that a silo that should end hears of it soon
 
 
@@ -119,15 +115,8 @@ class TaskService:
         """Silo -> when it was last told that there is no study; Unix seconds."""
         self._late_tasks: set[str] = set()
         """Of which the audit trail says that an answer came late."""
-        self._processes = SiloProcesses()
-        self._twice: dict[str, TokenBucket] = {}
-        """Silo -> how often the ledger is told that its identity is in use twice."""
-        self._memories: dict[str, str] = {}
-        """Silo -> the study whose memory it last said to have."""
-        self._lost: dict[str, str] = {}
-        """Silo -> the task with which it last came back without its memory."""
-        self.warnings: dict[str, dict[NoticeKind, str]] = {}
-        """Silo -> what somebody there should know."""
+        self.warnings = SiloWarnings(ledger)
+        """What silos should hear beside the answers to their calls for a task."""
         self._above: dict[str, str] = {}
         """Silo -> the task whose update last claimed more images than the silo has announced."""
         self._told_aside: dict[str, str] = {}
@@ -145,9 +134,8 @@ class TaskService:
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
                                 memory_study=hello.memory_study, memory_round=hello.memory_round, now_unix=now)
             self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
-        self._look_for_a_copy(silo, hello)
-        if hello.memory_round:
-            self._memories[silo] = hello.memory_study
+        self.warnings.called(silo, hello.process, address=hello.address, memory_study=hello.memory_study,
+                             memory_round=hello.memory_round)
         for each in hello.evaluations:
             self._note_evaluation(silo, each)
         self._runtime.held[silo] = hello.held
@@ -158,7 +146,8 @@ class TaskService:
         while True:
             task = None if hello.away_reason else self._current_task(silo)
             if task is not None:
-                self._look_for_memory(task, hello)
+                self.warnings.given(task, hello.process, memory_study=hello.memory_study,
+                                    memory_round=hello.memory_round)
                 return await self._give(task, hello.held)
             aside = self._why_aside(silo)
             if aside is not None and (self._told_aside.get(silo) != aside or self._clock() >= end):
@@ -174,47 +163,6 @@ class TaskService:
                 return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=self._runtime.text)
             await self._runtime.wait_for_call(end - self._clock())
-
-    def _look_for_a_copy(self, silo: str, hello: Hello) -> None:
-        """Tells both sides when two processes call with one certificate."""
-        places = self._processes.heard(silo, hello.process, address=hello.address)
-        if places is None:
-            self._warn(silo, NoticeKind.USED_TWICE, "")
-            return
-        text = (f"its identity is in use twice: a process at {places[0] or 'an unknown address'} and one at"
-                f" {places[1] or 'an unknown address'} call in turn")
-        self._warn(silo, NoticeKind.USED_TWICE, f"silo '{silo}': {text}. Stop the one that is not to be; if it is not"
-                   f" yours, ask the coordinator's operator to run: coordinator revoke {silo}")
-        # For as long as it lasts, and both may call at any rate.
-        if self._twice.setdefault(silo, TokenBucket(1, 1 / _TWICE_SECONDS)).take(time.monotonic()) == 0.0:
-            _LOG.warning("%s: %s", silo, text)
-            add_notice(self._ledger, NoticeKind.USED_TWICE, silo=silo, text=text)
-
-    def _look_for_memory(self, task: TaskRow, hello: Hello) -> None:
-        """Tells both sides when a silo has no memory of a study in which it had part. What it has, it says by study and
-        round; of a method that keeps nothing it names the study alone."""
-        silo, last = task.silo, task.spec.last_folded_round
-        wiped = not hello.memory_study
-        emptied = (hello.memory_study == self._memories.get(silo) == task.study and not hello.memory_round
-                   and not count_rollbacks(self._ledger, task.study))  # going back drops what came later
-        if not (hello.process and last and (wiped or emptied)):
-            self._warn(silo, NoticeKind.MEMORY_LOST, "")
-            return
-        text = (f"its update of round {last} was folded, and it has come back without its memory"
-                f"{' of any study' if wiped else ''}")
-        self._warn(silo, NoticeKind.MEMORY_LOST, f"silo '{silo}', study {task.study}: {text}. It goes on, and what the"
-                   " method keeps at silos begins anew; look whether its home folder is the one that it had")
-        if self._lost.get(silo) != task.task_id:  # it may be given again
-            self._lost[silo] = task.task_id
-            _LOG.warning("round %d: %s: %s", task.round, silo, text)
-            add_notice(self._ledger, NoticeKind.MEMORY_LOST, study=task.study, round=task.round, silo=silo, text=text)
-
-    def _warn(self, silo: str, kind: NoticeKind, text: str) -> None:
-        """What the silo's calls are answered with beside all else, from now on; empty for nothing more."""
-        if text:
-            self.warnings.setdefault(silo, {})[kind] = text
-        elif self.warnings.get(silo, {}).pop(kind, "") and not self.warnings[silo]:
-            del self.warnings[silo]
 
     def _why_aside(self, silo: str) -> str | None:
         """Why the operator leaves a silo out of what runs; None where it takes part, or no study runs."""

@@ -188,7 +188,7 @@ class RoundServicer:
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
-            warning = ". ".join(self._task_service.warnings.get(silo, {}).values())
+            warning = self._task_service.warnings.text(silo)
             if isinstance(answer, TaskSpec):
                 return pb.AwaitTaskResponse(warning=warning, task=task_to_proto(answer, report_interval_seconds=min(
                     _LONGEST_REPORT_SECONDS, max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))))

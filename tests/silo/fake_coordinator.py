@@ -81,6 +81,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     """So many downloads stop after their first chunk and never go on."""
     abort_reason: str = ""
     refuse_reason: str = ""
+    warning: str = ""
+    """Beside every answer to a call for a task."""
     hellos: list[pb.AwaitTaskRequest] = field(default_factory=list)
     downloads: list[tuple[str, int]] = field(default_factory=list)
     """(digest, offset)."""
@@ -107,9 +109,9 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
         self.hellos.append(request)
         if request.HasField("away") and self.heeds_away:
             await asyncio.sleep(min(HOLD_SECONDS, request.poll_timeout.ToTimedelta().total_seconds()))
-            return pb.AwaitTaskResponse(standby=self.standby)
+            return pb.AwaitTaskResponse(warning=self.warning, standby=self.standby)
         if self.tasks:
-            return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
+            return self._first_task()
         answer = self.standby if self.after is None else self.after
         if self.hold_polls:
             with contextlib.suppress(TimeoutError):
@@ -117,8 +119,12 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
                     while not self.tasks:
                         await asyncio.sleep(0.01)
             if self.tasks:
-                return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
-        return pb.AwaitTaskResponse(standby=answer)
+                return self._first_task()
+        return pb.AwaitTaskResponse(warning=self.warning, standby=answer)
+
+    def _first_task(self) -> pb.AwaitTaskResponse:
+        return pb.AwaitTaskResponse(warning=self.warning,
+                                    task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
 
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: Any) -> AsyncIterator[pb.DownloadPayloadResponse]:
