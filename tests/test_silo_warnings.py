@@ -27,8 +27,8 @@ def test_a_home_that_was_copied_and_is_used_twice_is_said_on_both_sides(tmp_path
         processes.join("copy")
         processes.wait_for(lambda: "identity is in use twice" in processes.log("alpha") + processes.log("copy"))
         processes.wait_for(lambda: "alpha: its identity is in use twice" in processes.log("coordinator"))
-        assert "alpha: its identity is in use twice: a process at 127.0.0.1 and one at 127.0.0.1 call in turn" in _lines(
-            processes)
+        assert _lines(processes) == [
+            "alpha: its identity is in use twice: a process at 127.0.0.1 and one at 127.0.0.1 call in turn"]
 
 
 def test_a_silo_whose_memory_was_wiped_is_said_on_both_sides_and_one_that_was_killed_is_not(tmp_path: Path) -> None:
