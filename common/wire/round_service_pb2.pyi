@@ -13,7 +13,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AwaitTaskRequest(_message.Message):
-    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away", "evaluations")
+    __slots__ = ("version", "methods", "labelled_count", "unlabelled_count", "held_digests", "memory_round", "memory_study", "poll_timeout", "silo_time", "away", "evaluations", "process")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     LABELLED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class AwaitTaskRequest(_message.Message):
     SILO_TIME_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     version: str
     methods: _containers.RepeatedScalarFieldContainer[str]
     labelled_count: int
@@ -36,7 +37,8 @@ class AwaitTaskRequest(_message.Message):
     silo_time: _timestamp_pb2.Timestamp
     away: Away
     evaluations: _containers.RepeatedCompositeFieldContainer[SiteEvaluation]
-    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ...) -> None: ...
+    process: bytes
+    def __init__(self, version: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., labelled_count: _Optional[int] = ..., unlabelled_count: _Optional[int] = ..., held_digests: _Optional[_Iterable[bytes]] = ..., memory_round: _Optional[int] = ..., memory_study: _Optional[str] = ..., poll_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., away: _Optional[_Union[Away, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[SiteEvaluation, _Mapping]]] = ..., process: _Optional[bytes] = ...) -> None: ...
 
 class SiteEvaluation(_message.Message):
     __slots__ = ("study", "round", "labels_alone", "classes")
@@ -77,14 +79,16 @@ class Away(_message.Message):
     def __init__(self, reason: _Optional[_Union[Away.Reason, str]] = ..., until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AwaitTaskResponse(_message.Message):
-    __slots__ = ("task", "standby", "audit_head")
+    __slots__ = ("task", "standby", "audit_head", "warning")
     TASK_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     AUDIT_HEAD_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     task: Task
     standby: Standby
     audit_head: AuditHead
-    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ...) -> None: ...
+    warning: str
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class AuditHead(_message.Message):
     __slots__ = ("number", "chain", "event_time", "restored_time", "backup_time", "signature", "certificate_der")

@@ -42,6 +42,7 @@ from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
 
@@ -70,6 +71,10 @@ class Hello:
     away_until_unix: float = 0.0
     evaluations: tuple[SiteEvaluation, ...] = ()
     """What global models are worth on its own test images."""
+    process: bytes = b""
+    """Names its process at random; empty when it does not say, and in a simulation."""
+    address: str = ""
+    """Where the call comes from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +115,8 @@ class TaskService:
         """Silo -> when it was last told that there is no study; of `time.monotonic`."""
         self._late_tasks: set[str] = set()
         """Of which the audit trail says that an answer came late."""
+        self.warnings = SiloWarnings(ledger)
+        """What silos should hear beside the answers to their calls for a task."""
         self._above: dict[str, str] = {}
         """Silo -> the task whose update last claimed more images than the silo has announced."""
         self._told_aside: dict[str, str] = {}
@@ -127,6 +134,8 @@ class TaskService:
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
                                 memory_study=hello.memory_study, memory_round=hello.memory_round, now_unix=now)
             self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
+        self.warnings.called(silo, hello.process, address=hello.address, memory_study=hello.memory_study,
+                             memory_round=hello.memory_round)
         for each in hello.evaluations:
             self._note_evaluation(silo, each)
         self._runtime.held[silo] = hello.held
@@ -137,6 +146,8 @@ class TaskService:
         while True:
             task = None if hello.away_reason else self._current_task(silo)
             if task is not None:
+                self.warnings.given(task, hello.process, memory_study=hello.memory_study,
+                                    memory_round=hello.memory_round)
                 return await self._give(task, hello.held)
             aside = self._why_aside(silo)
             if aside is not None and (self._told_aside.get(silo) != aside or time.monotonic() >= end):

@@ -63,6 +63,7 @@ from semisilo.coordinator.rpc.call import Call, CallWatch
 from semisilo.coordinator.rpc.link_rates import LinkRates
 from semisilo.coordinator.rpc.metering import RoundMeter
 from semisilo.coordinator.rpc.silo_calls import SiloCalls
+from semisilo.coordinator.rpc.stranger_calls import address_of
 from semisilo.coordinator.rpc.transfer_slots import TransferSlot, TransferSlots
 from semisilo.coordinator.studies.describe import StudyDescription
 
@@ -86,6 +87,7 @@ that, and the way of the bytes is not held up by queries."""
 _UPLOAD_IDLE_SECONDS = 120.0
 """Twice the minute after which a silo itself cuts a transfer and goes on with it (`LinkSettings.stall_seconds`): the
 silo's own end comes first, and a silo that has vanished gives its slot to another one."""
+_MAX_PROCESS_BYTES = 32
 _MAX_EVALUATIONS = 8
 """Of one call. A silo evaluates a model of each round, and calls several times in one."""
 _QUICK_DOWNLOADS = 2
@@ -175,6 +177,8 @@ class RoundServicer:
                 raise BadPayload("Counts must be at least 0.")
             if len(request.methods) > 256 or len(request.held_digests) > 256:
                 raise BadPayload("At most 256 methods and digests.")
+            if len(request.process) > _MAX_PROCESS_BYTES:
+                raise BadPayload(f"At most {_MAX_PROCESS_BYTES} bytes name a process.")
             if len(request.evaluations) > _MAX_EVALUATIONS:
                 raise BadPayload(f"At most {_MAX_EVALUATIONS} evaluations.")
             hello = Hello(version=printable(request.version, limit=64),
@@ -184,17 +188,19 @@ class RoundServicer:
                           held=frozenset(digest.hex() for digest in request.held_digests if len(digest) == 32),
                           away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
                           away_until_unix=_unix(request.away.until_time),
-                          evaluations=tuple(map(evaluation_from_proto, request.evaluations)))
+                          evaluations=tuple(map(evaluation_from_proto, request.evaluations)),
+                          process=request.process, address=address_of(context.peer()))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
+            warning = self._task_service.warnings.text(silo)
             if isinstance(answer, TaskSpec):
                 head = self._audit_head()
                 interval = min(_LONGEST_REPORT_SECONDS,
                                max(_REPORT_SECONDS, len(self._runtime.held) * _REPORT_SECONDS_PER_SILO))
-                return pb.AwaitTaskResponse(task=task_to_proto(answer, report_interval_seconds=interval),
-                                            audit_head=None if head is None else head_to_proto(head))
-            return pb.AwaitTaskResponse(standby=pb.Standby(
+                return pb.AwaitTaskResponse(warning=warning, audit_head=None if head is None else head_to_proto(head),
+                                            task=task_to_proto(answer, report_interval_seconds=interval))
+            return pb.AwaitTaskResponse(warning=warning, standby=pb.Standby(
                 reason=_REASONS[answer.reason], study=answer.study, round=answer.round, round_count=answer.rounds,
                 text=answer.text))
         return await self._unary("AwaitTask", request, context, work)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -53,6 +54,8 @@ _FIRST_POLL_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
 """`silo status` may be so far behind about the last contact: every message is a contact, each chunk too, and a
 writing replaces a file."""
+_PROCESS_BYTES = 8
+"""Of the number by which the coordinator tells this process from one with a copy of the identity."""
 _MAX_HELD_DIGESTS = 256
 """As many as the message takes (`AwaitTaskRequest.held_digests`): 8 KiB."""
 _QUICK_SECONDS = 1.0
@@ -104,6 +107,7 @@ class Agent:
         self._address = address
         self._where = f"{federation} at {address}" if federation else address
         self._heads = heads
+        self._process = secrets.token_bytes(_PROCESS_BYTES)
         self._heard = False
         self._first_line = ""
         self._policy = policy
@@ -162,6 +166,7 @@ class Agent:
                 asked = time.monotonic()
                 answer = await self._link.await_task(self._hello)
                 self._sites.heard()
+                self._heed(answer.warning)
                 first, self._heard = not self._heard, True
                 if answer.WhichOneof("answer") == "task":
                     self._first_line = ""
@@ -226,7 +231,7 @@ class Agent:
 
     async def _survey(self) -> None:
         self._save(state="reading the images", pid=os.getpid(), last_error="", refusals=0, refusal_code="",
-                   last_refusal="")
+                   last_refusal="", warning="")
         self._display.state(f"reading the images of {self._choice.source}")
         choice = self._choice
         found = await self._compute.call(Survey(choice=choice))
@@ -246,7 +251,8 @@ class Agent:
         request = pb.AwaitTaskRequest(
             version=__version__, methods=self._policy.methods, labelled_count=self._labelled,
             unlabelled_count=self._unlabelled, memory_study=study, memory_round=round_number,
-            held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]])
+            held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]],
+            process=self._process)
         now, away = self._clock(), self._away()
         self._said_away = away is not None
         if away is not None:
@@ -367,6 +373,15 @@ class Agent:
             self._display.state(self._greeting(line, first=first))
         self._save(state=line, study="")
         return was_part and self._exit_when_finished
+
+    def _heed(self, warning: str) -> None:
+        """Shows what the coordinator says that somebody here should know, once as long as it says the same."""
+        text = printable(warning, limit=1000)
+        if text == self._status.now.warning:
+            return
+        if text:
+            self._display.event(f"the coordinator warns: {text}")
+        self._save(warning=text)
 
     def _greeting(self, line: str, *, first: bool) -> str:
         """The line, and as long as it is the first one, what it is connected to."""

@@ -245,6 +245,8 @@ def lines(found: SiloFacts, *, now: float) -> list[str]:
     if agent.refusals:
         rows.append(("refused", f"the last {counted(agent.refusals, 'task')}: {agent.refusal_code}: "
                                 f"{agent.last_refusal} (silo check)"))
+    if agent.warning:
+        rows.append(("warning", agent.warning))
     if agent.last_error:
         rows.append(("trouble", agent.last_error))
     return [f"{name:<14}{value}" for name, value in rows]

@@ -303,6 +303,8 @@ class AgentStatus:
     """Of the last of them."""
     last_refusal: str = ""
     """Why, a line for the person here: it may name files."""
+    warning: str = ""
+    """What the coordinator says that somebody here should know; empty when there is nothing."""
 
 
 class StatusFile:

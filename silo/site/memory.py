@@ -103,6 +103,10 @@ class SiloMemory:
             round: round of the task. A pending answer to an earlier phase of the same round stays undecided.
             task_id: a pending answer to this very task stays, so that it is sent again and not trained again.
         """
+        if last_folded_round and study not in self._index.studies:
+            _LOG.warning("study %s: the coordinator folded an update of round %d of this silo, and nothing is known of"
+                         " it here: this silo's memory was wiped, or %s is not the folder that it had; training starts"
+                         " without it", study, last_folded_round, self.folder)
         kept = self._index.studies.get(study, _Kept())
         committed, pending = kept.committed, kept.pending
         if pending is not None and pending.round == last_folded_round:

@@ -81,6 +81,8 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
     """So many downloads stop after their first chunk and never go on."""
     abort_reason: str = ""
     refuse_reason: str = ""
+    warning: str = ""
+    """Beside every answer to a call for a task."""
     hellos: list[pb.AwaitTaskRequest] = field(default_factory=list)
     audit_heads: list[pb.AuditHead] = field(default_factory=list)
     """Each goes along with one task."""
@@ -109,7 +111,7 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
         self.hellos.append(request)
         if request.HasField("away") and self.heeds_away:
             await asyncio.sleep(min(HOLD_SECONDS, request.poll_timeout.ToTimedelta().total_seconds()))
-            return pb.AwaitTaskResponse(standby=self.standby)
+            return pb.AwaitTaskResponse(warning=self.warning, standby=self.standby)
         if self.tasks:
             return self._task()
         answer = self.standby if self.after is None else self.after
@@ -120,11 +122,12 @@ class FakeCoordinator(pb_grpc.RoundServiceServicer):
                         await asyncio.sleep(0.01)
             if self.tasks:
                 return self._task()
-        return pb.AwaitTaskResponse(standby=answer)
+        return pb.AwaitTaskResponse(warning=self.warning, standby=answer)
 
     def _task(self) -> pb.AwaitTaskResponse:
         head = self.audit_heads.pop(0) if self.audit_heads else None
-        return pb.AwaitTaskResponse(task=task_to_proto(self.tasks[0], report_interval_seconds=0.2), audit_head=head)
+        return pb.AwaitTaskResponse(warning=self.warning, audit_head=head,
+                                    task=task_to_proto(self.tasks[0], report_interval_seconds=0.2))
 
     async def DownloadPayload(self, request: pb.DownloadPayloadRequest,
                               context: Any) -> AsyncIterator[pb.DownloadPayloadResponse]:

@@ -1,4 +1,5 @@
-"""What an operator should hear of a silo: counts that cannot be or that jump, updates that were left out or stand out.
+"""What an operator should hear of a silo: counts that cannot be or that jump, updates that were left out or stand out,
+an identity that was copied, a memory that was lost.
 
 A notice is an event of the audit trail and a row of its own table, from which readers take the last of each kind.
 
@@ -27,6 +28,10 @@ class NoticeKind(StrEnum):
     """With its update the model was not finite: the update was not folded."""
     STANDS_OUT = "stands_out"
     """The norm of its update, or the cosine to the mean, is far from those of the others."""
+    USED_TWICE = "used_twice"
+    """Two processes call with its certificate in turn: one of them has a copy."""
+    MEMORY_LOST = "memory_lost"
+    """It has come back without the memory of a study in which its updates were folded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,6 +26,7 @@ from semisilo.common.errors import (
 )
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import PayloadRef
+from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.agent import Agent, Renewal
 from semisilo.silo.agent.terminal import PlainDisplay
@@ -480,6 +481,29 @@ def test_the_first_answer_is_asked_for_soon_and_shown_with_the_connection_and_th
             "connecting to hub:8443",
             "connected to lung at hub:8443; first, round 1/3: waiting for the coordinator (preparing)",
             "waiting for other silos to join"]
+    run(work())
+
+
+def test_what_the_coordinator_warns_of_is_shown_once_and_in_the_status_for_as_long_as_it_lasts(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(warning="silo 'a': its identity is in use \x1b[2Jtwice")
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: len(coordinator.hellos) >= 4)
+            said = printable(coordinator.warning)
+            assert bench.text.count(f"the coordinator warns: {said}") == 1
+            assert bench.status().warning == said
+            coordinator.warning = ""
+            await until(lambda: not bench.status().warning)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        processes = {hello.process for hello in coordinator.hellos}
+        assert [len(each) for each in processes] == [8], "one process, one name"
+        async with serving(coordinator) as port, agent_at(port, tmp_path) as bench:
+            running = asyncio.ensure_future(bench.agent.run())
+            await until(lambda: coordinator.hellos[-1].process not in processes)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
     run(work())
 
 

@@ -300,6 +300,15 @@ def test_damaged_or_missing_memory_counts_as_lost_and_is_said_so(
     assert "missing or damaged" in caplog.text
 
 
+def test_a_silo_whose_memory_was_wiped_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    SiloMemory(tmp_path).resolve("s", 0, round=1, task_id="s/1/train")
+    SiloMemory(tmp_path).resolve("s", 3, round=4, task_id="s/4/train")
+    assert "wiped" not in caplog.text, "a new silo, and a method that keeps nothing"
+    SiloMemory(tmp_path / "new").resolve("s", 3, round=4, task_id="s/4/train")
+    assert "folded an update of round 3 of this silo" in caplog.text
+    assert "wiped" in caplog.text
+
+
 def test_a_pending_answer_whose_payload_is_damaged_is_done_again(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = SiloMemory(tmp_path)
