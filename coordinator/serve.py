@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 from rich.console import Console
 
-from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.errors import SemisiloError
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
@@ -69,8 +69,6 @@ _CHECKPOINT_SECONDS = 2.0
 """A thousand silos write a few MB to the ledger in that time."""
 _CERTIFICATE_SECONDS = 3600.0
 """The certificate is due after 60 of its 90 days, so an hour is early enough; a look compares dates."""
-_DISK_SECONDS = 10.0
-"""A full disk waits for a person, and a trial may compute much before it writes; yet the study goes on soon after."""
 _ENROLLMENT_SECONDS = 5.0
 """Most likely another program holds the port and a person ends it: soon enough for whoever waits to enrol, and seldom
 enough for a trial that opens a port."""
@@ -224,12 +222,7 @@ class _Server:
 
     async def _run_studies(self, *, exit_when_finished: bool, failed: bool) -> int:
         while True:
-            try:
-                study = await self._engine.run_next()
-            except DiskFull as error:
-                _LOG.error("%s Trying again in %d s.", error.line(), _DISK_SECONDS)
-                await asyncio.sleep(_DISK_SECONDS)
-                continue
+            study = await self._engine.run_next()
             if study is not None:
                 failed |= study.state is StudyState.FAILED
                 continue

@@ -29,12 +29,14 @@ from semisilo.common.errors import (
     PortInUse,
     SemisiloError,
     StorageDamaged,
+    SystemTrouble,
     Unreachable,
     UsageError,
     by_code,
 )
 from semisilo.common.text.log_context import bind, log_context, request_id_in
 from semisilo.common.text.logs import printable
+from semisilo.common.text.system_errors import explained
 
 __all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "abort_with", "answering_errors", "from_rpc_error"]
 
@@ -49,7 +51,8 @@ REMEDY_KEY = "semisilo-error-remedy-bin"
 
 _TEXT_LIMIT = 600
 _PRIVATE: frozenset[type[SemisiloError]] = frozenset({
-    SemisiloError, UsageError, BadConfiguration, BadData, ComputeFailed, StorageDamaged, PortInUse})
+    SemisiloError, UsageError, BadConfiguration, BadData, ComputeFailed, StorageDamaged, PortInUse, SystemTrouble,
+    DiskFull})
 """Errors about the coordinator's own files and machine: their texts name paths, which are nobody else's business."""
 
 
@@ -58,7 +61,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Excepti
 
     Raises: always, what gRPC ends an RPC with.
     """
-    if isinstance(error, SemisiloError) and type(error) not in _PRIVATE and not isinstance(error, DiskFull):
+    error = explained(error) or error
+    if isinstance(error, SemisiloError) and type(error) not in _PRIVATE:
         shown = error
     else:
         shown = _concealed(error)
@@ -130,6 +134,9 @@ def _concealed(error: Exception) -> SemisiloError:
     if isinstance(error, DiskFull):
         return DiskFull(f"The coordinator has no space left (request {request}).",
                         remedy="Nothing is lost; it is tried again. The coordinator's operator must make room.")
+    if isinstance(error, SystemTrouble):
+        return SystemTrouble(f"The coordinator's system refuses it a file for now (request {request}).",
+                             remedy="Nothing is lost; it is tried again. The coordinator's log says what is wrong.")
     remedy = f"Ask the coordinator's operator to look for 'request {request}' in the coordinator's log."
     shown = type(error) if isinstance(error, SemisiloError) else SemisiloError
     return shown(f"Internal error, see the coordinator's log (request {request}).", remedy=remedy)
