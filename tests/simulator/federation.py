@@ -328,6 +328,8 @@ class SimulatedFederation:
             self.loop.run(self._is_over, seconds=_LONGEST_SECONDS, turns=_MOST_TURNS)
         except TooLong as error:
             self.violations.append(f"{error}; {self._where()}")
+        for machine in self.machines.values():
+            machine.file_error = None
         self.violations += self.loop.complaints
         self.violations += self.network.complaints
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, product
 
 from tests.simulator.machine import BEFALLS, FileError
 from tests.simulator.schedule import CHUNK_BYTES, COORDINATOR, Schedule
 
-__all__ = ["ERRORS", "HUB", "LASTING_SECONDS", "Found", "fail_every_operation", "schedule_with"]
+__all__ = ["ERRORS", "HUB", "LASTING_SECONDS", "SILOS_HERE", "Found", "fail_every_operation", "machine_called",
+           "schedule_with", "try_error"]
 
 HUB = "hub"
 """What the coordinator's machine is called on the command line; a silo's is called as the silo."""
 ERRORS = {errno.errorcode[number]: number for number in BEFALLS}
 LASTING_SECONDS = 45.0
 """Of an error that does not go by at once: longer than the longest pause between two trials."""
-_SILOS = ("B", "a")
+SILOS_HERE = ("B", "a")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +41,7 @@ class Found:
 def schedule_with(error: FileError | None) -> Schedule:
     """A study of two rounds with two silos, in which nothing else goes wrong; whole files and files in parts in turn."""
     number = 0 if error is None else error.number
-    return Schedule(seed=number, silos=_SILOS, rounds=2, quorum=len(_SILOS), chunk_bytes=CHUNK_BYTES[number % 2],
+    return Schedule(seed=number, silos=SILOS_HERE, rounds=2, quorum=len(SILOS_HERE), chunk_bytes=CHUNK_BYTES[number % 2],
                     slow_seconds=0.3, file_error=error)
 
 
@@ -58,10 +60,9 @@ def try_error(error: FileError) -> Found:
                  operations=sum(counted.get(f"file: {kind}", 0) for kind in BEFALLS[error.errno]))
 
 
-def fail_every_operation(*, machines: tuple[str, ...], errors: tuple[int, ...], first: int = 1, stride: int = 1,
+def fail_every_operation(*, machines: Sequence[str], errors: Sequence[int], first: int = 1, stride: int = 1,
                          minutes: float = 0.0) -> Iterator[Found]:
-    """Every error at every operation of every machine, once and for a while in turn, until one comes after the last
-    operation of its study.
+    """Every error at every operation of every machine, each once alone and once for a while.
 
     Args:
         first: number of the first operation that fails.
@@ -69,20 +70,11 @@ def fail_every_operation(*, machines: tuple[str, ...], errors: tuple[int, ...], 
         minutes: ends after so long; 0 for no bound.
     """
     end = time.monotonic() + 60 * minutes
-    for machine in machines:
-        for number_of_error in errors:
-            number, last = first, False
-            while not last:
-                if minutes and time.monotonic() > end:
-                    return
-                error = FileError(machine=machine, number=number, errno=number_of_error,
-                                  for_seconds=LASTING_SECONDS if (number // stride) % 2 else 0.0)
-                found = try_error(error)
-                last = found.operations < number
-                if not last:
-                    yield found
-                number += stride
-
-
-__all__ += ["machine_called", "try_error"]
-_ = replace
+    for machine, number_of_error, seconds in product(machines, errors, (0.0, LASTING_SECONDS)):
+        for number in count(first, stride):
+            if minutes and time.monotonic() > end:
+                return
+            found = try_error(FileError(machine=machine, number=number, errno=number_of_error, for_seconds=seconds))
+            if found.operations < number:
+                break  # the study was over before
+            yield found
