@@ -21,6 +21,7 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
+from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import enrollment_service_pb2_grpc
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation
@@ -164,7 +165,8 @@ class _Server:
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
         finally:
-            self._federation.live.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
             await self._settle_once()
@@ -245,14 +247,15 @@ class _Server:
 
     async def _watch(self) -> None:
         """Notices what commands have written to the ledger."""
-        version = self._ledger.data_version()
-        while True:
-            await asyncio.sleep(_WATCH_SECONDS)
-            now = self._ledger.data_version()
-            if now != version:
-                version = now
+        version: int | None = None
+
+        def look() -> None:
+            nonlocal version
+            before, version = version, self._ledger.data_version()
+            if before is not None and before != version:
                 self._runtime.notify()
                 self._runtime.call()
+        await _every(lambda: _WATCH_SECONDS, look)
 
     async def _listen(self) -> None:
         """Notices silos that fall silent, and that are heard again, also while no round is opened."""
@@ -264,9 +267,11 @@ class _Server:
         while True:
             try:
                 await port.run()
-            except SemisiloError as error:
-                if error.line() != told:
-                    told = error.line()
+            except (SemisiloError, OSError) as error:
+                problem = explained(error) or error
+                line = problem.line() if isinstance(problem, SemisiloError) else f"{problem}."
+                if line != told:
+                    told = line
                     _LOG.error("no silo can enrol now: %s It is tried again every %d s.", told, _ENROLLMENT_SECONDS)
                 await asyncio.sleep(_ENROLLMENT_SECONDS)
 
