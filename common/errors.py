@@ -100,8 +100,8 @@ class PortInUse(SemisiloError):
 
 
 class SystemTrouble(SemisiloError):
-    """The operating system refuses a file or another resource for now: a right is missing, a disk is read-only or fails,
-    too many files are open. Nothing was lost; the work is put off and tried again by itself."""
+    """The operating system refuses a file or another resource for now: a right is missing, a disk is read-only or
+    fails, too many files are open. Nothing was lost; the work is put off and tried again by itself."""
 
     code, status, retry = "SYSTEM_TROUBLE", "UNAVAILABLE", True
 

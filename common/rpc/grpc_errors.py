@@ -62,10 +62,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Excepti
     Raises: always, what gRPC ends an RPC with.
     """
     error = explained(error) or error
-    if isinstance(error, SemisiloError) and type(error) not in _PRIVATE:
-        shown = error
-    else:
-        shown = _concealed(error)
+    shown = error if isinstance(error, SemisiloError) and type(error) not in _PRIVATE else _concealed(error)
     bind(error_code=error.code if isinstance(error, SemisiloError) else shown.code)
     status = getattr(grpc.StatusCode, shown.status, grpc.StatusCode.INTERNAL)
     await context.abort(status, printable(shown.text, limit=_TEXT_LIMIT), (

@@ -158,6 +158,7 @@ def _write_all(handle: int, data: bytes | memoryview) -> None:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], Tables]:
     try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # for its error: the library says "no such file" to all
         with safe_open(str(path), framework="pt", device="cpu") as file:
             header = _parse(path, file.metadata())
             # Copies: the file may be replaced or removed while its tensors are still in use.

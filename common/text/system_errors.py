@@ -13,7 +13,7 @@ from pathlib import Path
 
 from semisilo.common.errors import DiskFull, SystemTrouble
 
-__all__ = ["explained", "explained_text", "remedy_of"]
+__all__ = ["explained", "explained_text", "remedy_of", "shortage"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECK_DISK = "Check the disk and the log of the system"
@@ -30,6 +30,7 @@ _REMEDIES = {
     errno.ENOMEM: "Free some memory",
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE), _CHECK_DISK),
 }
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _SAYS = {os.strerror(number): number for number in _REMEDIES}
 
 
@@ -58,6 +59,12 @@ def explained_text(error: BaseException) -> SystemTrouble | None:
     return _trouble(number, "") if number else None
 
 
+def shortage(error: BaseException, where: Path) -> SystemTrouble | None:
+    """What the system is short of, which says nothing of the file that was to be read: too many open files, too little
+    memory for them. None for everything else, also for a file that its disk or its rights keep from being read."""
+    return explained(error, where) if isinstance(error, OSError) and error.errno in _SHORTAGES else None
+
+
 def remedy_of(number: int | None) -> str:
     """What a person can do about an error of the system, a clause without its end; empty for other errors."""
     return _REMEDIES.get(number or 0, "")
@@ -66,4 +73,4 @@ def remedy_of(number: int | None) -> str:
 def _trouble(number: int, where: str) -> SystemTrouble:
     kind = DiskFull if number in _FULL else SystemTrouble
     return kind(f"{where}: {os.strerror(number)}." if where else f"{os.strerror(number)}.",
-                remedy=f"{_REMEDIES[number]}; it goes on by itself.")
+                remedy=f"{_REMEDIES[number]}.")

@@ -223,11 +223,11 @@ def _explained(path: Path, error: sqlite3.Error) -> SemisiloError | None:
     if code == sqlite3.SQLITE_FULL or (code in files and _is_full(path.parent)):
         return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        return SystemTrouble(f"{path}: {error}.", remedy=f"This user must be able to write {path.parent}, and to open"
-                                                         " more files (ulimit -n); then it goes on by itself.")
+        also = ", and to open more files (ulimit -n)" if code == sqlite3.SQLITE_CANTOPEN else ""
+        return SystemTrouble(f"{path}: {error}.", remedy=f"This user must be able to write {path.parent}{also}.")
     if code == sqlite3.SQLITE_IOERR:
-        return SystemTrouble(f"{path}: {error}.", remedy="Check the disk and the log of the system; it goes on by"
-                                                         " itself, and everything recorded so far is safe.")
+        return SystemTrouble(f"{path}: {error}.", remedy="Check the disk and the log of the system; everything recorded"
+                                                         " so far is safe.")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SystemTrouble(f"{path}: another process has kept it locked for {_BUSY_SECONDS:.0f} s.",
                              remedy="End the program that has it open, then try again.")

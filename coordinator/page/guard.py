@@ -95,9 +95,9 @@ class Guard:
         try:
             await self._app(scope, _Limited(receive).receive, answer)
         except Exception as error:
-            trouble, asked = explained(error), f"{scope['method']} {scope['path'][:200]}"
-            _LOG.error("the operator page could not answer %s%s", asked,
-                       "" if trouble is None else f": {trouble.line()}", exc_info=None if trouble is not None else error)
+            trouble = explained(error)
+            _LOG.error("the operator page could not answer %s %s%s", scope["method"], scope["path"][:200],
+                       "" if trouble is None else f": {trouble.line()}", exc_info=error if trouble is None else None)
 
     def _known(self, host: str) -> bool:
         return host in self._hosts or (self._numbers and _is_number(host))

@@ -445,7 +445,7 @@ class Renewal:
         except (SemisiloError, OSError) as problem:
             error = explained(problem) or problem
             if isinstance(error, OSError) or is_fatal(error):
-                raise error
+                raise error from None
             if not isinstance(error, Unreachable):
                 self._display.event(f"the certificate could not be renewed yet: {error.line()}")
             return

@@ -83,11 +83,13 @@ class Outcome:
 
 def _study_config(schedule: Schedule) -> Any:
     return config_from_dict({
-        "study": {"rounds": schedule.rounds, "start_with": len(schedule.silos), "seed": 7, "labelled_only_baseline": False},
+        "study": {"rounds": schedule.rounds, "start_with": len(schedule.silos), "seed": 7,
+                  "labelled_only_baseline": False},
         "data": {"test": "digits", "classes": ["a", "b"], "image": {"size": 8, "channels": 1, "mean": [0.5],
                                                                     "std": [0.5]}},
         "method": {"name": "scaffold", "scenario": "labels-at-silo"},
-        "participation": {"quorum": schedule.quorum, "round_timeout": "40s" if schedule.quorum < len(schedule.silos) else "30m"},
+        "participation": {"quorum": schedule.quorum,
+                          "round_timeout": "40s" if schedule.quorum < len(schedule.silos) else "30m"},
     }, where="simulator")
 
 

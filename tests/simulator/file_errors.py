@@ -39,10 +39,10 @@ class Found:
 
 
 def schedule_with(error: FileError | None) -> Schedule:
-    """A study of two rounds with two silos, in which nothing else goes wrong; whole files and files in parts in turn."""
+    """A study of two rounds with two silos, in which nothing else goes wrong; files come whole or in parts, in turn."""
     number = 0 if error is None else error.number
-    return Schedule(seed=number, silos=SILOS_HERE, rounds=2, quorum=len(SILOS_HERE), chunk_bytes=CHUNK_BYTES[number % 2],
-                    slow_seconds=0.3, file_error=error)
+    return Schedule(seed=number, silos=SILOS_HERE, rounds=2, quorum=len(SILOS_HERE), slow_seconds=0.3,
+                    chunk_bytes=CHUNK_BYTES[number % 2], file_error=error)
 
 
 def machine_called(name: str) -> str:

@@ -68,7 +68,8 @@ class Life:
         self.machine = machine
         self.alive = True
         self.serves = False
-        """Whether it has begun its work: before, an error of the system may end it, and whoever started it does so again."""
+        """Whether it has begun its work: before, an error of the system may end it, and whoever started it does so
+        again."""
         self._tasks: list[asyncio.Task[Any]] = []
         self.context = contextvars.copy_context()
         self.context.run(LIFE.set, self)
