@@ -22,7 +22,7 @@ _FILES = "Close other programs, or raise the limit of open files (ulimit -n, Lim
 _REMEDIES = {
     **dict.fromkeys(_FULL, "Free some space"),
     errno.EFBIG: "Raise the limit of the size of files (ulimit -f), or use another disk",
-    errno.EROFS: "Make the disk writable, or choose another place",
+    errno.EROFS: "Let the disk be written, or choose another place",
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EMFILE: _FILES,

@@ -417,8 +417,8 @@ def test_an_error_of_the_system_makes_the_study_wait_and_say_so_until_it_is_well
     asyncio.run(coordinator.engine.run_next())
     assert [seconds for seconds, _ in seen] == [1.0, 2.0, 4.0]
     assert {trouble for _, trouble in seen} == {
-        "/hub/states: Read-only file system. Make the disk writable, or choose another place."}
+        "/hub/states: Read-only file system. Let the disk be written, or choose another place."}
     assert coordinator.runtime.trouble == ""
     assert [record.getMessage() for record in caplog.records if "waits" in record.getMessage()] == [
-        "the coordinator waits: /hub/states: Read-only file system. Make the disk writable, or choose another place."
+        "the coordinator waits: /hub/states: Read-only file system. Let the disk be written, or choose another place."
         " It goes on by itself."]
