@@ -17,6 +17,7 @@ PAPER ?=                 # of bench-papers-small
 MUTANTS_ARGS ?=          # for example MUTANTS_ARGS="--area codec", or MUTANTS_ARGS="--jobs 4"
 SEEDS ?=                 # of simulate-faults, for example SEEDS=17 or SEEDS=1-100000; empty: new ones for SIMULATE_MINUTES
 SIMULATE_MINUTES ?= 3
+STRIDE ?= 12             # of fail-file-operations: one of so many operations, others each time
 SIMULATE_ARGS ?=         # for example SIMULATE_ARGS=--trace
 FUZZ_TARGETS ?= block payload message chunk
 FUZZ_RUNS ?= 100000      # executions of each target
@@ -26,7 +27,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults planted-bugs mutants fuzz bench-wire bench-scale bench-training bench-lossy bench-learning bench-robust bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-training bench-lossy bench-learning bench-robust bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -50,11 +51,15 @@ test-slow: setup  ## run the tests that take minutes: kills and restarts, 100 mi
 	@echo "==> tests marked slow" >&2
 	$(BIN)/python -m pytest -m slow -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
-test-all: test test-slow simulate-faults  ## run all tests, and schedules of faults that nobody has run before
+test-all: test test-slow simulate-faults fail-file-operations  ## run all tests, and schedules of faults that nobody has run before
 
 simulate-faults: setup  ## run a simulated federation through faults drawn from seeds: SEEDS=17 replays one bit for bit
 	@echo "==> python -m tests.simulator.run $(or $(SEEDS),--new --minutes $(SIMULATE_MINUTES)) $(SIMULATE_ARGS)" >&2
 	@$(BIN)/python -m tests.simulator.run $(or $(SEEDS),--new --minutes $(SIMULATE_MINUTES)) --jobs $(TEST_PROCESSES) $(SIMULATE_ARGS)
+
+fail-file-operations: setup  ## fail every STRIDE-th operation on a file of a hub and a silo, one in a run; STRIDE=1 fails all
+	@echo "==> python -m tests.simulator.run --fail-every-operation --stride $(STRIDE) $(SIMULATE_ARGS)" >&2
+	@$(BIN)/python -m tests.simulator.run --fail-every-operation --stride $(STRIDE) --jobs $(TEST_PROCESSES) $(SIMULATE_ARGS)
 
 planted-bugs: setup  ## put old bugs back, one at a time, and count the seeds until simulate-faults finds each (hours)
 	@$(BIN)/python -m tests.simulator.planted --jobs $(TEST_PROCESSES)

@@ -33,6 +33,7 @@ __all__ = [
     "SemisiloError",
     "SiloLeft",
     "StorageDamaged",
+    "SystemTrouble",
     "TaskClosed",
     "TensorsMissing",
     "TooManyCalls",
@@ -101,10 +102,17 @@ class PortInUse(SemisiloError):
     code, status = "PORT_IN_USE", "UNAVAILABLE"
 
 
-class DiskFull(SemisiloError):
+class SystemTrouble(SemisiloError):
+    """The operating system refuses a file or another resource for now: a right is missing, a disk is read-only or
+    fails, too many files are open. Nothing was lost; the work is put off and tried again by itself."""
+
+    code, status, retry = "SYSTEM_TROUBLE", "UNAVAILABLE", True
+
+
+class DiskFull(SystemTrouble):
     """No space, or the configured limit is reached. Nothing was lost; the peer tries again later."""
 
-    code, status, retry = "DISK_FULL", "RESOURCE_EXHAUSTED", True
+    code, status = "DISK_FULL", "RESOURCE_EXHAUSTED"
 
 
 class TooManyCalls(SemisiloError):

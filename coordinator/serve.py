@@ -16,11 +16,12 @@ from typing import Any
 import grpc.aio
 from rich.console import Console
 
-from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
 from semisilo.coordinator.federation.folder import Federation, keep_private
@@ -75,8 +76,6 @@ _CONNECTIONS_SECONDS = 0.5
 _CERTIFICATE_SECONDS = 30.0
 """The certificate is due after 60 of its 90 days, but one that was issued while the clock was ahead must not be shown
 for long once it is right; a look compares dates."""
-_DISK_SECONDS = 10.0
-"""A full disk waits for a person, and a trial may compute much before it writes; yet the study goes on soon after."""
 _ENROLLMENT_SECONDS = 5.0
 """Most likely another program holds the port and a person ends it: soon enough for whoever waits to enrol, and seldom
 enough for a trial that opens a port."""
@@ -148,7 +147,7 @@ class _Server:
         authority = authority_of(self._federation, self._roster)
         keys = load_authority(self._federation.authority)
         heads = HeadSigner(self._ledger, ensure_audit_key(self._federation.authority, now=time.time()))
-        with contextlib.suppress(DiskFull):  # the next event that is on disk for good brings a head as well
+        with contextlib.suppress(SystemTrouble):  # the next event that is on disk for good brings a head as well
             note_start(self._ledger)
         server = grpc.aio.server(options=server_options())
         calls = SiloCalls(self._federation.name)
@@ -182,7 +181,8 @@ class _Server:
                 *([keep_tracking(self._federation.folder)] if self._federation.config.tracking.any else [])],
                 exit_when_finished=exit_when_finished, failed=refused)
         finally:
-            self._federation.live.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._federation.live.unlink(missing_ok=True)
             await server.stop(grace=1.0)
             await self._compute.close()
             await self._settle_once()
@@ -240,12 +240,7 @@ class _Server:
 
     async def _run_studies(self, *, exit_when_finished: bool, failed: bool) -> int:
         while True:
-            try:
-                study = await self._engine.run_next()
-            except DiskFull as error:
-                _LOG.error("%s Trying again in %d s.", error.line(), _DISK_SECONDS)
-                await asyncio.sleep(_DISK_SECONDS)
-                continue
+            study = await self._engine.run_next()
             if study is not None:
                 failed |= study.state is StudyState.FAILED
                 continue
@@ -268,14 +263,15 @@ class _Server:
 
     async def _watch(self) -> None:
         """Notices what commands have written to the ledger."""
-        version = self._ledger.data_version()
-        while True:
-            await asyncio.sleep(_WATCH_SECONDS)
-            now = self._ledger.data_version()
-            if now != version:
-                version = now
+        version: int | None = None
+
+        def look() -> None:
+            nonlocal version
+            before, version = version, self._ledger.data_version()
+            if before is not None and before != version:
                 self._runtime.notify()
                 self._runtime.call()
+        await _every(lambda: _WATCH_SECONDS, look)
 
     async def _listen(self) -> None:
         """Notices silos that fall silent, and that are heard again, also while no round is opened."""
@@ -287,9 +283,11 @@ class _Server:
         while True:
             try:
                 await port.run()
-            except SemisiloError as error:
-                if error.line() != told:
-                    told = error.line()
+            except (SemisiloError, OSError) as error:
+                problem = explained(error) or error
+                line = problem.line() if isinstance(problem, SemisiloError) else f"{problem}."
+                if line != told:
+                    told = line
                     _LOG.error("no silo can enrol now: %s It is tried again every %d s.", told, _ENROLLMENT_SECONDS)
                 await asyncio.sleep(_ENROLLMENT_SECONDS)
 

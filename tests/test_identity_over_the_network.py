@@ -6,6 +6,7 @@ RenewCertificate is the authenticated RPC throughout: whatever refuses it refuse
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from semisilo.common.errors import (
     InvitationUsed,
     SemisiloError,
     StorageDamaged,
+    SystemTrouble,
     TooManyCalls,
     Unreachable,
     WrongAuthority,
@@ -540,7 +542,8 @@ def test_an_error_of_the_catalogue_arrives_as_itself(federation):
 
 @pytest.mark.parametrize(("error", "kind"), [
     (RuntimeError("secret path /srv/hub"), SemisiloError), (StorageDamaged("/srv/hub/spool/1 is gone"), StorageDamaged),
-    (DiskFull("/srv/hub is full"), DiskFull), (SemisiloError("/srv/hub", remedy="look into /srv/hub"), SemisiloError)])
+    (DiskFull("/srv/hub is full"), DiskFull), (SemisiloError("/srv/hub", remedy="look into /srv/hub"), SemisiloError),
+    (OSError(errno.EROFS, "Read-only file system", "/srv/hub/spool"), SystemTrouble)])
 def test_what_is_the_coordinators_own_business_stays_in_its_log_under_a_request_id(federation, caplog, error, kind):
     got = asyncio.run(_answer_to(federation, error))
     assert type(got) is kind
@@ -549,6 +552,7 @@ def test_what_is_the_coordinators_own_business_stays_in_its_log_under_a_request_
     request = got.line().split("request ")[1][:8]
     assert any(request in record.getMessage() for record in caplog.records)
     assert "/srv" in caplog.text
+    assert ("Traceback" in caplog.text) == isinstance(error, RuntimeError)
 
 
 def test_a_hostile_answer_is_one_bounded_printable_line():

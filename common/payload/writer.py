@@ -7,7 +7,6 @@ reads it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import struct
@@ -20,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from semisilo.common.errors import BadPayload, DiskFull, LayoutMismatch
+from semisilo.common.errors import BadPayload, LayoutMismatch
 from semisilo.common.methods.contract import Meaning, PayloadRef, TensorSpec
 from semisilo.common.payload.codec import BLOCK_ELEMENTS, ELEMENT_TYPES, Bits, Plan, coded_kind, encode_blocks
 from semisilo.common.payload.manifest import GroupManifest, ReferenceForm, manifest_to_proto, parse_manifest, runs_of
 from semisilo.common.payload.reader import MAGIC, MAX_MANIFEST_BYTES, TRAILER, HeldFile, PayloadReader
 from semisilo.common.payload.reference import HeldTensors, choose_form, code_against
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.system_errors import explained
 
 __all__ = ["EncodedInput", "Reference", "TensorInput", "write_payload"]
 
@@ -90,7 +90,7 @@ def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput], *, du
     Args:
         durable: on disk for good when this returns; False for what can be made again from what is.
     Returns: the reference; `tensors` and `reference` are set for a payload of one group with a digest.
-    Raises: BadPayload for groups that no reader would accept (`parse_manifest`); DiskFull, nothing is left then.
+    Raises: BadPayload for groups that no reader would accept (`parse_manifest`); SystemTrouble, nothing is left then.
     """
     temporary = store.temporary(expected_bytes=_dense_bytes(groups))
     try:
@@ -102,9 +102,7 @@ def write_payload(store: PayloadStore, groups: Mapping[str, EncodedInput], *, du
         store.add_file(temporary, digest=digest, durable=durable)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"The disk of {store.folder} is full.", remedy="Free some space.") from error
-        raise
+        raise explained(error, store.folder) or error from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -25,6 +25,7 @@ from semisilo.common.config import from_dict
 from semisilo.common.errors import ComputeFailed
 from semisilo.common.process.compute_process import LIMIT_BYTES, OUT_OF_MEMORY, SEE_LOG
 from semisilo.common.process.messages import Reply
+from semisilo.common.text.system_errors import explained
 
 __all__ = ["Child", "ChildProcess", "ComputeAborted", "ComputeDied", "StartChild", "log_lines", "manner", "numerics_of",
            "python_command", "spawn"]
@@ -127,7 +128,7 @@ async def spawn(target: str, theirs: socket.socket, output: int, *, threads: int
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(theirs.fileno(), *handing),
             env={**os.environ, **numerics_of(threads)}, start_new_session=True)
     except OSError as error:
-        raise ComputeFailed(f"The compute process cannot be started: {error}.") from error
+        raise explained(error) or ComputeFailed(f"The compute process cannot be started: {error}.") from error
     return _Spawned(process)
 
 

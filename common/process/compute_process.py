@@ -30,6 +30,7 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.messages import Call, Failure, Operations, Progress, Reply, handlers_of, run_operation
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.text.logs import set_up_child_logging
+from semisilo.common.text.system_errors import explained_text
 
 __all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "Build", "OnProgress", "ProgressThrottle", "describe",
            "describe_start", "die_with_parent", "load_build", "serve"]
@@ -74,6 +75,8 @@ def _unusable_after(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> Failure:
     """An exception as it is sent; one that nobody expected brings its traceback."""
+    if not isinstance(error, SemisiloError):
+        error = explained_text(error) or error
     if isinstance(error, SemisiloError):
         return Failure(code=error.code, text=error.text, remedy=error.remedy)
     details = "".join(traceback.format_exception(error))[-16000:]

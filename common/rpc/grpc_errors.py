@@ -29,6 +29,7 @@ from semisilo.common.errors import (
     PortInUse,
     SemisiloError,
     StorageDamaged,
+    SystemTrouble,
     TooManyCalls,
     Unreachable,
     UsageError,
@@ -36,6 +37,7 @@ from semisilo.common.errors import (
 )
 from semisilo.common.text.log_context import bind, log_context, request_id_in
 from semisilo.common.text.logs import printable
+from semisilo.common.text.system_errors import explained
 
 __all__ = ["CHECK_SECONDS_KEY", "CODE_KEY", "REMEDY_KEY", "RETRY_KEY", "abort_with", "answering_errors",
            "from_rpc_error"]
@@ -55,7 +57,8 @@ _LONGEST_RETRY_SECONDS = 86400.0
 
 _TEXT_LIMIT = 600
 _PRIVATE: frozenset[type[SemisiloError]] = frozenset({
-    SemisiloError, UsageError, BadConfiguration, BadData, ComputeFailed, StorageDamaged, PortInUse})
+    SemisiloError, UsageError, BadConfiguration, BadData, ComputeFailed, StorageDamaged, PortInUse, SystemTrouble,
+    DiskFull})
 """Errors about the coordinator's own files and machine: their texts name paths, which are nobody else's business."""
 
 
@@ -64,10 +67,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Excepti
 
     Raises: always, what gRPC ends an RPC with.
     """
-    if isinstance(error, SemisiloError) and type(error) not in _PRIVATE and not isinstance(error, DiskFull):
-        shown = error
-    else:
-        shown = _concealed(error)
+    error = explained(error) or error
+    shown = error if isinstance(error, SemisiloError) and type(error) not in _PRIVATE else _concealed(error)
     bind(error_code=error.code if isinstance(error, SemisiloError) else shown.code)
     status = getattr(grpc.StatusCode, shown.status, grpc.StatusCode.INTERNAL)
     await context.abort(status, printable(shown.text, limit=_TEXT_LIMIT), (
@@ -150,6 +151,9 @@ def _concealed(error: Exception) -> SemisiloError:
     if isinstance(error, DiskFull):
         return DiskFull(f"The coordinator has no space left (request {request}).",
                         remedy="Nothing is lost; it is tried again. The coordinator's operator must make room.")
+    if isinstance(error, SystemTrouble):
+        return SystemTrouble(f"The coordinator's system refuses it a file for now (request {request}).",
+                             remedy="Nothing is lost; it is tried again. The coordinator's log says what is wrong.")
     remedy = f"Ask the coordinator's operator to look for 'request {request}' in the coordinator's log."
     shown = type(error) if isinstance(error, SemisiloError) else SemisiloError
     return shown(f"Internal error, see the coordinator's log (request {request}).", remedy=remedy)

@@ -6,7 +6,6 @@ Fields may be numbers, text, booleans, None, JSON lists and dicts, or `dict[str,
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -24,8 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semisilo.common.config import Tables
-from semisilo.common.errors import DiskFull, StorageDamaged
+from semisilo.common.errors import StorageDamaged
 from semisilo.common.storage.durable import sync_file, sync_folder
+from semisilo.common.text.system_errors import explained, explained_text
 
 __all__ = ["load", "save", "settled"]
 
@@ -45,7 +45,7 @@ def save(path: Path, state: Any, *, named: bool = True) -> str:
     Args:
         named: whether the name `path` lasts as well when this returns; False when the caller gives it another.
     Returns: the SHA-256 of the file, hex.
-    Raises: DiskFull, with nothing written at `path`; TypeError for a field of another kind (our own mistake).
+    Raises: SystemTrouble, with nothing written at `path`; TypeError for a field of another kind (our own mistake).
     """
     fields: dict[str, object] = {}
     groups: dict[str, list[str]] = {}
@@ -117,9 +117,7 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, object], *,
             sync_folder(path.parent)
         return total.hexdigest()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"No space to write {path}.", remedy="Free space; the work is then repeated.") from error
-        raise
+        raise explained(error, path) or error from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 
@@ -160,11 +158,14 @@ def _write_all(handle: int, data: bytes | memoryview) -> None:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], Tables]:
     try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # for its error: the library says "no such file" to all
         with safe_open(str(path), framework="pt", device="cpu") as file:
             header = _parse(path, file.metadata())
             # Copies: the file may be replaced or removed while its tensors are still in use.
             return {name: torch.clone(file.get_tensor(name)) for name in file.keys()}, header  # noqa: SIM118
     except (OSError, SafetensorError) as error:
+        if (trouble := explained_text(error)) is not None:
+            raise trouble from error
         raise StorageDamaged(f"{path}: cannot be read: {error}.") from error
 
 

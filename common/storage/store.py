@@ -7,7 +7,6 @@ appends to, each with a journal of its chunks, and `*.temporary` files that this
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -23,6 +22,7 @@ from tempfile import mkstemp
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
 from semisilo.common.storage.durable import start_writing, sync_file, sync_folder
+from semisilo.common.text.system_errors import explained
 
 __all__ = ["MAX_CHUNK_BYTES", "SMALLEST_SPARE_BYTES", "SPARE_SUFFIX", "PartialFile", "PayloadStore", "SpareFiles",
            "hash_file"]
@@ -129,7 +129,7 @@ class PayloadStore:
                 sync_folder(self.folder)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise _disk_error(error, final) from error
+            raise explained(error, final) or error from error
         except DiskFull:
             temporary.unlink(missing_ok=True)
             raise
@@ -203,7 +203,7 @@ class PayloadStore:
         except OSError as error:
             with suppress(OSError):
                 os.unlink(name)
-            raise _disk_error(error, final) from error
+            raise explained(error, final) or error from error
         return final
 
     def drop_partial(self, key: str) -> None:
@@ -358,7 +358,7 @@ class PartialFile:
                 _write_all(self._journal, entry, self._journal_bytes)
             except OSError as error:
                 self._cut()
-                raise _disk_error(error, self.path) from error
+                raise explained(error, self.path) or error from error
             self._hash.update(data)
             self._journal_bytes += _JOURNAL_ENTRY.size
             self.committed_bytes += len(data)
@@ -389,7 +389,7 @@ class PartialFile:
             else:
                 problem = None
                 try:
-                    if self._length > self.size_bytes:
+                    if os.fstat(self._file).st_size > self.size_bytes:  # a spare's, or of a chunk that failed
                         self._cut()
                     if self._store.durable:
                         sync_file(self._file)
@@ -397,7 +397,7 @@ class PartialFile:
                     if self._store.durable:
                         sync_folder(final.parent)
                 except OSError as error:
-                    raise _disk_error(error, final) from error
+                    raise explained(error, final) or error from error
                 self._close_files()
                 _journal_path(self.path).unlink(missing_ok=True)
         self._store._closed(self)
@@ -488,14 +488,6 @@ def _write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
         written = os.pwrite(handle, view, offset)
         view = view[written:]
         offset += written
-
-
-def _disk_error(error: OSError, path: Path) -> Exception:
-    """DiskFull for a full disk or quota, else the error itself."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"The disk of {path.parent} is full.",
-                        remedy="Free some space; the transfer goes on by itself.")
-    return error
 
 
 SPARE_SUFFIX = ".spare"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import typer
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.text.logs import printable, writes_json
+from semisilo.common.text.system_errors import remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,13 +53,6 @@ def clean_exit_on_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_REMEDIES = {
-    errno.ENOSPC: "Free some space, then try again.",
-    errno.EDQUOT: "Free some space, then try again.",
-    errno.EROFS: "Choose a place that can be written.",
-    errno.EACCES: "This user needs the right to it.",
-    errno.EPERM: "This user needs the right to it.",
-}
 _USAGE_EXCEPTION: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 """What the parser raises for wrong words; typer brings its own copy of the class from some version on."""
 
@@ -101,7 +94,7 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
 def _system_line(error: OSError) -> str:
     """What the operating system refused, where, and what a person can do."""
     where = f"{error.filename}: " if error.filename else ""
-    remedy = _REMEDIES.get(error.errno or 0, "")
+    remedy = f"{clause}, then try again." if (clause := remedy_of(error.errno)) else ""
     return f"{where}{error.strerror or error}. {remedy}".strip()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semisilo.common.errors import BadData, DiskFull, StorageDamaged
+from semisilo.common.errors import BadData, StorageDamaged, SystemTrouble
 from semisilo.common.storage import checkpoint
 
 __all__ = ["SavingPace", "StartWork"]
@@ -28,7 +28,7 @@ _SAVING_SHARE = 0.05
 
 @dataclass(kw_only=True, slots=True)
 class SavingPace:
-    """When work that is under way is to be written down; a disk that is full is no reason to end it."""
+    """When work that is under way is to be written down; an error of the system is no reason to end it."""
 
     what: str
     """For the log."""
@@ -44,7 +44,7 @@ class SavingPace:
             return
         try:
             write()
-        except DiskFull as error:  # nobody waits for this file: it is tried again
+        except SystemTrouble as error:  # nobody waits for this file: it is tried again
             _LOG.warning("%s: where it stands is not written: %s", self.what, error.line())
         self.next_ = began + max(_SAVE_SECONDS, (time.monotonic() - began) / _SAVING_SHARE)
 

@@ -24,6 +24,7 @@ from semisilo.common.config import from_dict, to_dict
 from semisilo.common.errors import BadConfiguration, DiskFull, SemisiloError, StorageDamaged
 from semisilo.common.payload.codec.zstd import zstd
 from semisilo.common.storage.durable import sync_file, sync_folder
+from semisilo.common.text.system_errors import explained
 
 __all__ = ["MANIFEST", "ArchivedFile", "BackupManifest", "read_archive", "write_archive"]
 
@@ -273,8 +274,6 @@ def _damaged(path: Path, why: Any) -> StorageDamaged:
 
 
 def _disk_error(error: OSError, path: Path) -> Exception:
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(explained(error), DiskFull):
         return DiskFull(f"{path}: the disk is full.", remedy="Free some space, then try again.")
     return error

@@ -14,7 +14,7 @@ from typing import Any
 
 from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
 from semisilo.common.config import canonical_json
-from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged
+from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 
 __all__ = ["EventHead", "LedgerFile", "checkpoint", "event_of"]
@@ -54,6 +54,8 @@ class LedgerFile:
         self.path = path
         self.roster_changes = 0
         """How often this process has changed the roster; what others change shows in `data_version`."""
+        self._inside = False
+        """Whether a transaction is under way. SQLite's own word is not enough: it may have gone back already."""
         _begin_private(path)
         with self._explaining():
             self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)
@@ -112,13 +114,16 @@ class LedgerFile:
         Raises: RuntimeError for a lasting one within one that is not: it would not be on disk when this returns. What
             may be as lasting as the transaction around it is a `part` of that.
         """
-        if self._db.in_transaction:
+        if self._inside:
             if lasting and self._waits and not self._lasting:
                 raise RuntimeError("a lasting transaction cannot be part of one that is not lasting")
             yield self._db
             return
         with self._explaining():
+            self._inside = True
             try:
+                if self._db.in_transaction:  # one that failed, and could not be taken back either
+                    self._db.execute("ROLLBACK")
                 lasting = lasting and self._waits
                 if lasting != self._lasting:
                     self._db.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
@@ -134,11 +139,13 @@ class LedgerFile:
                     with suppress(sqlite3.Error):
                         self._db.execute("ROLLBACK")
                 raise
+            finally:
+                self._inside = False
 
     @contextmanager
     def part(self) -> Iterator[sqlite3.Connection]:
         """What belongs to the transaction around it, and is as lasting as that; where there is none, a lasting one."""
-        if self._db.in_transaction:
+        if self._inside:
             yield self._db
             return
         with self.transaction() as db:
@@ -245,19 +252,29 @@ def checkpoint(path: Path) -> None:
         raise _explained(path, error) or error from None
 
 
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _FULL_BYTES
+    except OSError:
+        return False
+
+
 def _explained(path: Path, error: sqlite3.Error) -> SemisiloError | None:
     """The error of the catalogue for what SQLite says of its file; None for what is a mistake of ours."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the rest tells only where it was noticed
     files = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else _FULL_BYTES
-    if code == sqlite3.SQLITE_FULL or (code in files and free < _FULL_BYTES):
+    if code == sqlite3.SQLITE_FULL or (code in files and _is_full(path.parent)):
         return DiskFull(f"{path}: the disk is full.", remedy="Free some space; everything recorded so far is safe.")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        return SemisiloError(f"{path}: {error}.", remedy=f"This user must be able to write {path.parent}.")
+        also = ", and to open more files (ulimit -n)" if code == sqlite3.SQLITE_CANTOPEN else ""
+        return SystemTrouble(f"{path}: {error}.", remedy=f"This user must be able to write {path.parent}{also}.")
+    if code == sqlite3.SQLITE_IOERR:
+        return SystemTrouble(f"{path}: {error}.", remedy="Check the disk and the log of the system; everything recorded"
+                                                         " so far is safe.")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return SemisiloError(f"{path}: another process has kept it locked for {_BUSY_SECONDS:.0f} s.",
+        return SystemTrouble(f"{path}: another process has kept it locked for {_BUSY_SECONDS:.0f} s.",
                              remedy="End the program that has it open, then try again.")
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR):
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return StorageDamaged(f"{path}: cannot be read as a ledger: {error}.",
                               remedy="Check the disk, then restore the file from a backup.")
     return None

@@ -20,6 +20,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from semisilo.common.errors import SystemTrouble
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.text.describe import (
     describe_bytes,
@@ -113,6 +114,8 @@ class Display:
         """False when it cannot be drawn: a picture must never be what ends a study."""
         try:
             live.update(self.render(), refresh=True)
+        except (SystemTrouble, OSError):  # the next frame may succeed
+            return True
         except Exception:
             _LOG.exception("the live view has failed and is off; the study goes on")
             return False
@@ -171,6 +174,8 @@ class Display:
 
     def _doing(self) -> str:
         runtime = self._runtime
+        if runtime.trouble:
+            return f"waits: {printable(runtime.trouble, limit=300)}"
         parts = [f"phase {runtime.phase}"] if runtime.phase else []
         waiting = waiting_for(self._facts.answers)
         if runtime.activity:

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.page.responses import failure
 
 __all__ = ["MOST_BODY_BYTES", "TOO_LARGE", "Guard", "TooLarge", "host_of", "is_local"]
@@ -93,8 +94,10 @@ class Guard:
             return
         try:
             await self._app(scope, _Limited(receive).receive, answer)
-        except Exception:
-            _LOG.exception("the operator page could not answer %s %s", scope["method"], scope["path"][:200])
+        except Exception as error:
+            trouble = explained(error)
+            _LOG.error("the operator page could not answer %s %s%s", scope["method"], scope["path"][:200],
+                       "" if trouble is None else f": {trouble.line()}", exc_info=error if trouble is None else None)
 
     def _known(self, host: str) -> bool:
         return host in self._hosts or (self._numbers and _is_number(host))

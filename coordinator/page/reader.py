@@ -126,7 +126,7 @@ class PageReader:
         return LiveFacts(
             study=live.study, round=live.round, rounds=live.rounds, phase=live.phase, reason=live.reason,
             activity=live.activity, fraction=live.fraction, text=live.text, labels_alone=live.labels_alone,
-            paused_unix=paused,
+            trouble=live.trouble, paused_unix=paused,
             deadline_unix=phase.deadline_unix if phase is not None and paused is None else None)
 
     def silos(self, live: LiveStatus | None) -> tuple[SiloLine, ...]:

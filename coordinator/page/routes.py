@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from semisilo.common.errors import SemisiloError, UsageError
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation import operate
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
@@ -73,7 +74,9 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the guard has it in the log."""
+    """A mistake of ours: the guard has it in the log. Or an error of the system, of which it has a line."""
+    if (trouble := explained(error)) is not None:
+        return failure_of(trouble)
     return failure(500, "INTERNAL", "The page could not answer.", "The coordinator's log says why.")
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import ModelSettings, TaskSpec
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_seconds
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
@@ -64,6 +65,9 @@ _PAUSE_SECONDS_PER_SILO = 0.00025
 thousand answers cost a few dozen looks at a thousand rows, and the last few silos end the phase at once."""
 
 
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+"""After an error of the system the study is tried again: the pauses double, since a trial may compute much before it
+meets the same error, and none is longer, so that it goes on soon after somebody has mended it."""
 _TASKS_AT_ONCE = 50
 """So many tasks are put together in one turn of the event loop, which takes a few milliseconds."""
 
@@ -97,7 +101,8 @@ class Engine:
         Args:
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
             hearing: who knows which members are silent; None for one that takes the default time.
-            operated: whether somebody is there who would resume a study that has paused by itself.
+            operated: whether somebody is there who would resume a study that has paused by itself, or mend what the
+                operating system refuses.
             beside_rounds: whether labels alone are trained while silos work, or only after the last round.
             steady: a clock that nobody sets, beside `clock`; None where nobody sets that either. See `ClockSteps`.
         """
@@ -122,6 +127,7 @@ class Engine:
         self._cleanup = Cleanup(ledger=ledger, payloads=payloads, spool=spool, studies=folders.studies)
         self._lifecycle = StudyLifecycle(ledger=ledger, runtime=runtime, steps=self._steps, cleanup=self._cleanup,
                                          studies=folders.studies)
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._resumed = True  # the first phase found open after a start gets a fresh deadline
 
     def has_work(self) -> bool:
@@ -131,15 +137,42 @@ class Engine:
     async def run_next(self) -> StudyRow | None:
         """Runs the first study of the queue that is not over; None when there is none.
 
-        A study that cannot go on is marked FAILED with its reason; only DiskFull is raised, with nothing lost.
+        A study that cannot go on is marked FAILED with its reason. An error of the system is no such reason: the study
+        waits, says so, and goes on by itself once it is well.
+        Raises: SystemTrouble where nobody operates it, with nothing lost.
         """
+        while True:
+            try:
+                return await self._run_next()
+            except (SystemTrouble, OSError) as error:
+                trouble = explained(error)
+                if trouble is None or not self._operated:
+                    raise trouble or error from error
+            await self._put_off(trouble)
+
+    async def _put_off(self, trouble: SystemTrouble) -> None:
+        if self._runtime.trouble != trouble.line():
+            who = f"study {self._runtime.study}" if self._runtime.study else "the coordinator"
+            _LOG.error("%s waits: %s It goes on by itself.", who, trouble.line())
+        self._runtime.trouble = trouble.line()
+        await asyncio.sleep(self._pause_seconds)
+        self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
+
+    def _well(self) -> None:
+        """A step of the study has succeeded."""
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        if self._runtime.trouble:
+            self._runtime.trouble = ""
+            _LOG.info("the system is well again: it goes on")
+
+    async def _run_next(self) -> StudyRow | None:
         await self._lifecycle.tidy_up()
         study = next((row for row in self._ledger.studies() if row.state not in ENDED_STUDY), None)
         if study is None:
             return None
         try:
             await self._run(study)
-        except DiskFull:
+        except SystemTrouble:
             raise
         except RoundGone:  # while a step of the round was under way; what it gave is of no use
             _LOG.info("study %s goes back to an earlier round", study.name)
@@ -151,6 +184,7 @@ class Engine:
                     self._ledger.set_study_state(study.name, StudyState.FAILED, reason=error.line())
             self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {study.name} failed", activity="")
         self._labels_alone.leave()
+        self._well()
         await self._lifecycle.tidy_up()
         return self._ledger.study(study.name)
 
@@ -266,6 +300,7 @@ class Engine:
             else:
                 await self._commit(study, row)
             row = self._ledger.round(study.name, number)
+            self._well()
 
     async def _open_round(self, study: RunningStudy, number: int, members: list[str], size: int) -> RoundRow:
         start = self._ledger.committed_digest(study.name)
@@ -359,6 +394,7 @@ class Engine:
             if phase.quorum > (quorum := self._quorum(study, row)):
                 phase = self._ledger.lower_quorum(phase, quorum)
             now = self._clock()
+            self._well()
             if not waiting:
                 if answered >= phase.quorum:
                     break

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from semisilo.common.errors import ComputeFailed, DiskFull, SemisiloError
+from semisilo.common.errors import ComputeFailed, SemisiloError, SystemTrouble
 from semisilo.common.measures.study_measure import ACCURACY
 from semisilo.common.process.compute import ComputeAborted
 from semisilo.common.text.describe import describe_metric, describe_seconds
@@ -104,7 +104,7 @@ class LabelsAloneWork:
                 recipe=settings.baseline_recipe, epochs=settings.baseline_epochs,
                 budget_seconds=settings.baseline_seconds, patience=settings.baseline_patience,
                 slice_seconds=_SLICE_SECONDS), activity=None, attempts=1)
-        except (DiskFull, ComputeAborted):
+        except (SystemTrouble, ComputeAborted):
             raise
         except SemisiloError as error:
             # Counted over all slices: the next one begins before what has failed, and may well succeed.

@@ -62,6 +62,8 @@ class LiveStatus:
     """Progress of silos that work in the current phase."""
     deadline_unix: float | None = None
     """Deadline of the open phase."""
+    trouble: str = ""
+    """What the operating system refuses, so that the study waits; empty while nothing is in the way."""
     page: str = ""
     """Address of the operator page; empty when there is none."""
 
@@ -73,7 +75,7 @@ class LiveStatus:
             pid=os.getpid() if pid is None else pid, unix=time.time() if now_unix is None else now_unix,
             study=runtime.study, round=runtime.round, rounds=runtime.rounds, phase=runtime.phase,
             reason=str(runtime.reason), activity=runtime.activity, fraction=_share(runtime.fraction),
-            text=runtime.text, labels_alone=runtime.labels_alone,
+            text=runtime.text, labels_alone=runtime.labels_alone, trouble=runtime.trouble,
             connected=tuple(sorted(runtime.connected, key=str.encode)), deadline_unix=deadline_unix, page=runtime.page,
             silos={name: LiveSilo(stage=entry.stage, fraction=_share(entry.fraction), text=entry.text, unix=entry.unix)
                    for name, entry in sorted(runtime.silos.items())})

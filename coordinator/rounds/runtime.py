@@ -88,6 +88,9 @@ class RuntimeState:
     labels_alone: str = ""
     """How far labels alone are, and how long they will take; empty while that is not known, and once they are done."""
     silos: dict[str, SiloProgress] = field(default_factory=dict)
+    trouble: str = ""
+    """What the operating system refuses, so that the study waits, in a line; empty while nothing of this is in the way.
+    It names paths, so silos do not read it."""
     page: str = ""
     """Address of the operator page; empty when there is none."""
     connected: dict[str, int] = field(default_factory=dict)

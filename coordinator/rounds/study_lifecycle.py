@@ -13,7 +13,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.measures.round_choice import rounds_without_gain
 from semisilo.common.measures.study_measure import StudyMeasure
 from semisilo.common.text.describe import counted
@@ -201,7 +201,7 @@ class StudyLifecycle:
         """Ends the open round of studies that the operator has stopped, perhaps while nobody served, and writes the
         model that they hand over.
 
-        Raises: DiskFull, with nothing lost. A model that cannot be written for another reason is reported, once.
+        Raises: SystemTrouble, with nothing lost. A model that cannot be written for another reason is reported, once.
         """
         for row in self._ledger.studies():
             if row.state is StudyState.STOPPED:
@@ -230,7 +230,7 @@ class StudyLifecycle:
             if self._steps.opened != row.name:  # it was stopped while nobody served
                 await self._steps.open_study(row, config_from_dict(row.config, where=f"study {row.name}"))
             await self.write_model(row.name)
-        except DiskFull:
+        except SystemTrouble:
             raise
         except SemisiloError as error:
             _LOG.error("study %s is stopped, but its model could not be written: %s", row.name, error.line())

@@ -16,13 +16,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from semisilo.common import __version__
-from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, Unreachable
+from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, SystemTrouble, Unreachable
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound
 from semisilo.common.text.logs import printable
+from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
@@ -154,15 +155,12 @@ class Agent:
         Raises: BadData when the images cannot be used; what no repetition can mend.
         """
         try:
-            # Nobody writes updates now: what a crash has left half-written can go.
-            await asyncio.to_thread(self._memory.outgoing.clean)
-            await asyncio.to_thread(self._sites.clean)
-            await self._survey()
+            await self._until_well(self._begin)
             self._display.state(f"connecting to {self._address}")
             self._save(state=f"connecting to {self._address}")
             pauses = waits(self._link.backoff, silo=self._silo)
             while True:
-                await self._renew()
+                await self._until_well(self._renew)
                 asked = time.monotonic()
                 answer = await self._link.await_task(self._hello)
                 self._sites.heard()
@@ -196,6 +194,24 @@ class Agent:
             self._display.done()
             if self._status.now.pid:
                 self._save(state="stopped", pid=0)
+
+    async def _begin(self) -> None:
+        # Nobody writes updates now: what a crash has left half-written can go.
+        await asyncio.to_thread(self._memory.outgoing.clean)
+        await asyncio.to_thread(self._sites.clean)
+        await self._survey()
+
+    async def _until_well(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Does what an error of the system may stop, again until it is done. Calls and tasks have ways of their own to
+        put off what they do: `semisilo.silo.link.retrying_calls`, `semisilo.silo.agent.task_runner`."""
+        for failures, pause in enumerate(waits(self._link.backoff, silo=self._silo), start=1):
+            try:
+                return await work()
+            except (SystemTrouble, OSError) as error:
+                if (trouble := explained(error)) is None:
+                    raise
+                self.trouble(trouble, failures)
+            await asyncio.sleep(pause)
 
     async def _fetch_final(self, study: str) -> None:
         """Fetches the model that a study hands over, to evaluate it here, where the study shares it and this site has
@@ -282,7 +298,7 @@ class Agent:
             self._disclosures.record(announcement(content, size_bytes=request.ByteSize()))
             request.evaluations.extend(self._sites.to_send())
         except OSError as error:
-            raise SemisiloError(f"{self._home.disclosures}: what leaves cannot be recorded: {error.strerror or error}.",
+            raise SystemTrouble(f"{self._home.disclosures}: what leaves cannot be recorded: {error.strerror or error}.",
                                 remedy="Nothing is sent before it can; free some space, or the right to write.") \
                 from None
 
@@ -466,9 +482,10 @@ class Renewal:
         self._not_before = now + self._pause_seconds
         try:
             renewed = await self._renew()
-        except SemisiloError as error:
-            if is_fatal(error):
-                raise
+        except (SemisiloError, OSError) as problem:
+            error = explained(problem) or problem
+            if isinstance(error, OSError) or is_fatal(error):
+                raise error from None
             self._not_before = now + max(self._pause_seconds, error.retry_seconds)
             if not isinstance(error, Unreachable):
                 self._display.event(f"the certificate could not be renewed yet: {error.line()}")

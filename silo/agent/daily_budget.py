@@ -46,7 +46,7 @@ def read_day(path: Path, hours: Hours, now_unix: float) -> DayCount:
     today = day_of(hours, now_unix)
     try:
         count = from_dict(DayCount, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, BadConfiguration):
+    except (FileNotFoundError, ValueError, BadConfiguration):
         return DayCount(day=today)
     return count if count.day == today and min(count.sent_bytes, count.received_bytes) >= 0 else DayCount(day=today)
 

@@ -34,6 +34,7 @@ from semisilo.common.rpc.convert import reference_to_proto, task_from_proto
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import describe_bytes, describe_seconds
 from semisilo.common.text.logs import printable
+from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
 from semisilo.silo.agent.daily_budget import DayBudget
@@ -115,6 +116,14 @@ class TaskRunner:
             sees, or an outcome without an answer, after which the same task comes again.
         """
         try:
+            return await self._answer_or_refuse(task)
+        except OSError as error:
+            if (trouble := explained(error)) is None:
+                raise
+            return TaskOutcome(f"put off: {trouble.line()}", answered=False, kind="put_off")
+
+    async def _answer_or_refuse(self, task: pb.Task) -> TaskOutcome:
+        try:
             return await self._answer(task)
         except HoursOver as error:
             return TaskOutcome(f"put off: {error.text}", answered=False, kind="put_off")
@@ -128,8 +137,6 @@ class TaskRunner:
             if error.retry:
                 return TaskOutcome(f"put off: {error.line()}", answered=False, kind="put_off")
             return await self._refuse(task, error)
-        except OSError as error:
-            return TaskOutcome(f"put off: {error}", answered=False, kind="put_off")
 
     async def _answer(self, given: pb.Task) -> TaskOutcome:
         task = task_from_proto(given, silo=self._silo)

@@ -45,10 +45,10 @@ class _File:
 
 
 def read_tasks(path: Path) -> tuple[TaskTook, ...]:
-    """The last tasks, oldest first; none when there is no file or it cannot be read."""
+    """The last tasks, oldest first; none when there is no file or it is damaged."""
     try:
         return from_dict(_File, json.loads(path.read_text(encoding="utf-8"))).tasks
-    except (OSError, ValueError, BadConfiguration):
+    except (FileNotFoundError, ValueError, BadConfiguration):
         return ()
 
 

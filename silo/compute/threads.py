@@ -78,5 +78,5 @@ def measured_threads(order: TaskSpec, build: ModelBuilder, *, batch: int, passes
 def _read(file: Path) -> _Kept:
     try:
         return from_dict(_Kept, json.loads(file.read_bytes()))
-    except (OSError, ValueError, BadConfiguration):
+    except (FileNotFoundError, ValueError, BadConfiguration):
         return _Kept()

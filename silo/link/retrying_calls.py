@@ -41,6 +41,7 @@ from semisilo.common.rpc.grpc_errors import from_rpc_error
 from semisilo.common.rpc.meter import MessageMeter
 from semisilo.common.text.log_context import REQUEST_ID_KEY, bound, new_request_id
 from semisilo.common.text.logs import log_call, printable
+from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2_grpc as pb_grpc
 
 __all__ = ["Backoff", "LinkSettings", "RetryingCalls", "TryAgain", "is_answer", "is_fatal", "waits"]
@@ -223,6 +224,10 @@ class RetryingCalls:
                                       remedy="It is tried again.")
             except SemisiloError as error:
                 problem = error
+            except OSError as error:  # of this side's files
+                if (trouble := explained(error)) is None:
+                    raise
+                problem = trouble
             else:
                 return result
             problem = self._by_own_clock(problem)

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,8 +107,7 @@ class DisclosureLog:
             size = os.fstat(handle).st_size
             if size and not _ends_with_newline(self._path):
                 line = "\n" + line
-            os.write(handle, line.encode())
-            sync_file(handle)
+            _write_line(handle, line.encode(), size)
         finally:
             os.close(handle)
         if not size:
@@ -220,6 +220,19 @@ def _field(entry: Mapping[str, object], name: str, default: T) -> T:
     if not isinstance(value, type(default)) or isinstance(value, bool):
         raise TypeError(f"its {name} is not what it should be")
     return value
+
+
+def _write_line(handle: int, line: bytes, size: int) -> None:
+    """Raises: OSError, with the file as it was, of `size` bytes: what failed is written once more, and once only."""
+    try:
+        view = memoryview(line)
+        while view:
+            view = view[os.write(handle, view):]
+        sync_file(handle)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -84,7 +84,7 @@ def read_evaluations(path: Path) -> tuple[RecordedEvaluation, ...]:
     """What is recorded, oldest first; nothing where there is no file, or a damaged one."""
     try:
         return from_dict(_Kept, json.loads(path.read_bytes())).evaluations
-    except (OSError, ValueError, BadConfiguration):
+    except (FileNotFoundError, ValueError, BadConfiguration):
         return ()
 
 

@@ -221,10 +221,10 @@ class JoinChoice:
 
     @staticmethod
     def load(path: Path) -> JoinChoice | None:
-        """The remembered choice; None when there is none or it cannot be read."""
+        """The remembered choice; None when there is none or it is damaged."""
         try:
             return from_dict(JoinChoice, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, BadConfiguration):
+        except (FileNotFoundError, ValueError, BadConfiguration):
             return None
 
 
@@ -320,10 +320,10 @@ class StatusFile:
 
     @staticmethod
     def load(path: Path) -> AgentStatus:
-        """What is written; the defaults when there is nothing or it cannot be read."""
+        """What is written; the defaults when there is nothing or it is damaged."""
         try:
             return from_dict(AgentStatus, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, BadConfiguration):
+        except (FileNotFoundError, ValueError, BadConfiguration):
             return AgentStatus()
 
     def update(self, *, now_unix: float, **changes: Any) -> None:

@@ -268,7 +268,7 @@ class SiloMemory:
         path = self._memory_path(digest)
         try:
             found = path.stat()
-        except OSError:
+        except FileNotFoundError:
             return False
         looks = (found.st_ino, found.st_size, found.st_mtime_ns)
         if self._whole.get(digest) != looks:
@@ -336,8 +336,8 @@ def update_id_of(task_id: str, content: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file, hex; empty when it cannot be read."""
+    """SHA-256 of a file, hex; empty when it is not there. Raises: OSError, which says nothing of what it holds."""
     try:
         return hash_file(path)
-    except OSError:
+    except FileNotFoundError:
         return ""

@@ -8,6 +8,7 @@ worth; whether SQLite keeps them is tested by SQLite's authors. The database lie
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from tests.simulator.machine import Machine
 
 __all__ = ["Database", "connect"]
+
+
+_SAYS = {
+    errno.EIO: (sqlite3.SQLITE_IOERR, "disk I/O error"),
+    errno.ENOSPC: (sqlite3.SQLITE_FULL, "database or disk is full"),
+    errno.EROFS: (sqlite3.SQLITE_READONLY, "attempt to write a readonly database"),
+    errno.EACCES: (sqlite3.SQLITE_CANTOPEN, "unable to open database file"),
+    errno.EMFILE: (sqlite3.SQLITE_CANTOPEN, "unable to open database file"),
+    errno.ENFILE: (sqlite3.SQLITE_CANTOPEN, "unable to open database file"),
+}
+"""What SQLite makes of an error of the system."""
 
 
 class Database:
@@ -45,6 +57,7 @@ class Database:
     def execute(self, sql: str, *values: Any) -> Any:
         """One statement of a process."""
         _check()
+        self.operate(sql)
         if sql.startswith("PRAGMA synchronous = "):
             self._lasting = sql.endswith("FULL")
         if sql != "COMMIT":
@@ -59,6 +72,23 @@ class Database:
         self._machine.event("commit", done=True)
         _check()
         return found
+
+    def operate(self, sql: str) -> None:
+        """Raises: what SQLite raises when this statement is one that fails. Of a transaction that cannot be written
+        SQLite goes back by itself, or leaves that to whoever began it."""
+        if sql == "ROLLBACK":
+            return
+        write = not sql.lstrip().startswith(("SELECT", "PRAGMA", "WITH"))
+        kind = "sql write" if write else "sql read"
+        number = self._machine.operate(kind) or (0 if self._db.in_transaction else self._machine.operate("sql open"))
+        if number:
+            if write and self._db.in_transaction and number in (errno.EIO, errno.ENOSPC) \
+                    and self._machine.draw.random() < 0.5:
+                self._db.execute("ROLLBACK")
+            code, text = _SAYS[number]
+            error = sqlite3.OperationalError(text)
+            error.sqlite_errorcode = code
+            raise error
 
     def _killed(self) -> None:
         if self._db.in_transaction:
@@ -93,6 +123,7 @@ class _Connection:
 
     def executemany(self, sql: str, rows: Any) -> Any:
         _check()
+        self._database.operate(sql)
         return self._database.raw.executemany(sql, rows)
 
     def executescript(self, sql: str) -> Any:

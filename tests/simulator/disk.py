@@ -166,6 +166,12 @@ class Disk:
         self._machine.event("disk", done=True)
         self._check()
 
+    def _operate(self, kind: str, path: str = "") -> None:
+        """Raises: Killed; OSError when this operation is one that fails."""
+        self._check()
+        if number := self._machine.operate(kind):
+            raise _error(number, path) if path else OSError(number, os.strerror(number))
+
     def _room(self) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -199,11 +205,11 @@ class Disk:
         return here, name
 
     def stat(self, path: str) -> os.stat_result:
-        self._check()
+        self._operate("stat", path)
         return _status(self._find(path))
 
     def listdir(self, path: str) -> list[str]:
-        self._check()
+        self._operate("list", path)
         found = self._find(path)
         if not isinstance(found, Folder):
             raise _error(errno.ENOTDIR, path)
@@ -214,7 +220,7 @@ class Disk:
         return self._find(path)
 
     def mkdir(self, path: str) -> None:
-        self._check()
+        self._operate("mkdir", path)
         if not _parts(path):
             raise _error(errno.EEXIST, path)
         folder, name = self._parent(path)
@@ -225,7 +231,7 @@ class Disk:
         self._changed()
 
     def unlink(self, path: str) -> None:
-        self._check()
+        self._operate("unlink", path)
         folder, name = self._parent(path)
         found = folder.names.get(name)
         if found is None:
@@ -238,7 +244,7 @@ class Disk:
         self._changed()
 
     def replace(self, source: str, target: str) -> None:
-        self._check()
+        self._operate("replace", target)
         folder, name = self._parent(source)
         found = folder.names.get(name)
         if found is None:
@@ -258,7 +264,7 @@ class Disk:
         self._changed()
 
     def link(self, source: str, target: str) -> None:
-        self._check()
+        self._operate("link", target)
         found = self._find(source)
         self._changing()
         folder, name = self._parent(target)
@@ -270,13 +276,13 @@ class Disk:
         self._changed()
 
     def utime(self, path: str, ns: tuple[int, int] | None) -> None:
-        self._check()
+        self._operate("touch", path)
         self._find(path).now = self._now() if ns is None else ns[1]
 
     # Open files -------------------------------------------------------------------------------------------------------
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        self._check()
+        self._operate("create" if flags & os.O_CREAT else "open", path)
         folder, name = self._parent(path) if _parts(path) else (self.root, "")
         found = folder.names.get(name) if name else folder
         if found is None:
@@ -321,16 +327,19 @@ class Disk:
         return _status(self._handle(descriptor).file)
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        self._operate("read")
         _, file = self._file(descriptor)
         return bytes(file.data[offset:offset + length])
 
     def read(self, descriptor: int, length: int) -> bytes:
+        self._operate("read")
         handle, file = self._file(descriptor)
         found = bytes(file.data[handle.position:handle.position + length])
         handle.position += len(found)
         return found
 
     def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
+        self._operate("write")
         _, file = self._file(descriptor)
         content = bytes(data)
         try:
@@ -361,6 +370,7 @@ class Disk:
 
     def ftruncate(self, descriptor: int, length: int) -> None:
         _, file = self._file(descriptor)
+        self._operate("truncate")
         if length == len(file.data):
             return
         self._changing()
@@ -368,6 +378,7 @@ class Disk:
         self._changed()
 
     def fsync(self, descriptor: int) -> None:
+        self._operate("sync")
         handle = self._handle(descriptor)
         self._changing()
         if isinstance(handle.file, File):

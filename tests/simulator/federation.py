@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import errno
 import gc
 import hashlib
 import logging
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from semisilo.common.config import to_dict
-from semisilo.common.errors import DiskFull, SemisiloError
+from semisilo.common.errors import SemisiloError, SystemTrouble
 from semisilo.common.methods.contract import Phase
 from semisilo.common.process.child import ComputeDied
 from semisilo.common.rpc.meter import MessageMeter
+from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -60,7 +60,6 @@ from tests.simulator.training import CoordinatorWork, SiloWork, SimulatedCompute
 __all__ = ["STUDY", "Outcome", "SimulatedFederation", "run_schedule"]
 
 STUDY = "s"
-ROUNDS = 3
 _LONGEST_SECONDS = 2.5 * 86400.0
 _MOST_TURNS = 60_000
 _FAREWELL_SECONDS = 200.0
@@ -91,15 +90,17 @@ class Outcome:
 
 def _study_config(schedule: Schedule) -> Any:
     return config_from_dict({
-        "study": {"rounds": ROUNDS, "start_with": len(SILOS), "seed": 7, "labelled_only_baseline": False},
+        "study": {"rounds": schedule.rounds, "start_with": len(schedule.silos), "seed": 7,
+                  "labelled_only_baseline": False},
         "data": {"test": "digits", "classes": ["a", "b"], "image": {"size": 8, "channels": 1, "mean": [0.5],
                                                                     "std": [0.5]}},
         "method": {"name": "scaffold", "scenario": "labels-at-silo"},
-        "participation": {"quorum": schedule.quorum, "round_timeout": "40s" if schedule.quorum < len(SILOS) else "30m"},
+        "participation": {"quorum": schedule.quorum,
+                          "round_timeout": "40s" if schedule.quorum < len(schedule.silos) else "30m"},
     }, where="simulator")
 
 
-_templates: dict[tuple[int, int], bytes] = {}
+_templates: dict[tuple[object, ...], bytes] = {}
 
 
 def _prepare_host() -> None:
@@ -189,10 +190,10 @@ class SimulatedFederation:
         self.network.trace = self.trace.append
         self.violations: list[str] = []
         self.machines = {name: Machine(name, index, self.loop, self.draw, self._died,
-                                       deaths=list(schedule.deaths.get(name, ())))
-                         for index, name in enumerate((COORDINATOR, *SILOS))}
+                                       on_error=self._failed, deaths=list(schedule.deaths.get(name, ())))
+                         for index, name in enumerate((COORDINATOR, *schedule.silos))}
         self.network.coordinator = self.machines[COORDINATOR]
-        for silo in SILOS:
+        for silo in schedule.silos:
             self.network.add_line(silo)
         self.ended: set[str] = set()
         """Silos that have heard that the study is over."""
@@ -214,6 +215,9 @@ class SimulatedFederation:
         self.network.machine_died(machine, power=death.power)
         self.loop.call_later(death.down_seconds, self._start, machine, context=self._outside)
 
+    def _failed(self, machine: Machine, kind: str) -> None:
+        self.trace.append(f"{self.loop.time():.6f} {machine.name} has an error of the system: {kind}")
+
     def _start(self, machine: Machine) -> None:
         if machine.life is not None and machine.life.alive:
             return
@@ -231,9 +235,9 @@ class SimulatedFederation:
         if error is None:
             self.ended.add(machine.name)
             return
-        full = isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
+        starting = not life.serves and (isinstance(error, SystemTrouble) or explained(error) is not None)
         counting = isinstance(error, ComputeDied) and machine.name != COORDINATOR  # its images, before it calls
-        if not (full or counting):
+        if not (starting or counting):
             where = traceback.extract_tb(error.__traceback__)[-1]
             self.violations.append(f"{machine.name} has ended: {error!r} at {Path(where.filename).name}:{where.lineno}")
         machine.kill(PointOfDeath(kind="itself", number=0, down_seconds=10.0))
@@ -258,7 +262,7 @@ class SimulatedFederation:
                         accountant=meter, clock=lambda: time.time(), steady=lambda: time.monotonic(),
                         folders=EngineFolders(studies=_FOLDER / "studies", payloads=_FOLDER / "payloads"))
         heads = HeadSigner(ledger, audit_key())
-        with contextlib.suppress(DiskFull):
+        with contextlib.suppress(SystemTrouble):
             note_start(ledger)
         server = Server(life)
         RoundServicer(task_service=task_service, roster=roster, runtime=runtime, meter=meter,
@@ -268,6 +272,7 @@ class SimulatedFederation:
                           server, SiloCalls("f", clock=lambda: time.monotonic()))
         await compute.start()
         self.network.server = server
+        life.serves = True
 
         async def settle() -> None:
             while True:
@@ -279,11 +284,7 @@ class SimulatedFederation:
 
         async def run_studies() -> None:
             while True:
-                try:
-                    study = await engine.run_next()
-                except DiskFull:
-                    await asyncio.sleep(10.0)
-                    continue
+                study = await engine.run_next()
                 if study is None:
                     runtime.set(reason=StandbyReason.NO_STUDY, activity="")
                     self.completed_at = self.loop.time() if self.completed_at is None else self.completed_at
@@ -309,6 +310,7 @@ class SimulatedFederation:
                       heads=HeadRecord(home.heads, AUTHORITY), choice=JoinChoice(source=f"/~{name}/images"), link=link,
                       compute=self._compute(life.machine, SiloWork), display=display, traffic=traffic,  # type: ignore[arg-type]
                       renew=renew, exit_when_finished=True, poll_seconds=50.0, clock=lambda: time.time())
+        life.serves = True
         await agent.run()
 
     def _compute(self, machine: Machine, build: Any) -> SimulatedCompute:
@@ -323,7 +325,7 @@ class SimulatedFederation:
 
     def run(self) -> None:
         """To the end of the study, and until its silos have heard of it. What goes wrong is among the violations."""
-        for silo in SILOS:
+        for silo in self.schedule.silos:
             self.machines[silo].disk.mkdir(f"/~{silo}/images")
         for folder in ("studies", f"studies/{STUDY}"):
             self.machines[COORDINATOR].disk.mkdir(f"/~{COORDINATOR}/{folder}")
@@ -331,6 +333,8 @@ class SimulatedFederation:
         for machine in self.machines.values():
             machine.disk.sync_all()
             machine.counted.clear()
+        if (error := self.schedule.file_error) is not None:
+            self.machines[error.machine].file_error = error
         for machine in self.machines.values():
             self.loop.call_later(self.draw.random() * 2.0, self._start, machine)
         self._plan_clocks_and_disks()
@@ -338,11 +342,13 @@ class SimulatedFederation:
             self.loop.run(self._is_over, seconds=_LONGEST_SECONDS, turns=_MOST_TURNS)
         except TooLong as error:
             self.violations.append(f"{error}; {self._where()}")
+        for machine in self.machines.values():
+            machine.file_error = None
         self.violations += self.loop.complaints
         self.violations += self.network.complaints
 
     def _begin_ledger(self) -> None:
-        key = self.schedule.phases, self.schedule.quorum
+        key = self.schedule.phases, self.schedule.quorum, self.schedule.rounds, self.schedule.silos
         machine = self.machines[COORDINATOR]
         deaths, machine.deaths = machine.deaths, []  # nobody dies before it begins
         if key in _templates:
@@ -362,7 +368,7 @@ class SimulatedFederation:
     def _enroll(self) -> None:
         ledger = Ledger(_FOLDER / "ledger.sqlite")
         roster = LedgerRoster(ledger)
-        for number, silo in enumerate(SILOS, start=1):
+        for number, silo in enumerate(self.schedule.silos, start=1):
             token = bytes([number]) * 32
             roster.add_invitation(silo=silo, token_hash=token, expires_unix=4e9)
             roster.use_invitation(token, key_fingerprint=token, certificate_der=b"", serial=number, not_after_unix=4e9)
@@ -385,7 +391,7 @@ class SimulatedFederation:
     def _is_over(self) -> bool:
         if self.completed_at is None:
             return False
-        return len(self.ended) == len(SILOS) or self.loop.time() > self.completed_at + _FAREWELL_SECONDS
+        return len(self.ended) == len(self.schedule.silos) or self.loop.time() > self.completed_at + _FAREWELL_SECONDS
 
     def _where(self) -> str:
         rows = self.database.raw.execute("SELECT number, state FROM round ORDER BY number").fetchall()

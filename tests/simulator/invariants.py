@@ -16,7 +16,7 @@ from semisilo.coordinator.ledger.oversight.table_check import compare_tables
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.silo.site.audit_heads import SeenHead, read_heads
 from semisilo.silo.site.memory import SiloMemory
-from tests.simulator.schedule import COORDINATOR, SILOS
+from tests.simulator.schedule import COORDINATOR
 from tests.simulator.training import (
     ZEROS,
     Numbers,
@@ -63,10 +63,11 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
     """The same bits as an undisturbed run with the same accepted updates; and where every silo must answer, that all
     have."""
     found: list[str] = []
+    silos = federation.schedule.silos
     w = first_vector()
-    memory: dict[str, Numbers] = dict.fromkeys(SILOS, ZEROS)
-    kept: dict[str, Numbers | None] = dict.fromkeys(SILOS)
-    last: dict[str, int] = dict.fromkeys(SILOS, 0)
+    memory: dict[str, Numbers] = dict.fromkeys(silos, ZEROS)
+    kept: dict[str, Numbers | None] = dict.fromkeys(silos)
+    last: dict[str, int] = dict.fromkeys(silos, 0)
     f = frozen_vector()
     for row in ledger.rounds(study):
         if row.number == 0:
@@ -99,9 +100,9 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
                     found.append(f"round {row.number}: {silo} has {state}, which it does not do there")
                 else:
                     incomplete.add(silo)
-                    if federation.schedule.quorum == len(SILOS) and state is not TaskState.EXPIRED:
+                    if federation.schedule.quorum == len(silos) and state is not TaskState.EXPIRED:
                         found.append(f"round {row.number}: {silo} has {state}")
-            if federation.schedule.quorum == len(SILOS) and len(states) != len(SILOS):
+            if federation.schedule.quorum == len(silos) and len(states) != len(silos):
                 found.append(f"round {row.number} asked {sorted(states)}")
             if updates:
                 now = folded(now, updates)
@@ -111,7 +112,7 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
         if row.state_digest != digest_of(w):
             found.append(f"round {row.number} has other bits than an undisturbed run")
             break
-    for silo in SILOS:
+    for silo in silos:
         have, digest = ledger.silo_state(study, silo)
         if have != last[silo]:
             found.append(f"{silo}: round {have} counts as folded last, but it was {last[silo]}")
@@ -174,7 +175,7 @@ def _bytes(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
 def _memory(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[str]:
     """What a silo remembers is what the ledger counts on."""
     found = []
-    for silo in SILOS:
+    for silo in federation.schedule.silos:
         folder = Path(f"/~{silo}")
         machine = federation.machines[silo]
         if machine.life is None or not machine.life.alive:
@@ -203,7 +204,8 @@ def _files(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
 
 def _heads(federation: SimulatedFederation, ledger: Ledger) -> list[str]:
     """The audit trail holds every head of it that a silo has seen, and says what the tables hold."""
-    seen = [(silo, head) for silo in SILOS for head in read_heads(Path(f"/~{silo}/heads.jsonl"))]
+    silos = federation.schedule.silos
+    seen = [(silo, head) for silo in silos for head in read_heads(Path(f"/~{silo}/heads.jsonl"))]
     walk = ChainWalk({head.signed.head.number for _, head in seen if isinstance(head, SeenHead)})
     found = [f"the audit trail: {problem}" for problem in compare_tables(ledger, walk)]
     for silo, head in seen:
@@ -213,6 +215,6 @@ def _heads(federation: SimulatedFederation, ledger: Ledger) -> list[str]:
             problem = head.reason
         if problem:
             found.append(f"{silo}: head {head.line} of the audit trail: {problem}")
-    if len({silo for silo, _ in seen}) < len(SILOS) and federation.schedule.quorum == len(SILOS):
+    if len({silo for silo, _ in seen}) < len(silos) and federation.schedule.quorum == len(silos):
         found.append("a silo has seen no head of the audit trail")
     return found

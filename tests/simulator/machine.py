@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -17,7 +18,19 @@ from typing import Any
 from tests.simulator.disk import Disk
 from tests.simulator.loop import LIFE, Killed, SeededLoop
 
-__all__ = ["Life", "Machine", "PointOfDeath"]
+__all__ = ["BEFALLS", "FileError", "Life", "Machine", "PointOfDeath"]
+
+_CHANGES = frozenset({"create", "mkdir", "unlink", "replace", "link", "write", "sql write"})
+_NAMES = frozenset({"open", "create", "list", "stat", "mkdir", "unlink", "replace", "link", "touch", "sql open"})
+BEFALLS = {
+    errno.EIO: (_CHANGES | _NAMES | {"read", "truncate", "sync", "sql read"}) - {"sql open"},
+    errno.EACCES: _NAMES,
+    errno.EROFS: _CHANGES | {"touch"},
+    errno.ENOSPC: _CHANGES - {"unlink"} | {"sync"},
+    errno.EMFILE: frozenset({"open", "create", "list", "sql open"}),
+    errno.ENFILE: frozenset({"open", "create", "list", "sql open"}),
+}
+"""Which operations an error can befall: those of `semisilo` on files, and statements of SQLite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +49,27 @@ class PointOfDeath:
     """Until it starts again."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileError:
+    """An operation on a file of a machine, or a statement of its ledger, fails."""
+
+    machine: str
+    number: int
+    """Which, of those that this error can befall, counted from 1 over all lives of the machine."""
+    errno: int
+    for_seconds: float = 0.0
+    """So long all that it can befall fail from then on; 0: that one alone."""
+
+
 class Life:
     """One process."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.alive = True
+        self.serves = False
+        """Whether it has begun its work: before, an error of the system may end it, and whoever started it does so
+        again."""
         self._tasks: list[asyncio.Task[Any]] = []
         self.context = contextvars.copy_context()
         self.context.run(LIFE.set, self)
@@ -78,12 +106,16 @@ class Machine:
     draw: random.Random
     on_death: Callable[[Machine, PointOfDeath], None]
     """Told when a process has died."""
+    on_error: Callable[[Machine, str], None] = lambda machine, kind: None
+    """Told of the first operation that fails, and of its kind."""
     clock_ahead: float = 0.0
     """What its wall clock is ahead of the true time, seconds."""
     deaths: list[PointOfDeath] = field(default_factory=list)
     """To come."""
     counted: Counter[str] = field(default_factory=Counter)
     life: Life | None = None
+    file_error: FileError | None = None
+    """To come, or here."""
 
     def __post_init__(self) -> None:
         self.disk = Disk(self, self.index)
@@ -108,6 +140,28 @@ class Machine:
                 self.deaths.remove(death)
                 self.kill(death)
                 break
+
+    def operate(self, kind: str) -> int:
+        """Something is asked of the operating system or of SQLite; the number of the error that it fails with, or 0."""
+        if LIFE.get() is None:
+            return 0  # somebody looks at it from outside
+        self.counted[f"file: {kind}"] += 1
+        error = self.file_error
+        if error is None or kind not in BEFALLS[error.errno]:
+            return 0
+        number = sum(self.counted[f"file: {each}"] for each in BEFALLS[error.errno])
+        if number < error.number:
+            return 0
+        if number == error.number:
+            self.on_error(self, kind)
+            if not error.for_seconds:
+                self.file_error = None
+            else:
+                self.loop.call_later(error.for_seconds, self._well_again, context=contextvars.Context())
+        return error.errno
+
+    def _well_again(self) -> None:
+        self.file_error = None
 
     def kill(self, death: PointOfDeath) -> None:
         """The process dies now."""

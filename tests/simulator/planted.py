@@ -18,7 +18,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PLANTED", "PlantedBug", "plant"]
+__all__ = ["FILE_ERROR_BUGS", "PLANTED", "PlantedBug", "plant"]
 
 _ROOT = Path(__file__).parents[2]
 
@@ -114,10 +114,20 @@ PLANTED = (
                "                if True:\n"),
 )
 
+FILE_ERROR_BUGS = (
+    PlantedBug("memory-that-cannot-be-read-is-lost-memory", "as it was before decision 0038", "silo/site/memory.py",
+               '    except FileNotFoundError:\n        return ""', '    except OSError:\n        return ""'),
+    PlantedBug("an-error-of-the-system-ends-the-silo", "as it was before decision 0038", "silo/agent/task_runner.py",
+               "(trouble := explained(error)) is None", "(trouble := explained(error)) is not None"),
+    PlantedBug("an-error-of-the-system-is-answered-with-a-traceback", "as it was before decision 0038",
+               "common/rpc/grpc_errors.py", "    error = explained(error) or error\n", ""),
+)
+"""Found by `--fail-every-operation`; schedules drawn from seeds have no such errors."""
+
 
 def plant(name: str) -> None:
     """From now on the bug is in what is imported. Raises: AssertionError when its place is not there."""
-    bug = next(each for each in PLANTED if each.name == name)
+    bug = next(each for each in (*PLANTED, *FILE_ERROR_BUGS) if each.name == name)
     place = (_ROOT / bug.file).resolve()
     load: Any = SourceFileLoader.get_code
 

@@ -1,4 +1,6 @@
-"""Runs a simulated federation through schedules of faults: `python -m tests.simulator.run 17`, `1-1000`, or `--new`.
+"""Runs a simulated federation through schedules of faults: `python -m tests.simulator.run 17`, `1-1000`, or `--new`;
+or through a study in which the operating system refuses an operation on a file: `--fail-operation 40 --of hub --errno
+EIO`, or every one of them: `--fail-every-operation`.
 
 Exit status 0 when every invariant has held, 1 when one was broken: then the seed, its faults and what was broken are
 shown. `make simulate-faults SEEDS=17 SIMULATE_ARGS=--trace` shows that run again, message by message, bit for bit.
@@ -7,6 +9,7 @@ shown. `make simulate-faults SEEDS=17 SIMULATE_ARGS=--trace` shows that run agai
 from __future__ import annotations
 
 import argparse
+import errno
 import itertools
 import os
 import secrets
@@ -26,12 +29,17 @@ def main() -> int:
         first = secrets.randbelow(_NEW_SEEDS)
         print(f"new seeds, from {first} on", flush=True)
         options.seeds = [f"{first}-"]
+    if options.fail_every_operation and not options.first:
+        options.first = 1 + secrets.randbelow(options.stride)
+        print(f"every {options.stride}th operation, from {options.first} on", flush=True)
     if options.jobs > 1 or os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a run
         return _in_processes(options)
     if options.planted:
         from tests.simulator.planted import plant
 
         plant(options.planted)
+    if options.fail_operation or options.fail_every_operation:
+        return _fail_operations(options)
     from tests.simulator.federation import run_schedule
     from tests.simulator.schedule import draw_schedule
 
@@ -61,10 +69,49 @@ def main() -> int:
     return int(failed > 0)
 
 
+def _fail_operations(options: argparse.Namespace) -> int:
+    """One error of the system in each run of the same study."""
+    from tests.simulator.file_errors import ERRORS, HUB, Found, fail_every_operation, machine_called, try_error
+    from tests.simulator.machine import FileError
+    from tests.simulator.schedule import COORDINATOR
+
+    machines = [machine_called(name) for name in options.of.split(",")]
+    errors = [ERRORS[name] for name in options.errno.split(",")]
+    began = time.monotonic()
+    found: Iterator[Found] = iter([try_error(FileError(
+        machine=machines[0], number=options.fail_operation, errno=errors[0], for_seconds=options.seconds))]) \
+        if options.fail_operation else fail_every_operation(
+            machines=machines, errors=errors, first=options.first, stride=options.stride, minutes=options.minutes)
+    runs = failed = 0
+    for each in found:
+        runs += 1
+        if options.trace:
+            print("\n".join(each.trace))
+        if each.violations:
+            failed += 1
+            name = HUB if each.error.machine == COORDINATOR else each.error.machine
+            print(f"--fail-operation {each.error.number} --of {name} --errno {errno.errorcode[each.error.errno]}"
+                  f" --for {each.error.for_seconds:.0f}")
+            print("\n".join(f"    ! {line}" for line in each.violations), flush=True)
+            if failed >= options.failures:
+                break
+    print(f"{runs} studies with an error of the system each in {time.monotonic() - began:.1f} s: {failed} broke an"
+          " invariant", flush=True)
+    return int(failed > 0)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.run", description=__doc__)
     parser.add_argument("seeds", nargs="*", default=["1-1000"],
                         help="numbers, ranges such as 1-1000, or 1- for all from there on")
+    parser.add_argument("--fail-operation", type=int, default=0, help="the number of an operation on a file, from 1")
+    parser.add_argument("--fail-every-operation", action="store_true", help="every --stride-th of them, one in a run")
+    parser.add_argument("--of", default="hub,a", help="machines: hub, or a silo of B and a")
+    parser.add_argument("--errno", default="EIO,EACCES,EROFS,ENOSPC,EMFILE", help="errors of the system")
+    parser.add_argument("--for", dest="seconds", type=float, default=0.0,
+                        help="all operations fail from that one on, so long")
+    parser.add_argument("--first", type=int, default=0, help="the first operation; by default one of the first few")
+    parser.add_argument("--stride", type=int, default=1, help="only every so-manieth operation")
     parser.add_argument("--new", action="store_true", help="seeds that nobody has run before")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -84,9 +131,14 @@ def _seeds(texts: list[str]) -> Iterator[int]:
 def _in_processes(options: argparse.Namespace) -> int:
     """Shares the seeds out among processes in which the order of sets is always the same."""
     command = [sys.executable, "-m", "tests.simulator.run", f"--failures={options.failures}",
-               f"--minutes={options.minutes}", f"--planted={options.planted}",
+               f"--minutes={options.minutes}", f"--planted={options.planted}", f"--of={options.of}",
+               f"--errno={options.errno}", f"--fail-operation={options.fail_operation}", f"--for={options.seconds}",
                *(["--trace"] if options.trace else []), *(["--verbose"] if options.verbose else [])]
-    shares = list(filter(None, (_share(options.seeds, number, options.jobs) for number in range(options.jobs))))
+    if options.fail_every_operation:
+        shares = [["--fail-every-operation", f"--first={options.first + number * options.stride}",
+                   f"--stride={options.stride * options.jobs}"] for number in range(options.jobs)]
+    else:
+        shares = list(filter(None, (_share(options.seeds, number, options.jobs) for number in range(options.jobs))))
     processes = [subprocess.Popen([*command, *share], env={**os.environ, "PYTHONHASHSEED": "0"}) for share in shares]
     try:
         return max(process.wait() for process in processes)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.simulator.machine import PointOfDeath
+from tests.simulator.machine import FileError, PointOfDeath
 from tests.simulator.network import LineFault
 
 __all__ = ["CHUNK_BYTES", "COORDINATOR", "SILOS", "ClockStep", "ComputeDeath", "FullDisk", "Schedule", "draw_schedule"]
@@ -62,10 +62,12 @@ class Schedule:
     """One run."""
 
     seed: int
+    silos: tuple[str, ...] = SILOS
+    rounds: int = 3
     phases: int = 1
     """Of a round."""
-    quorum: int = 5
-    """Answers that a phase must have; below 5 it also closes without the late ones, at its deadline."""
+    quorum: int = len(SILOS)
+    """Answers that a phase must have; below all it also closes without the late ones, at its deadline."""
     chunk_bytes: int = 4096
     slow_seconds: float = 1.0
     """The longest work of a compute process."""
@@ -74,11 +76,12 @@ class Schedule:
     clock_steps: tuple[ClockStep, ...] = ()
     full_disks: tuple[FullDisk, ...] = ()
     compute_deaths: tuple[ComputeDeath, ...] = ()
+    file_error: FileError | None = None
 
     @property
     def num_faults(self) -> int:
         return (len(self.line_faults) + sum(map(len, self.deaths.values())) + len(self.clock_steps)
-                + len(self.full_disks) + len(self.compute_deaths))
+                + len(self.full_disks) + len(self.compute_deaths) + (self.file_error is not None))
 
     @property
     def machines_that_lose_power(self) -> frozenset[str]:
@@ -90,7 +93,8 @@ class Schedule:
                  f" work of up to {self.slow_seconds:.1f} s"]
         found += [f"line: {fault}" for fault in self.line_faults]
         found += [f"{name}: {death}" for name, deaths in self.deaths.items() for death in deaths]
-        return [*found, *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths)]
+        return [*found, *map(str, self.clock_steps), *map(str, self.full_disks), *map(str, self.compute_deaths),
+                *([] if self.file_error is None else [str(self.file_error)])]
 
 
 def _moment(draw: random.Random, most: int) -> int:

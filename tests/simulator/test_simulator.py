@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.disk import Disk
+from tests.simulator.file_errors import ERRORS
 from tests.simulator.loop import Killed, SeededLoop, TooLong
-from tests.simulator.machine import Machine, PointOfDeath
-from tests.simulator.planted import PLANTED, PlantedBug
+from tests.simulator.machine import BEFALLS, FileError, Machine, PointOfDeath
+from tests.simulator.planted import FILE_ERROR_BUGS, PLANTED, PlantedBug
 from tests.simulator.schedule import draw_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ def test_a_planted_bug_is_found_and_its_seed_is_told() -> None:
     assert "other bits than an undisturbed run" in found.stdout
 
 
-@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*PLANTED, *FILE_ERROR_BUGS], ids=lambda bug: bug.name)
 def test_the_place_of_every_planted_bug_is_there(bug: PlantedBug) -> None:
     assert (ROOT / bug.file).read_text(encoding="utf-8").count(bug.old) == 1
 
@@ -155,3 +156,37 @@ def test_time_jumps_to_the_next_timer() -> None:
     loop.create_task(sleep())
     loop.run(lambda: bool(woken), seconds=4000.0, turns=100)
     assert 3600.0 <= woken[0] - began < 3601.0
+
+
+# Errors of the system -------------------------------------------------------------------------------------------------
+
+
+def test_a_file_operation_that_fails_changes_no_bits_on_either_side() -> None:
+    """A few of them; `make fail-file-operations` fails many, others each time."""
+    found = _run("--fail-every-operation", "--first", "61", "--stride", "521", "--errno", "EIO,EROFS")
+    assert found.returncode == 0, found.stdout[-2000:] + found.stderr
+    assert int(re.match(r"(\d+) studies", found.stdout.splitlines()[-1])[1]) > 5  # type: ignore[index]
+
+
+def test_a_planted_bug_is_found_by_an_error_of_the_system_and_the_operation_is_told() -> None:
+    found = _run("--fail-every-operation", "--first", "61", "--stride", "40", "--of", "a", "--errno", "EIO",
+                 "--planted", "an-error-of-the-system-ends-the-silo")
+    assert found.returncode == 1, found.stdout + found.stderr
+    told = next(line for line in found.stdout.splitlines() if line.startswith("--fail-operation"))
+    again = _run(*told.split(), "--planted", "an-error-of-the-system-ends-the-silo")
+    assert "a has ended: OSError" in again.stdout
+    assert again.stdout.splitlines()[:2] == found.stdout.splitlines()[:2]
+    assert _run(*told.split()).returncode == 0
+
+
+@pytest.mark.parametrize("error", ["EIO", "EACCES", "EROFS", "ENOSPC", "EMFILE"])
+def test_every_error_befalls_files_and_the_ledger(error: str) -> None:
+    machine = _machine()
+    machine.begin()
+    kinds = BEFALLS[ERRORS[error]]
+    assert any(kind.startswith("sql") for kind in kinds)
+    machine.file_error = FileError(machine="m", number=2, errno=ERRORS[error])
+    assert machine.life is not None
+    machine.life.context.run(machine.operate, "create")
+    assert machine.life.context.run(machine.operate, "create") == ERRORS[error]
+    assert machine.life.context.run(machine.operate, "create") == 0, "once"

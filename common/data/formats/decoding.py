@@ -32,6 +32,7 @@ from semisilo.common.data.formats.registry import format_of
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.data.squares import Squares
 from semisilo.common.errors import BadData
+from semisilo.common.text.system_errors import shortage
 
 __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode", "decoded", "header", "quiet",
            "ranges_of"]
@@ -141,6 +142,8 @@ def _tried(file: ImageFile, form: Geometry, reading: Reading, ranges: Mapping[st
     except FileNotFoundError:
         return Trouble("there is no such file", True)
     except Exception as error:
+        if (short := shortage(error, file.path)) is not None:
+            raise short from error
         # Pillow's decoders raise nearly anything on damaged bytes: OSError, SyntaxError, struct.error, KeyError, ...
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Trouble(text.rstrip("."), True)

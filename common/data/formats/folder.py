@@ -21,6 +21,7 @@ from semisilo.common.data.formats.raster import is_raster
 from semisilo.common.data.formats.registry import format_of, names_of_images
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
+from semisilo.common.text.system_errors import shortage
 
 __all__ = ["ImageFile", "Listing", "class_name_of", "holds_files", "list_images"]
 
@@ -132,7 +133,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return [entry for entry in entries
                     if not entry.name.startswith(".") and entry.name.lower() not in _LEFT_BEHIND]
     except OSError as error:
-        raise BadData(f"{folder}: the folder cannot be listed: {error.strerror}.",
+        raise shortage(error, folder) or BadData(f"{folder}: the folder cannot be listed: {error.strerror}.",
                       remedy="Let this user read it.") from None
 
 

@@ -29,6 +29,7 @@ from semisilo.common.data.formats.folder import ImageFile, Listing, list_images
 from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
+from semisilo.common.text.system_errors import shortage
 
 __all__ = ["is_table", "list_table"]
 
@@ -112,7 +113,8 @@ def _rows(path: Path, source: str) -> tuple[list[str], list[list[str]]]:
             raise BadData(f"{source}: is larger than a table of images can be.", remedy="Is it the right file?")
         data = path.read_bytes()
     except OSError as error:
-        raise BadData(f"{source}: cannot be read: {error.strerror}.", remedy="Let this user read it.") from None
+        raise shortage(error, path) or BadData(f"{source}: cannot be read: {error.strerror}.",
+                                               remedy="Let this user read it.") from None
     if b"\0" in data[:4096]:
         raise BadData(f"{source}: is not a table of text, whatever its name says.", remedy="Save it as CSV in UTF-8.")
     try:

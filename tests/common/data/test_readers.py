@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 from PIL import Image
 
 from semisilo.common.data.readers import ImageSet, measure_form, read_images, survey
-from semisilo.common.errors import BadConfiguration, BadData
+from semisilo.common.errors import BadConfiguration, BadData, SystemTrouble
 
 
 def picture(
@@ -145,6 +147,15 @@ def test_a_damaged_file_stops_the_reading_by_name_or_is_left_out_on_request(cell
     assert result.images.names == ("basophil/deep/a.png", "basophil/z.png", "lymphocyte/b.png", "monocyte/1.png")
     assert result.images.labels_N.tolist() == [0, 0, 1, 2]
     assert result.images.images_NCHW[:, 0, 0, 0].tolist() == [40, 30, 20, 50]
+
+
+@pytest.mark.parametrize("place", ["formats.decoding._opened", "formats.folder.os.scandir"])
+def test_too_many_open_files_leave_no_image_out(cells, place):
+    """Left out, the images would be others, and with them the bits of the study."""
+    short = mock.patch(f"semisilo.common.data.{place}", side_effect=OSError(errno.EMFILE, "Too many open files"))
+    with short, pytest.raises(SystemTrouble, match="open files"):
+        read_images(str(cells), size=8, channels=1, on_error="skip")
+    assert len(read_images(str(cells), size=8, channels=1, on_error="skip").images) == 4
 
 
 def test_when_no_file_can_be_read_skipping_does_not_give_an_empty_set(tmp_path):

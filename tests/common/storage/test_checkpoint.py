@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from semisilo.common.errors import StorageDamaged
 from semisilo.common.storage import checkpoint
+from semisilo.common.text.system_errors import explained_text
 
 
 @dataclass(frozen=True)
@@ -173,3 +176,22 @@ def test_a_type_that_the_format_does_not_have_is_refused(tmp_path: Path) -> None
 def _saved(folder: Path) -> Path:
     checkpoint.save(folder / "state", _state())
     return folder / "state"
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_too_many_open_files_are_no_damaged_state(tmp_path: Path, free: int) -> None:
+    """The library says that there is no such file, or fails with words of its own: with no file left, and with one."""
+    path = tmp_path / "state"
+    checkpoint.save(path, _Other(w={"a": torch.ones(3)}))
+    next_one = os.dup(0)
+    os.close(next_one)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + free, before[1]))
+    try:
+        checkpoint.load(path, _Other)
+    except Exception as error:
+        found = explained_text(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found is not None
+    assert "open files" in found.text

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
+from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged, SystemTrouble
 from semisilo.common.storage.store import MAX_CHUNK_BYTES, PartialFile, PayloadStore, hash_file
 
 CONTENT = bytes(range(256)) * 40
@@ -222,8 +222,25 @@ def test_a_disk_that_fills_up_loses_nothing_and_the_transfer_goes_on(store: Payl
 
 def test_another_disk_error_is_not_called_a_full_disk(store: PayloadStore) -> None:
     partial = store.partial("u", size_bytes=len(CONTENT))
-    with mock.patch("os.pwrite", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+    with mock.patch("os.pwrite", side_effect=OSError(errno.EIO, "broken")), pytest.raises(SystemTrouble) as caught:
         append(partial, 100)
+    assert not isinstance(caught.value, DiskFull)
+    assert str(partial.path) in caught.value.text
+
+
+def test_what_a_failed_chunk_leaves_behind_the_end_is_not_in_the_finished_file(store: PayloadStore) -> None:
+    partial = store.partial("u", size_bytes=len(CONTENT))
+    append(partial, 100)
+
+    def half(handle: int, data: bytes, offset: int) -> int:
+        os.ftruncate(handle, len(CONTENT) + 50)
+        raise OSError(errno.EIO, "broken")
+
+    with mock.patch("os.pwrite", half), mock.patch.object(partial, "_cut", side_effect=OSError(errno.EIO, "broken")), \
+            pytest.raises(OSError, match="broken"):
+        append(partial, 200)
+    append(partial, len(CONTENT))
+    assert hash_file(partial.finish(DIGEST)) == DIGEST
 
 
 def test_add_file_names_it_by_content(store: PayloadStore) -> None:

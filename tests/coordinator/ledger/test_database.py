@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import semisilo.coordinator.ledger.database as ledger_file
-from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged
+from semisilo.common.errors import DiskFull, SemisiloError, StorageDamaged, SystemTrouble
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.migrations import MIGRATIONS
 from semisilo.coordinator.ledger.states import StudyState
@@ -139,7 +139,7 @@ def test_the_ledger_of_another_user_is_named_with_the_remedy() -> None:
         opened(folder).close()
         done = _as_nobody(folder / "ledger.sqlite")
     assert done.stderr == ""
-    assert done.stdout.startswith(f"SemisiloError {folder / 'ledger.sqlite'}: ")
+    assert done.stdout.startswith(f"SystemTrouble {folder / 'ledger.sqlite'}: ")
     assert f"able to write {folder}" in done.stdout
 
 
@@ -319,3 +319,32 @@ def test_what_is_checkpointed_elsewhere_reaches_the_file_and_nobody_sees_a_chang
     assert studies_in_the_file() == 1
     assert ledger.data_version() == version, "else everyone who waits would look at everything anew"
     ledger.close()
+
+
+class _Failing:
+    """A connection of which some statements fail, as on a disk that refuses."""
+
+    def __init__(self, db: sqlite3.Connection, *failing: str) -> None:
+        self._db, self.failing = db, failing
+
+    def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+        if sql in self.failing:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return self._db.execute(sql, *values)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._db, name)
+
+
+def test_a_transaction_that_can_neither_be_committed_nor_taken_back_does_not_swallow_the_next(ledger: Ledger) -> None:
+    failing = _Failing(ledger._db, "COMMIT", "ROLLBACK")
+    ledger._db = failing  # type: ignore[assignment]
+    with pytest.raises(SystemTrouble, match="disk I/O error"):
+        ledger.event("lost")
+    failing.failing = ()
+    ledger.event("kept")
+    assert not ledger._db.in_transaction
+    assert [row["kind"] for row in ledger.query("SELECT kind FROM event")] == ["kept"]
+    assert ledger.check_events() == 1

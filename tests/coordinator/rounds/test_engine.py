@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Phase, TaskSpec
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds import engine
 from tests.coordinator.federation_in_memory import Coordinator, Killed, content_of, study_config
@@ -394,3 +396,29 @@ def test_while_many_silos_work_their_answers_are_not_looked_at_one_by_one(tmp_pa
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     asyncio.run(scenario())
+
+
+def test_an_error_of_the_system_makes_the_study_wait_and_say_so_until_it_is_well(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    coordinator = start(tmp_path)
+    seen: list[tuple[float, str]] = []
+
+    async def work_that_fails() -> StudyRow | None:
+        if len(seen) < 3:
+            raise OSError(errno.EROFS, "Read-only file system", "/hub/states")
+        coordinator.engine._well()
+        return None
+
+    async def sleep(seconds: float) -> None:
+        seen.append((seconds, coordinator.runtime.trouble))
+
+    monkeypatch.setattr(coordinator.engine, "_run_next", work_that_fails)
+    monkeypatch.setattr(engine.asyncio, "sleep", sleep)
+    asyncio.run(coordinator.engine.run_next())
+    assert [seconds for seconds, _ in seen] == [1.0, 2.0, 4.0]
+    assert {trouble for _, trouble in seen} == {
+        "/hub/states: Read-only file system. Let the disk be written, or choose another place."}
+    assert coordinator.runtime.trouble == ""
+    assert [record.getMessage() for record in caplog.records if "waits" in record.getMessage()] == [
+        "the coordinator waits: /hub/states: Read-only file system. Let the disk be written, or choose another place."
+        " It goes on by itself."]

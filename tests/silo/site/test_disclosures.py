@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -133,3 +136,15 @@ def test_what_cannot_be_recorded_raises(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").mkdir()
     with pytest.raises(OSError, match="directory"):
         log.record(update(1))
+
+
+def test_a_line_that_the_disk_takes_in_parts_or_refuses_is_there_whole_and_once(tmp_path: Path) -> None:
+    log, write = DisclosureLog(tmp_path / "d.jsonl"), os.write
+    log.record(update(1))
+    with mock.patch("os.write", lambda handle, data: write(handle, data[:7])):
+        log.record(update(2))
+    with mock.patch("semisilo.silo.site.disclosures.sync_file", side_effect=OSError(errno.EIO, "broken")), \
+            pytest.raises(OSError, match="broken"):
+        log.record(update(3))
+    log.record(update(3))
+    assert [line.update_id for line in read_lines(tmp_path / "d.jsonl") if isinstance(line, Line)] == ["u1", "u2", "u3"]

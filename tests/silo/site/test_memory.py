@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -453,3 +455,15 @@ def test_a_kill_between_any_two_writes_leaves_the_state_before_or_after_and_the_
     else:
         pytest.fail("the step never ended")
     assert outcomes == {False, True}
+
+
+def test_memory_that_cannot_be_read_for_now_is_not_dropped(tmp_path: Path) -> None:
+    memory = SiloMemory(tmp_path)
+    answer(memory, 1)
+    memory.resolve("s", 1, round=2, task_id="s/2/train")
+    with mock.patch("semisilo.silo.site.memory.hash_file", side_effect=OSError(errno.EIO, "Input/output error")):
+        with pytest.raises(OSError, match="Input/output"):
+            memory.committed("s")
+        with pytest.raises(OSError, match="Input/output"):
+            memory.state()
+    assert seen(memory) == "memory 1 train"

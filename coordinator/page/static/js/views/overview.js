@@ -87,6 +87,9 @@ function notice(study) {
     found.push(trouble("warn", wanted ? `Waiting for silos: ${joined} of ${wanted} have joined` : "Waiting for silos", h("p", null, "The first round opens as soon as enough have joined. ", h("a", { href: to.silos() }, "See and invite silos"))));
   }
   const live = store.federation.live;
+  if (live?.study === study.name && live.trouble) {
+    found.push(trouble("bad", "The study waits", h("p", null, `${live.trouble} It goes on by itself.`)));
+  }
   if (study.state === "running" && live?.study === study.name && live.reason === "waiting_for_silos" && live.text) {
     found.push(trouble("warn", "Waiting for silos", h("p", null, `${live.text}. The next round opens as soon as there are enough. `, h("a", { href: to.silos() }, "See and invite silos"))));
   }

@@ -1,0 +1,76 @@
+"""What the operating system refuses for now: recognised in one place, and said in one line with its remedy.
+
+A full, read-only or failing disk, a right that is missing, too many open files: none of these says anything about a
+study, a task or a silo. Whoever meets one puts its work off and tries again until it is well; see
+docs/decisions/0038-errors-of-the-system-put-work-off.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from semisilo.common.errors import DiskFull, SystemTrouble
+
+__all__ = ["explained", "explained_text", "remedy_of", "shortage"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CHECK_DISK = "Check the disk and the log of the system"
+_RIGHTS = "This user needs the right to it"
+_FILES = "Close other programs, or raise the limit of open files (ulimit -n, LimitNOFILE of systemd)"
+_REMEDIES = {
+    **dict.fromkeys(_FULL, "Free some space"),
+    errno.EFBIG: "Raise the limit of the size of files (ulimit -f), or use another disk",
+    errno.EROFS: "Let the disk be written, or choose another place",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: "Free some memory",
+    **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE), _CHECK_DISK),
+}
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_SAYS = {os.strerror(number): number for number in _REMEDIES}
+
+
+def explained(error: BaseException, where: Path | None = None) -> SystemTrouble | None:
+    """The error of the catalogue for what the system refuses for now; None for every other error.
+
+    Args:
+        where: the file or folder, for an error that does not name it.
+    """
+    if isinstance(error, SystemTrouble):
+        return error
+    if not isinstance(error, OSError) or error.errno not in _REMEDIES:
+        return None
+    return _trouble(error.errno, str(error.filename or where or ""))
+
+
+def explained_text(error: BaseException) -> SystemTrouble | None:
+    """The same, also for libraries such as torch, which put what the system says into the text of an error of theirs,
+    or raise theirs from it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if (found := explained(cause)) is not None:
+            return found
+        cause = cause.__cause__
+    number = next((number for text, number in _SAYS.items() if text in str(error)), 0)
+    return _trouble(number, "") if number else None
+
+
+def shortage(error: BaseException, where: Path) -> SystemTrouble | None:
+    """What the system is short of, which says nothing of the file that was to be read: too many open files, too little
+    memory for them. None for everything else, also for a file that its disk or its rights keep from being read."""
+    return explained(error, where) if isinstance(error, OSError) and error.errno in _SHORTAGES else None
+
+
+def remedy_of(number: int | None) -> str:
+    """What a person can do about an error of the system, a clause without its end; empty for other errors."""
+    return _REMEDIES.get(number or 0, "")
+
+
+def _trouble(number: int, where: str) -> SystemTrouble:
+    kind = DiskFull if number in _FULL else SystemTrouble
+    return kind(f"{where}: {os.strerror(number)}." if where else f"{os.strerror(number)}.",
+                remedy=f"{_REMEDIES[number]}.")

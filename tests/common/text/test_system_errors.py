@@ -1,0 +1,52 @@
+"""What the operating system refuses for now is told from everything else, and said in one line."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from semisilo.common.errors import BadData, DiskFull, SemisiloError, SystemTrouble
+from semisilo.common.text.system_errors import explained, explained_text, remedy_of
+
+
+@pytest.mark.parametrize(("number", "kind"), [
+    (errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EROFS, SystemTrouble), (errno.EACCES, SystemTrouble),
+    (errno.EIO, SystemTrouble), (errno.EMFILE, SystemTrouble), (errno.ENFILE, SystemTrouble)])
+def test_the_line_says_what_is_wrong_where_and_how_to_mend_it(number: int, kind: type[SemisiloError]) -> None:
+    found = explained(OSError(number, "as the system says it", "/hub/spool/1"), Path("/elsewhere"))
+    assert type(found) is kind
+    assert found.retry
+    assert found.line().startswith("/hub/spool/1: ")
+    assert remedy_of(number)
+    assert found.remedy == f"{remedy_of(number)}."
+
+
+def test_a_file_that_the_error_does_not_name_is_named_by_whoever_used_it() -> None:
+    found = explained(OSError(errno.EIO, "Input/output error"), Path("/hub/spool"))
+    assert found is not None
+    assert found.text == "/hub/spool: Input/output error."
+
+
+@pytest.mark.parametrize("error", [
+    FileNotFoundError(errno.ENOENT, "No such file"), OSError("without a number"), TimeoutError(), KeyError("EIO"),
+    BadData("Input/output error")])
+def test_what_waiting_does_not_mend_is_no_error_of_the_system(error: Exception) -> None:
+    assert explained(error) is None
+    assert remedy_of(getattr(error, "errno", None)) == ""
+
+
+def test_an_error_that_a_library_has_put_into_its_own_words_is_found() -> None:
+    assert explained_text(RuntimeError("unable to open file </s> in read-only mode: Too many open files (24)"))
+    assert explained_text(ImportError("libx.so: cannot open shared object file: Too many open files"))
+    assert explained_text(RuntimeError("shape mismatch")) is None
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
+        except OSError as error:
+            raise RuntimeError("could not be written") from error
+    except RuntimeError as error:
+        found = explained_text(error)
+    assert isinstance(found, DiskFull)
+    assert found.text.startswith("/scratch/x: ")
