@@ -1,0 +1,1 @@
+"""Faults that a running federation is put through, and how soon it goes on."""
