@@ -195,8 +195,8 @@ class ConnectionMeter:
     def look_for_new(self) -> None:
         """Takes note of connections that have begun; those known are not read, so that a thousand silos that connect
         at the same time cost a few listings of the descriptors."""
-        if self.supported:
-            self._look_for_new(self._descriptors())
+        if self.supported and (descriptors := self._descriptors()) is not None:
+            self._look_for_new(descriptors)
 
     def delivery_rate(self, peer: str) -> float:
         """Bytes per second that the live connection to `peer` (as `format_peer` writes it) was last seen to deliver."""
@@ -224,10 +224,15 @@ class ConnectionMeter:
         self._destroyed.close()
         self.supported = False
 
-    def _descriptors(self) -> dict[int, list[int]]:
-        """The sockets of this process: inode -> descriptors."""
+    def _descriptors(self) -> dict[int, list[int]] | None:
+        """The sockets of this process: inode -> descriptors. None where too many files are open to look: what the
+        kernel counts meanwhile, the next look finds."""
         descriptors: dict[int, list[int]] = defaultdict(list)
-        for name in os.listdir("/proc/self/fd"):
+        try:
+            names = os.listdir("/proc/self/fd")
+        except OSError:
+            return None
+        for name in names:
             try:
                 status = os.fstat(int(name))
             except OSError:  # closed meanwhile, as is the folder's own descriptor
@@ -244,6 +249,8 @@ class ConnectionMeter:
 
     def _scan(self) -> Iterator[None]:
         descriptors = self._descriptors()
+        if descriptors is None:
+            return
         self._look_for_new(descriptors)
         self._read_last_words()
         now = time.monotonic()
