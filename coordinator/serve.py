@@ -21,7 +21,7 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
-from semisilo.common.storage.leftovers import LEFT_SECONDS, remove_leftovers
+from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import enrollment_service_pb2_grpc
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority

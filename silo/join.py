@@ -18,7 +18,7 @@ from semisilo.common.errors import SemisiloError
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.compute import Compute, ProcessCompute
 from semisilo.common.rpc.tls import split_address
-from semisilo.common.storage.leftovers import LEFT_SECONDS, remove_leftovers
+from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.wire import enrollment_service_pb2_grpc as enrollment_grpc
 from semisilo.silo.agent.agent import Agent, Renewal
 from semisilo.silo.agent.task_runner import TaskOutcome

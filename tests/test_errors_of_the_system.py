@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.storage.leftovers import LEFT_SECONDS
+from semisilo.common.storage.half_written import LEFT_SECONDS
 from tests.processes import FederationOfProcesses, Undisturbed, federation
 
 _LEFT_OVER = ("hub/.live.json.1.tmp", "hub/studies/first/.model.safetensors.0123456789ab.tmp",

@@ -71,7 +71,8 @@ def _out_of_memory(error: BaseException) -> bool:
 def _unusable_after(error: BaseException) -> bool:
     """Whether this process cannot be trusted with the next call: memory is short, a CUDA fault has come to stay, or too
     many files were open while libraries looked at the processor, so that they would compute in another way."""
-    return _out_of_memory(error) or is_shortage(error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
+    faulty = isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return faulty or _out_of_memory(error) or is_shortage(error)
 
 
 def describe(error: BaseException) -> Failure:

@@ -20,7 +20,7 @@ from tempfile import mkstemp
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
 from semisilo.common.storage.durable import start_writing, sync_file, sync_folder
-from semisilo.common.storage.leftovers import nobody_has_open
+from semisilo.common.storage.half_written import nobody_has_open
 from semisilo.common.text.system_errors import explained
 
 __all__ = ["MAX_CHUNK_BYTES", "SMALLEST_SPARE_BYTES", "SPARE_SUFFIX", "PartialFile", "PayloadStore", "SpareFiles",

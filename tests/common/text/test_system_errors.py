@@ -55,9 +55,8 @@ def test_an_error_that_a_library_has_put_into_its_own_words_is_found() -> None:
 def test_a_shortage_is_told_from_what_is_wrong_with_a_file() -> None:
     assert is_shortage(OSError(errno.EMFILE, "Too many open files"))
     assert is_shortage(RuntimeError("unable to open file </s> in read-only mode: Too many open files (24)"))
-    try:
-        raise SystemTrouble("/a: Too many open files.") from OSError(errno.ENFILE, "Too many open files in system")
-    except SystemTrouble as error:
-        assert is_shortage(error)
+    with pytest.raises(SystemTrouble) as caught:
+        raise SystemTrouble("/a: Nothing.") from OSError(errno.ENFILE, "Too many open files in system")
+    assert is_shortage(caught.value)
     assert not is_shortage(OSError(errno.EACCES, "Permission denied"))
     assert not is_shortage(RuntimeError("shape mismatch"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.storage.durable import write_durably
-from semisilo.common.storage.leftovers import LEFT_SECONDS, remove_leftovers
+from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.storage.store import PayloadStore
 
 OLD = time.time() - LEFT_SECONDS - 60
