@@ -21,6 +21,7 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
+from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
@@ -174,7 +175,7 @@ class _Server:
         self._runtime.page = page.address if page is not None else ""
         try:
             return await self._until_stopped([
-                self._watch(), self._listen(), self._write_live(), self._settle(), self._checkpoint(),
+                self._watch(), self._listen(), self._write_live(), self._settle(), self._checkpoint(), self._tidy(),
                 self._display.run(),
                 self._enrollment(port), self._refresh(certificate), _every(lambda: _CONNECTIONS_SECONDS, limits.look),
                 *([page.run()] if page is not None else []),
@@ -311,6 +312,13 @@ class _Server:
             await asyncio.sleep(_CHECKPOINT_SECONDS)
             with contextlib.suppress(SemisiloError):  # commits meet it as well, and say so
                 await asyncio.to_thread(checkpoint, self._federation.ledger)
+
+    async def _tidy(self) -> None:
+        """Removes what killed compute processes, and a coordinator before this one, have left half-written."""
+        while True:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(lambda: remove_leftovers(self._federation.with_temporary_files()))
+            await asyncio.sleep(LEFT_SECONDS)
 
     async def _refresh(self, certificate: CoordinatorCertificate) -> None:
         await _every(lambda: _CERTIFICATE_SECONDS, lambda: certificate.refresh(time.time()))

@@ -19,6 +19,7 @@ from semisilo.common.identity.certificates import load_certificate
 from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.compute import Compute, ProcessCompute
 from semisilo.common.rpc.tls import split_address
+from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.wire import enrollment_service_pb2_grpc as enrollment_grpc
 from semisilo.silo.agent.agent import Agent, Renewal
 from semisilo.silo.agent.task_runner import TaskOutcome
@@ -122,11 +123,12 @@ async def work(home: SiloHome, identity: Identity, choice: JoinChoice, *, policy
                   heads=HeadRecord(home.heads, load_certificate(identity.authority_pem)),
                   compute=compute, display=display, traffic=traffic, renew=renewal,
                   exit_when_finished=exit_when_finished, poll_seconds=poll_seconds, on_task=on_task)
-    counting = asyncio.ensure_future(_count(agent))
+    counting, tidying = asyncio.ensure_future(_count(agent)), asyncio.ensure_future(_tidy(home))
     try:
         return await _until_signal(agent)
     finally:
         counting.cancel()
+        tidying.cancel()
         agent.count(durably=True)
         await compute.close()
         await link.close()
@@ -138,6 +140,13 @@ async def _count(agent: Agent) -> None:
     while True:
         agent.count()
         await asyncio.sleep(_COUNT_SECONDS)
+
+
+async def _tidy(home: SiloHome) -> None:
+    """Removes what killed compute processes, and a silo before this one, have left half-written; until cancelled."""
+    while True:
+        await asyncio.to_thread(remove_leftovers, home.with_temporary_files())
+        await asyncio.sleep(LEFT_SECONDS)
 
 
 async def _until_signal(agent: Agent) -> int:

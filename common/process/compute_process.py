@@ -30,7 +30,7 @@ from semisilo.common.process.allocator import settle_allocator
 from semisilo.common.process.messages import Call, Failure, Operations, Progress, Reply, handlers_of, run_operation
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.text.logs import set_up_child_logging
-from semisilo.common.text.system_errors import explained_text
+from semisilo.common.text.system_errors import explained_text, is_shortage
 
 __all__ = ["LIMIT_BYTES", "OUT_OF_MEMORY", "SEE_LOG", "Build", "OnProgress", "ProgressThrottle", "describe",
            "describe_start", "die_with_parent", "load_build", "serve"]
@@ -69,8 +69,10 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _unusable_after(error: BaseException) -> bool:
-    """Whether this process cannot be trusted with the next call: memory is short, or a CUDA fault has come to stay."""
-    return _out_of_memory(error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
+    """Whether this process cannot be trusted with the next call: memory is short, a CUDA fault has come to stay, or too
+    many files were open while libraries looked at the processor, so that they would compute in another way."""
+    faulty = isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return faulty or _out_of_memory(error) or is_shortage(error)
 
 
 def describe(error: BaseException) -> Failure:

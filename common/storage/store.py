@@ -7,11 +7,9 @@ appends to, each with a journal of its chunks, and `*.temporary` files that this
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
-import signal
 import struct
 import threading
 import zlib
@@ -22,6 +20,7 @@ from tempfile import mkstemp
 
 from semisilo.common.errors import BadPayload, DiskFull, StorageDamaged
 from semisilo.common.storage.durable import start_writing, sync_file, sync_folder
+from semisilo.common.storage.half_written import nobody_has_open
 from semisilo.common.text.system_errors import explained
 
 __all__ = ["MAX_CHUNK_BYTES", "SMALLEST_SPARE_BYTES", "SPARE_SUFFIX", "PartialFile", "PayloadStore", "SpareFiles",
@@ -530,7 +529,7 @@ class SpareFiles:
         if not self.limit or size_bytes < SMALLEST_SPARE_BYTES:
             return False
         for size, path in sorted(self._files(), key=lambda each: abs(each[0] - size_bytes)):
-            if size_bytes <= 2 * size <= 4 * size_bytes and _nobody_has_open(path):
+            if size_bytes <= 2 * size <= 4 * size_bytes and nobody_has_open(path):
                 with suppress(FileNotFoundError):  # another process was quicker
                     os.replace(path, target)
                     return True
@@ -551,26 +550,3 @@ class SpareFiles:
                 if entry.name.endswith(SPARE_SUFFIX):
                     with suppress(FileNotFoundError):
                         yield entry.stat(follow_symlinks=False).st_size, Path(entry.path)
-
-
-def _nobody_has_open(path: Path) -> bool:
-    """Whether no process reads or maps the file: asked of the kernel, which grants a write lease only then.
-
-    A reader that opened the file while it was a payload keeps what it began to read, as it does after an unlink.
-    """
-    if not hasattr(fcntl, "F_SETLEASE"):
-        return False
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        # Who opens it in this instant waits, and this process is told so by a signal; by default one that kills.
-        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return os.fstat(handle).st_nlink == 1
-    except OSError:
-        return False
-    finally:
-        os.close(handle)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from semisilo.common.errors import DiskFull, SystemTrouble
 
-__all__ = ["explained", "explained_text", "remedy_of", "shortage"]
+__all__ = ["explained", "explained_text", "is_shortage", "remedy_of", "shortage"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECK_DISK = "Check the disk and the log of the system"
@@ -55,8 +55,23 @@ def explained_text(error: BaseException) -> SystemTrouble | None:
         if (found := explained(cause)) is not None:
             return found
         cause = cause.__cause__
-    number = next((number for text, number in _SAYS.items() if text in str(error)), 0)
+    number = _number_in(error)
     return _trouble(number, "") if number else None
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the system was short of files or memory, also where a library says so in words of its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
+            return True
+        cause = cause.__cause__
+    return _number_in(error) in _SHORTAGES
+
+
+def _number_in(error: BaseException) -> int:
+    """The error of the system that a text tells of; 0 for none."""
+    return next((number for text, number in _SAYS.items() if text in str(error)), 0)
 
 
 def shortage(error: BaseException, where: Path) -> SystemTrouble | None:

@@ -205,6 +205,12 @@ class Federation(CoordinatorFolder):
         """Keys and certificates of the CA and the coordinator."""
         return self.folder / "authority"
 
+    def with_temporary_files(self) -> tuple[Path, ...]:
+        """The folders in which files are written under another name first."""
+        studies = [each for each in self.studies.iterdir() if each.is_dir()] if self.studies.is_dir() else []
+        return (self.folder, self.authority, self.payloads, self.payloads / "incoming", self.spool,
+                self.spool / "incoming", *studies, *(each / "states" for each in studies))
+
     @property
     def page_token(self) -> Path:
         """The operator's token: whoever has it may act through the page."""

@@ -125,6 +125,11 @@ class SiloHome:
         """The source of the last `silo join`."""
         return self.folder / "join.json"
 
+    def with_temporary_files(self) -> tuple[Path, ...]:
+        """The folders in which files are written under another name first."""
+        stores = (self.cache, self.outgoing, self.evaluated_models)
+        return (self.folder, self.folder / "identity", self.memory, *stores, *(each / "incoming" for each in stores))
+
     @property
     def disclosures(self) -> Path:
         """What left this site."""

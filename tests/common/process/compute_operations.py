@@ -61,7 +61,8 @@ class Steps(Request[Nothing]):
     seconds: float
 
 
-Failing = Literal["refuse", "fail", "not_json", "too_large", "leave", "out_of_memory", "cuda_fault", "grandchild"]
+Failing = Literal["refuse", "fail", "not_json", "too_large", "leave", "out_of_memory", "cuda_fault",
+                  "too_many_files", "grandchild"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ class Operations:
                 raise MemoryError("no 3 GiB left")
             case "cuda_fault":
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            case "too_many_files":
+                raise RuntimeError("unable to open file </state> in read-only mode: Too many open files (24)")
             case "grandchild":
                 if os.fork() == 0:
                     time.sleep(600)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import BadData, ComputeFailed
+from semisilo.common.errors import BadData, ComputeFailed, SystemTrouble
 from semisilo.common.process.compute import ComputeAborted, InlineCompute, ProcessCompute
 from semisilo.common.process.messages import Handler, Request
 from tests.common.process.compute_operations import (
@@ -178,6 +178,20 @@ def test_after_lack_of_memory_or_a_device_fault_the_next_call_gets_a_fresh_proce
         assert (await compute.call(Echo(1))).pid != before
 
     with_process(target, body)
+
+
+def test_too_many_open_files_are_an_error_of_the_system_and_the_next_call_gets_a_fresh_process(
+        target: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A library that could not look at the processor would compute in another way from then on."""
+    async def body(compute: ProcessCompute) -> None:
+        before = (await compute.call(Echo(1))).pid
+        with pytest.raises(SystemTrouble, match="Too many open files") as caught:
+            await compute.call(FailBy("too_many_files"))
+        assert caught.value.retry
+        assert (await compute.call(Echo(1))).pid != before
+
+    with_process(target, body)
+    assert "Traceback" not in caplog.text
 
 
 def test_what_was_opened_is_opened_again_in_the_next_process(target: str) -> None:

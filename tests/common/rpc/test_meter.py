@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -460,3 +462,20 @@ def test_bytes_sent_again_are_reported_beside_the_wire_bytes() -> None:
     assert coordinator.take() == [WireUse("a", "down", 1000, 300), WireUse("a", "up", 50)]
     silo = WireMeter(fake, side="silo", silo="a")
     assert silo.take() == [WireUse("a", "up", 1000, 300), WireUse("a", "down", 50)]
+
+
+def test_a_look_at_the_sockets_that_the_system_refuses_counts_nothing_and_loses_nothing(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        meter = ConnectionMeter(local_port=port)
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as accepted:
+            with monkeypatch.context() as refusing:
+                refusing.setattr("os.listdir", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+                assert meter.sample() == {}
+                meter.look_for_new()
+            client.sendall(b"x" * 1000)
+            assert accepted.recv(1000, socket.MSG_WAITALL)
+            (counters,) = meter.sample().values()
+            assert counters.bytes_received == 1000
+        meter.close()

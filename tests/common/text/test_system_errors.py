@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.errors import BadData, DiskFull, SemisiloError, SystemTrouble
-from semisilo.common.text.system_errors import explained, explained_text, remedy_of
+from semisilo.common.text.system_errors import explained, explained_text, is_shortage, remedy_of
 
 
 @pytest.mark.parametrize(("number", "kind"), [
@@ -50,3 +50,13 @@ def test_an_error_that_a_library_has_put_into_its_own_words_is_found() -> None:
         found = explained_text(error)
     assert isinstance(found, DiskFull)
     assert found.text.startswith("/scratch/x: ")
+
+
+def test_a_shortage_is_told_from_what_is_wrong_with_a_file() -> None:
+    assert is_shortage(OSError(errno.EMFILE, "Too many open files"))
+    assert is_shortage(RuntimeError("unable to open file </s> in read-only mode: Too many open files (24)"))
+    with pytest.raises(SystemTrouble) as caught:
+        raise SystemTrouble("/a: Nothing.") from OSError(errno.ENFILE, "Too many open files in system")
+    assert is_shortage(caught.value)
+    assert not is_shortage(OSError(errno.EACCES, "Permission denied"))
+    assert not is_shortage(RuntimeError("shape mismatch"))

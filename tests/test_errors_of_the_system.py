@@ -1,0 +1,82 @@
+"""What the kernel refuses to real processes, taken back after a while: the study goes on with the same bits.
+
+Every operation on a file is failed by `tests/simulator/file_errors.py`; here SQLite, gRPC, torch and both compute
+processes meet the kernel's own error.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from semisilo.common.storage.half_written import LEFT_SECONDS
+from tests.processes import FederationOfProcesses, Undisturbed, federation
+
+_LEFT_OVER = ("hub/.live.json.1.tmp", "hub/studies/first/.model.safetensors.0123456789ab.tmp",
+              "alpha/status.json.1.tmp", "alpha/memory/.0123456789abcdef.tmp")
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in _tree(int(child)))]
+
+
+@contextmanager
+def _no_more_files(*pids: int) -> Iterator[None]:
+    """Meanwhile no file can be opened there: EMFILE."""
+    before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
+    for pid, (_, hard) in before.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        for pid, limit in before.items():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+
+
+def _collects(processes: FederationOfProcesses, number: int) -> bool:
+    return bool(processes.query(f"SELECT 1 FROM round WHERE number = {number} AND state = 'collecting'"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("side", "compute", "says"), [
+    ("coordinator", False, "Too many open files"), ("coordinator", True, "Too many open files"),
+    ("alpha", False, "Too many open files"), ("alpha", True, "put off: ")])
+def test_too_many_open_files_make_a_study_wait_and_change_no_bits(
+        side: str, compute: bool, says: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    with federation(tmp_path) as processes:
+        processes.start()
+        processes.wait_for(lambda: _collects(processes, 1))
+        light, *others = _tree(processes.running[side].pid)
+        with _no_more_files(*(others if compute else [light])):
+            processes.wait_for(lambda: says in processes.log(side))
+            assert processes.running[side].poll() is None
+        assert processes.finish() == undisturbed.digest
+        assert "Traceback" not in (tmp_path / f"{side}.log").read_text(errors="replace")
+        assert processes.query("SELECT count(*) FROM task WHERE state <> 'updated'") == [(0,)]
+
+
+@pytest.mark.slow
+def test_what_was_left_half_written_is_removed_while_both_sides_work(tmp_path: Path) -> None:
+    with federation(tmp_path) as processes:
+        processes.serve()
+        for name in processes.silos:
+            processes.enroll(name)
+        for name in _LEFT_OVER:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"half")
+            old = time.time() - LEFT_SECONDS - 60
+            os.utime(path, (old, old))
+        processes.kill("coordinator")
+        processes.serve()
+        for name in processes.silos:
+            processes.join(name)
+        processes.wait_for(lambda: not any((tmp_path / name).exists() for name in _LEFT_OVER))
