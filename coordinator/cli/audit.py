@@ -106,7 +106,8 @@ def audit(folder: Folder = Path(),
         typer.echo(f"The audit trail is in {out}.")
 
 
-def operator(action: Annotated[Literal["add", "list", "remove"], typer.Argument(metavar="add|list|remove")],
+def operator(action: Annotated[Literal["add", "list", "remove"], typer.Argument(metavar="ACTION",
+                                                                            help="add, list or remove.")],
              name: Annotated[str, typer.Argument(metavar="NAME", help="Who, for example alice.")] = "",
              folder: Folder = Path(), as_json: JsonOption = False) -> None:
     """Give operators tokens of their own for the page, so that the audit trail says who did what.

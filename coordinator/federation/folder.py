@@ -142,8 +142,8 @@ class PageSettings:
     """Header in which a reverse proxy with a login of its own, such as one for OIDC, says who acts, for example
     "X-Forwarded-User"; whom it lets through may act without a token. "": nobody's word is taken."""
     trusted_proxies: tuple[str, ...] = ()
-    """IP addresses that `user_header` is believed from: those of the proxy. Nobody else may reach the page from there: any
-    program on the machine of the proxy could say any name."""
+    """IP addresses that `user_header` is believed from: those of the proxy. Nobody else may reach the page from there:
+    any program on the machine of the proxy could say any name."""
 
     def __post_init__(self) -> None:
         if self.user_header and _HEADER.fullmatch(self.user_header) is None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from semisilo.common.audit.head import HeadFinding, SignedHead, authority_id, check_head, find_head
+from semisilo.common.audit.head import SignedHead
+from semisilo.common.audit.record import HeadFinding, find_head
+from semisilo.common.audit.signature import authority_id, check_head
 from semisilo.common.errors import WrongAuthority
 from semisilo.common.identity.certificates import (
     certificate_der,

@@ -51,8 +51,8 @@ async def page(filled: Filled, *, live: LiveStatus | None = None, token: str | N
                    read_only=token is None),
         live=lambda: live, federation=filled.federation if federation else None,
         token=None if token is None else lambda: token, acted=lambda: acted.append(True))
-    transport = httpx.ASGITransport(page_app(service, listen_host=listen_host, hosts=hosts, proxy=proxy), client=(caller, 4711),
-                                    raise_app_exceptions=False)
+    transport = httpx.ASGITransport(page_app(service, listen_host=listen_host, hosts=hosts, proxy=proxy),
+                                    client=(caller, 4711), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
         try:
             yield Page(client, service, acted)
