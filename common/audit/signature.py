@@ -3,6 +3,7 @@
 The key is Ed25519: signing takes 30 microseconds, and the same head always has the same signature. Its certificate
 comes from the federation's authority, which every silo has pinned. It carries the DNS name
 `audit.<federation>.semisilo`.
+
 Tests: tests/common/audit/test_head.py.
 """
 

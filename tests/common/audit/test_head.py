@@ -45,6 +45,18 @@ def test_a_head_of_another_federation_or_of_another_authority_of_that_name_is_re
         assert authority_id(other) != authority_id(audit_key().authority)
 
 
+def test_a_signature_is_good_for_one_federation_even_where_two_have_certified_the_same_key() -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    for name in ("lung", "heart"):
+        ca_key, ca = make_authority(name, now=NOW)
+        der = certificate_der(issue_audit_certificate(ca_key, ca, key.public_key(), now=NOW))
+        here = AuditKey(key=key, certificate_der=der, authority=ca)
+        check_head(signed(7, key=here), ca)
+        elsewhere = AuditKey(key=key, certificate_der=der, authority=audit_key().authority)
+        with pytest.raises(WrongAuthority, match="signature"):
+            check_head(signed(7, key=elsewhere), ca)
+
+
 def test_only_the_key_for_audit_heads_signs_them() -> None:
     ca_key, ca = make_authority("lung", now=NOW)
     key = ed25519.Ed25519PrivateKey.generate()
