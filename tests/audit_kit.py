@@ -7,7 +7,8 @@ import functools
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from semisilo.common.audit.chain import ChainedEvent, ChainWalk, link
-from semisilo.common.audit.head import AuditHead, SignedHead, sign_head
+from semisilo.common.audit.head import AuditHead, SignedHead
+from semisilo.common.audit.signature import sign_head
 from semisilo.common.config import canonical_json
 from semisilo.common.identity.certificates import certificate_der, issue_audit_certificate, make_authority
 from semisilo.coordinator.federation.audit_key import AuditKey

@@ -6,19 +6,19 @@ Times are ISO 8601 in UTC, with the zone.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
 
 from semisilo.common.audit.chain import ChainedEvent
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadData
 from semisilo.common.text.logs import printable
 
-__all__ = ["ExportAbout", "moment", "read_export", "write_csv", "write_json"]
+__all__ = ["ExportAbout", "csv_lines", "json_pieces", "moment", "read_export"]
 
 _COLUMNS = ("number", "time", "unix", "by", "origin", "kind", "study", "round", "silo", "detail", "chain")
 _CELL_LETTERS = 30_000
@@ -40,30 +40,29 @@ def moment(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds")
 
 
-def write_json(events: Iterable[ChainedEvent], about: ExportAbout, out: TextIO) -> None:
-    """One JSON document, an event a line."""
+def json_pieces(events: Iterable[ChainedEvent], about: ExportAbout) -> Iterator[str]:
+    """One JSON document, an event a line, piece by piece."""
     head = {"federation": about.federation, "exported": moment(about.exported_unix), "complete": about.complete}
-    out.write(json.dumps(head, ensure_ascii=False)[:-1] + ', "events": [')
+    yield json.dumps(head, ensure_ascii=False)[:-1] + ', "events": ['
     separator = "\n"
     for event in events:
         detail = event.detail
         entry = {"number": event.number, "time": moment(event.unix), "unix": event.unix, "by": detail.get("by", ""),
                  "kind": event.kind, "study": event.study, "detail": detail, "chain": event.chain}
-        out.write(separator + json.dumps(entry, ensure_ascii=False))
+        yield separator + json.dumps(entry, ensure_ascii=False)
         separator = ",\n"
-    out.write("\n]}\n")
+    yield "\n]}\n"
 
 
-def write_csv(events: Iterable[ChainedEvent], out: TextIO) -> None:
+def csv_lines(events: Iterable[ChainedEvent]) -> Iterator[str]:
     """A table with a header, an event a line. What begins like a formula gets an apostrophe: names and reasons come
     from elsewhere, and a spreadsheet would run it."""
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    yield _row(_COLUMNS)
     for event in events:
         detail = event.detail
         named = {"number": event.number, "time": moment(event.unix), "unix": event.unix, "kind": event.kind,
                  "study": event.study, "detail": event.detail_json, "chain": event.chain}
-        writer.writerow([_cell(named[name] if name in named else detail.get(name, "")) for name in _COLUMNS])
+        yield _row([_cell(named[name] if name in named else detail.get(name, "")) for name in _COLUMNS])
 
 
 def read_export(path: Path) -> Iterator[ChainedEvent]:
@@ -88,6 +87,12 @@ def read_export(path: Path) -> Iterator[ChainedEvent]:
                                chain=str(entry["chain"]))
         except (TypeError, KeyError, ValueError, OverflowError):
             raise BadData(f"{where}.", remedy=remedy) from None
+
+
+def _row(cells: Iterable[object]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()
 
 
 def _cell(value: object) -> object:

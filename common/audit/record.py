@@ -1,9 +1,9 @@
 """A silo's record of the heads of the audit trail that it has seen, as both sides read it: JSON lines, and whether
-they can be of one trail that only grows.
+they can be of one trail that only grows, and of a given one.
 
 The silo writes it (`semisilo.silo.site.audit_heads`); the coordinator's operator may be given a copy.
 
-Tests: tests/silo/site/test_audit_heads.py.
+Tests: tests/silo/site/test_audit_heads.py, tests/common/audit/test_head.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 
 from cryptography import x509
 
-from semisilo.common.audit.head import AuditHead, SignedHead, authority_id, check_head
+from semisilo.common.audit.chain import ChainWalk
+from semisilo.common.audit.head import AuditHead, SignedHead, micros
+from semisilo.common.audit.signature import authority_id, check_head
 from semisilo.common.errors import WrongAuthority
 from semisilo.common.identity.certificates import utc_text
 
-__all__ = ["CheckedRecord", "HeadNews", "HeadOrder", "SeenHead", "UnreadableHead", "check_record", "read_heads",
-           "why_unsigned"]
+__all__ = ["CheckedRecord", "HeadFinding", "HeadNews", "HeadOrder", "SeenHead", "UnreadableHead", "check_record",
+           "find_head", "read_heads", "why_unsigned"]
 
 _LAST_UNIX = 253_402_300_800.0
 """The year 10000, when calendars end."""
@@ -91,6 +93,31 @@ class HeadOrder:
         """From now on the next ones are compared with this one."""
         self._last = head
         self._restores.add(head.restored_unix)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFinding:
+    """What a chain says of a head that was kept elsewhere."""
+
+    problem: str = ""
+    """Why they contradict each other; empty when they do not."""
+    note: str = ""
+    """Why the head is no event of the chain, where a restore from a backup explains it."""
+
+
+def find_head(head: AuditHead, walk: ChainWalk) -> HeadFinding:
+    """Whether a chain that was walked to its end holds a head; its number must have been among those wanted."""
+    value = walk.values.get(head.number)
+    if value == head.chain:
+        return HeadFinding()
+    what = f"event {head.number} of {utc_text(head.unix)}"
+    for restore in walk.restores:
+        if restore.number <= head.number and micros(head.restored_unix) < micros(restore.unix):
+            return HeadFinding(note=f"{what} was lost when the coordinator was restored on {utc_text(restore.unix)}"
+                                    f" from a backup of {utc_text(restore.backup_unix)}")
+    if value is None:
+        return HeadFinding(problem=f"{what} is missing: the trail ends at event {walk.number}")
+    return HeadFinding(problem=f"{what} is another one in this trail: it was rewritten")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The commands `coordinator verify` and `coordinator audit`: parse, call, print.
+"""The commands `coordinator verify`, `audit` and `operator`: parse, call, print.
 
 Tests: tests/coordinator/cli/test_audit.py.
 """
@@ -21,6 +21,7 @@ def add_to(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     app.command()(verify)
     app.command()(audit)
+    app.command()(operator)
 
 
 def verify(folder: Folder = Path(),
@@ -99,7 +100,46 @@ def audit(folder: Folder = Path(),
         if study:
             ledger.study(study)
         target = sys.stdout if out is None else stack.enter_context(out.open("w", encoding="utf-8", newline=""))
-        count = export_trail(federation.name, ledger, target, form=as_format, study=study, now_unix=now,
-                             since_unix=since_unix(since, now) if since else 0.0)
+        target.writelines(export_trail(federation.name, ledger, form=as_format, study=study, now_unix=now,
+                                       since_unix=since_unix(since, now) if since else 0.0))
     if out is not None:
-        typer.echo(f"{count} events are in {out}.")
+        typer.echo(f"The audit trail is in {out}.")
+
+
+def operator(action: Annotated[Literal["add", "list", "remove"], typer.Argument(metavar="ACTION",
+                                                                            help="add, list or remove.")],
+             name: Annotated[str, typer.Argument(metavar="NAME", help="Who, for example alice.")] = "",
+             folder: Folder = Path(), as_json: JsonOption = False) -> None:
+    """Give operators tokens of their own for the page, so that the audit trail says who did what.
+
+    add prints the token once; the ledger keeps a hash of it. remove ends it at once. The page's own token goes on
+    working, and stands in the audit trail as "page token": keep it for emergencies.
+
+    \b
+    Examples:
+      coordinator operator add alice
+      coordinator operator list
+      coordinator operator remove alice
+    """
+    from semisilo.common.errors import UsageError
+    from semisilo.common.text.command_line import tell
+    from semisilo.common.text.describe import describe_moment
+    from semisilo.coordinator.cli.acting import acting_ledger
+    from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.ledger.oversight.operators import add_operator, operators, remove_operator
+
+    if bool(name) != (action != "list"):
+        raise UsageError("add and remove need a name, list takes none.",
+                         remedy="For example: coordinator operator add alice")
+    with acting_ledger(open_federation(folder)) as ledger:
+        if action == "add":
+            token = add_operator(ledger, name)
+            tell(as_json, {"operator": name, "token": token}, token)
+        elif action == "remove":
+            remove_operator(ledger, name)
+            tell(as_json, {"operator": name, "state": "removed"}, f"The token of {name} no longer works.")
+        else:
+            found = operators(ledger)
+            tell(as_json, {"operators": [{"name": each.name, "added_unix": each.added_unix} for each in found]},
+                 "\n".join(f"{each.name}  since {describe_moment(each.added_unix)}" for each in found)
+                 or "No operator has a token of their own yet: coordinator operator add NAME")

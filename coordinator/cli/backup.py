@@ -73,9 +73,10 @@ def restore(archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Wha
     Example: coordinator restore /mnt/backup/lung-20260102T030405Z.tar.zst --folder lung
     """
     from semisilo.common.identity.certificates import utc_text
+    from semisilo.coordinator.cli.acting import command_user
     from semisilo.coordinator.federation.restore import restore as restore_to
 
-    facts = restore_to(archive, folder)
+    facts = restore_to(archive, folder, by=command_user())
     if as_json:
         _print_json(facts)
         return

@@ -98,13 +98,13 @@ def invite(silo: Annotated[str, typer.Argument(metavar="SILO", help="Name of the
     Send it over a channel that you trust; it works once. A new line for the same silo replaces the one before, and,
     once used, ends the silo's earlier certificates. Example: coordinator invite hospital-a
     """
+    from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
-    from semisilo.coordinator.ledger.ledger import Ledger
 
     federation = open_federation(folder)
     address = federation.config.address
-    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+    with acting_ledger(federation) as ledger:
         made = operate.invite(federation, ledger, silo, life=life, origin="command")
     tell(as_json, {"silo": silo, "line": made.line, "address": address.public,
                    "enrollment_address": address.enrollment_address, "expires_unix": made.expires_unix}, made.line)
@@ -120,11 +120,11 @@ def revoke(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False)
     Works at the silo's next call, and ends one in flight within seconds. `coordinator invite NAME` lets it back in.
     Example: coordinator revoke hospital-a
     """
+    from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
-    from semisilo.coordinator.ledger.ledger import Ledger
 
-    with contextlib.closing(Ledger(open_federation(folder).ledger)) as ledger:
+    with acting_ledger(open_federation(folder)) as ledger:
         operate.revoke(ledger, silo, origin="command")
     tell(as_json, {"silo": silo, "state": "revoked"}, f"Silo {silo} is revoked.")
 
@@ -146,12 +146,12 @@ def queue(study: StudyFileName, folder: Folder = Path(), as_json: JsonOption = F
 
     `coordinator serve` also queues new studies when it starts. Example: coordinator queue second
     """
+    from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation.folder import open_federation
-    from semisilo.coordinator.ledger.ledger import Ledger
     from semisilo.coordinator.studies.queue import queue_study
 
     federation = open_federation(folder)
-    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+    with acting_ledger(federation) as ledger:
         config = queue_study(federation, ledger, study)
     facts = {"study": study, "state": "queued", "method": config.method.name, "rounds": config.study.rounds}
     tell(as_json, facts, f"Study {study} is queued: {config.method.name}, {config.study.rounds} rounds.")

@@ -115,12 +115,12 @@ def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletio
       coordinator set-aside hospital-b --reason "noise since round 13"
     """
     from semisilo.common.errors import UsageError
+    from semisilo.coordinator.cli.acting import account, acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
-    from semisilo.coordinator.ledger.ledger import Ledger
 
     federation = open_federation(folder)
-    with contextlib.closing(Ledger(federation.ledger)) as ledger:
+    with acting_ledger(federation) as ledger:
         row = ledger.study(study)
         last = ledger.last_round(row.name)
         if not yes:
@@ -131,7 +131,7 @@ def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletio
             _ask(f"Go back to round {to} of study {row.name} ({row.state})? Its {rounds} no longer count.",
                  otherwise="Not gone back.")
         found = operate.rollback(ledger, row.name, to, study_folder=federation.studies / row.name, reason=reason,
-                                 operator=_account(), origin="command")
+                                 operator=account(), origin="command")
     tell(as_json, {"study": study, "state": "queued", "round": found.to_round,
                    "gone": [each.number for each in found.rounds], "reason": found.reason},
          f"Study {study} {found.text}. It is queued: coordinator serve trains on from there.")
@@ -205,18 +205,8 @@ def _ask(question: str, *, otherwise: str) -> None:
         raise typer.Exit(1)
 
 
-def _account() -> str:
-    """Who runs the command, as the machine knows them; empty where it does not."""
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return ""
-
-
-def _ledger(folder: Path) -> contextlib.closing[Ledger]:
+def _ledger(folder: Path) -> contextlib.AbstractContextManager[Ledger]:
+    from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation.folder import open_federation
-    from semisilo.coordinator.ledger.ledger import Ledger
 
-    return contextlib.closing(Ledger(open_federation(folder).ledger))
+    return acting_ledger(open_federation(folder))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semisilo.common.audit.chain import ChainWalk
-from semisilo.common.audit.head import find_head
-from semisilo.common.audit.record import CheckedRecord, check_record, why_unsigned
+from semisilo.common.audit.record import CheckedRecord, check_record, find_head, why_unsigned
 from semisilo.common.errors import StorageDamaged, UsageError
 from semisilo.coordinator.federation.authority import load_authority
 from semisilo.coordinator.federation.folder import Federation

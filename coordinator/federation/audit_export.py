@@ -6,10 +6,10 @@ Tests: tests/coordinator/cli/test_audit.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TextIO
+from typing import Literal
 
 from semisilo.common.audit.chain import ChainedEvent
-from semisilo.common.audit.export import ExportAbout, write_csv, write_json
+from semisilo.common.audit.export import ExportAbout, csv_lines, json_pieces
 from semisilo.coordinator.ledger.ledger import Ledger
 
 __all__ = ["ExportFormat", "export_trail"]
@@ -18,29 +18,24 @@ ExportFormat = Literal["csv", "json"]
 _STRETCH = 4000
 
 
-def export_trail(federation: str, ledger: Ledger, out: TextIO, *, form: ExportFormat, study: str = "",
-                 since_unix: float = 0.0, now_unix: float) -> int:
-    """Writes the events in order; returns how many.
+def export_trail(federation: str, ledger: Ledger, *, form: ExportFormat, study: str = "", since_unix: float = 0.0,
+                 now_unix: float) -> Iterator[str]:
+    """The events in order, as text piece by piece: one an event, and one or two more.
 
     Args:
         study: only events of this study; all when empty.
         since_unix: only events since then.
     """
-    count = 0
-
-    def chosen() -> Iterator[ChainedEvent]:
-        nonlocal count
-        last = 0
-        while events := ledger.events_after(last, limit=_STRETCH):
-            last = events[-1].number
-            for event in events:
-                if (not study or event.study == study) and event.unix >= since_unix:
-                    count += 1
-                    yield event
-
+    events = _chosen(ledger, study=study, since_unix=since_unix)
     if form == "csv":
-        write_csv(chosen(), out)
-    else:
-        write_json(chosen(), ExportAbout(federation=federation, exported_unix=now_unix,
-                                         complete=not study and not since_unix), out)
-    return count
+        return csv_lines(events)
+    return json_pieces(events, ExportAbout(federation=federation, exported_unix=now_unix,
+                                           complete=not study and not since_unix))
+
+
+def _chosen(ledger: Ledger, *, study: str, since_unix: float) -> Iterator[ChainedEvent]:
+    last = 0
+    while events := ledger.events_after(last, limit=_STRETCH):
+        last = events[-1].number
+        yield from (event for event in events
+                    if (not study or event.study == study) and event.unix >= since_unix)

@@ -14,7 +14,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from semisilo.common.audit.head import AuditHead, SignedHead, sign_head
+from semisilo.common.audit.head import AuditHead, SignedHead
+from semisilo.common.audit.signature import sign_head
 from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.identity.certificates import (
     certificate_der,

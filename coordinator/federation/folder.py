@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ __all__ = ["AddressSettings", "CoordinatorFolder", "Federation", "FederationConf
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 _HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 GIB = 2**30
 
@@ -137,7 +139,23 @@ class PageSettings:
     """Names under which browsers may ask for the page besides localhost and the host of `listen`, for example that of a
     reverse proxy: "page.hub.example"."""
 
+    user_header: str = ""
+    """Header in which a reverse proxy with a login of its own, such as one for OIDC, says who acts, for example
+    "X-Forwarded-User"; whom it lets through may act without a token. "": nobody's word is taken."""
+    trusted_proxies: tuple[str, ...] = ()
+    """IP addresses that `user_header` is believed from: those of the proxy. Nobody else may reach the page from there:
+    any program on the machine of the proxy could say any name."""
+
     def __post_init__(self) -> None:
+        if self.user_header and _HEADER.fullmatch(self.user_header) is None:
+            raise ValueError(f'user_header: "{self.user_header}" is no name of a header, such as "X-Forwarded-User".')
+        if bool(self.user_header) != bool(self.trusted_proxies):
+            raise ValueError("user_header and trusted_proxies belong together: set both or none.")
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_address(proxy)
+            except ValueError:
+                raise ValueError(f'trusted_proxies: "{proxy}" is no IP address.') from None
         address = _ADDRESS.fullmatch(self.listen)
         if self.listen and (address is None or int(address[2]) > 65535):
             raise ValueError(f'listen = "{self.listen}": write host:port, for example "127.0.0.1:8080", or "".')

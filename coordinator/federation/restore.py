@@ -46,10 +46,13 @@ class RestoreFacts:
     """Open invitations of the backup, which may have been used since: they no longer work."""
 
 
-def restore(archive: Path, folder: Path) -> RestoreFacts:
+def restore(archive: Path, folder: Path, *, by: str = "") -> RestoreFacts:
     """Makes `folder` the federation that was backed up.
 
     Open invitations end, since one may have been used after the backup; the ledger's events say that it was restored.
+
+    Args:
+        by: who does it, for the audit trail.
     Raises: UsageError when the archive is not there or the folder is in use; StorageDamaged when the backup is damaged
         or does not hold what its ledger names; DiskFull. The folder is as it was then.
     """
@@ -65,7 +68,7 @@ def restore(archive: Path, folder: Path) -> RestoreFacts:
         staging.mkdir(mode=0o700)
         manifest = read_archive(archive, into=staging)
         _check(staging, manifest, archive)
-        withdrawn = _note(staging, manifest)
+        withdrawn = _note(staging, manifest, by)
         for entry in sorted(staging.iterdir(), key=lambda path: path.name == "federation.toml"):
             os.replace(entry, folder / entry.name)
         staging.rmdir()
@@ -107,9 +110,10 @@ def _check(folder: Path, manifest: BackupManifest, archive: Path) -> None:
                              remedy="Use another backup.") from None
 
 
-def _note(folder: Path, manifest: BackupManifest) -> int:
+def _note(folder: Path, manifest: BackupManifest, by: str) -> int:
     """Ends open invitations and writes the restore into the audit trail; returns how many there were."""
-    with contextlib.closing(Ledger(folder / "ledger.sqlite")) as ledger, ledger.transaction():
+    with contextlib.closing(Ledger(folder / "ledger.sqlite")) as ledger, ledger.acted_by(by), \
+            ledger.transaction():
         withdrawn = LedgerRoster(ledger).withdraw_invitations(time.time())
         ledger.event(RESTORED, backup_made_unix=manifest.made_unix, invitations_withdrawn=withdrawn)
     return withdrawn

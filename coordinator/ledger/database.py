@@ -63,6 +63,7 @@ class LedgerFile:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._waits = waits
             self._origin = ""
+            self._by = ""
             self._lasting = waits
             self._appended: EventHead | None = None
             self._lasting_head: EventHead | None = None
@@ -171,6 +172,20 @@ class LedgerFile:
         finally:
             self._origin = before
 
+    @contextmanager
+    def acted_by(self, name: str) -> Iterator[None]:
+        """What is written in this block was done by somebody: its events say by whom, as `by`."""
+        before, self._by = self._by, name
+        try:
+            yield
+        finally:
+            self._by = before
+
+    @property
+    def by(self) -> str:
+        """Who does what is written now; empty when nobody in particular does."""
+        return self._by
+
     @property
     def origin(self) -> str:
         """The way by which an operator has asked for what is written now; empty when nobody has."""
@@ -191,6 +206,8 @@ class LedgerFile:
         """Appends to the audit trail: `chain = sha256(previous chain + this row)`. As lasting as what it tells of."""
         if self._origin:
             detail["origin"] = self._origin
+        if self._by:
+            detail["by"] = self._by
         with self.part() as db:
             last = self.last_event()
             number, previous = (last.number + 1, last.chain) if last is not None else (1, "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from starlette.types import ASGIApp
 from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation import operate
+from semisilo.coordinator.federation.audit_export import ExportFormat
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.monitoring.audit_trail import MOST_EVENTS
 from semisilo.coordinator.page.guard import TOO_LARGE, Guard, TooLarge
 from semisilo.coordinator.page.responses import failure, failure_of, json_answer, to_json
 from semisilo.coordinator.page.service import PageService
-from semisilo.coordinator.page.token import is_token
+from semisilo.coordinator.page.token import PAGE_TOKEN, LoginProxy, is_token
 
 __all__ = ["STATIC", "page_app"]
 
@@ -35,15 +37,21 @@ _NUMBER_DIGITS = 15
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] = ()) -> ASGIApp:
-    """The whole page, behind its guard."""
-    routes = _Routes(service)
+def page_app(service: PageService, *, listen_host: str, hosts: tuple[str, ...] = (),
+             proxy: LoginProxy | None = None) -> ASGIApp:
+    """The whole page, behind its guard.
+
+    Args:
+        proxy: whose word for who acts is taken; None where nobody's is.
+    """
+    routes = _Routes(service, LoginProxy() if proxy is None else proxy)
     app = Starlette(routes=[
         Route("/", routes.index), Route("/health", routes.health), Route("/metrics", routes.metrics),
         Route("/api/federation", routes.federation), Route("/api/studies/{study}", routes.study),
         Route("/api/studies/{study}/rounds/{number}", routes.round),
         Route("/api/studies/{study}/silos/{silo}", routes.silo),
-        Route("/api/events", routes.events), Route("/api/stream", routes.stream),
+        Route("/api/events", routes.events), Route("/api/audit.csv", routes.audit),
+        Route("/api/audit.json", routes.audit), Route("/api/stream", routes.stream),
         Route("/api/session", routes.session, methods=["POST"]),
         *(Route(f"/api/actions/{name}", routes.action(name), methods=["POST"]) for name in _ACTIONS),
         Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
@@ -81,8 +89,9 @@ async def _unexpected(request: Request, error: Exception) -> Response:
 
 
 class _Routes:
-    def __init__(self, service: PageService) -> None:
+    def __init__(self, service: PageService, proxy: LoginProxy) -> None:
         self._service = service
+        self._proxy = proxy
 
     # Facts ------------------------------------------------------------------------------------------------------------
 
@@ -139,6 +148,20 @@ class _Routes:
             f"events {(study, silo, kind, before, limit)}",
             lambda reader, live: reader.events(study=study, silo=silo, kind=kind, before=before, limit=limit)))
 
+    async def audit(self, request: Request) -> Response:
+        """GET /api/audit.csv and /api/audit.json: the audit trail as a file, of one study where `study` names it."""
+        form: ExportFormat = "csv" if request.url.path.endswith(".csv") else "json"
+        pieces = self._service.export(form, request.query_params.get("study", "")[:200])
+        first = await anext(pieces, "")  # what is wrong with the request shows before the answer begins
+
+        async def text() -> AsyncIterator[str]:
+            yield first
+            async for piece in pieces:
+                yield piece
+
+        return StreamingResponse(text(), media_type="text/csv" if form == "csv" else "application/json", headers={
+            "content-disposition": f'attachment; filename="audit.{form}"'})
+
     async def stream(self, request: Request) -> Response:
         """GET /api/stream: server-sent events."""
         async def events() -> AsyncIterator[bytes]:
@@ -154,11 +177,15 @@ class _Routes:
     # Actions ----------------------------------------------------------------------------------------------------------
 
     async def session(self, request: Request) -> Response:
-        """POST /api/session: whether a token is the right one."""
+        """POST /api/session: whether a token is a right one, and whose. An empty one asks whether none is needed."""
         body = await _body(request, {"token": str})
         if isinstance(body, Response):
             return body
-        return self._refusal(request, body["token"]) or json_answer(to_json({"valid": True}))
+        by = await self._operator(request, body["token"])
+        if not isinstance(by, Response):
+            return json_answer(to_json({"valid": True, "by": by}))
+        asked = not body["token"] and by.status_code == HTTPStatus.UNAUTHORIZED
+        return json_answer(to_json({"valid": False, "by": ""})) if asked else by
 
     def action(self, name: str) -> Handler:
         """POST /api/actions/NAME."""
@@ -166,26 +193,30 @@ class _Routes:
 
         async def handle(request: Request) -> Response:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
-            refused = self._refusal(request, token.strip() if scheme.lower() == "bearer" else "")
-            if refused is not None:
-                return refused
+            by = await self._operator(request, token.strip() if scheme.lower() == "bearer" else "")
+            if isinstance(by, Response):
+                return by
             body = await _body(request, fields)
             if isinstance(body, Response):
                 return body
-            facts = await self._service.act(lambda ledger: act(self._service, ledger, body))
+            facts = await self._service.act(lambda ledger: act(self._service, ledger, body), by=by)
             return json_answer(to_json(facts))
         return handle
 
-    def _refusal(self, request: Request, given: str) -> Response | None:
-        """Why the caller may not act; None when he may."""
+    async def _operator(self, request: Request, given: str) -> str | Response:
+        """Who acts, as the audit trail has it; or why the caller may not."""
         if self._service.token is None:
             return failure(403, "READ_ONLY", "This page shows and does not act.",
                            "Use the page of coordinator serve, or the commands.")
         # The right one is always heard: behind a proxy all come from one address, and a stranger must not be able to
         # keep the operator out. 256 random bits are not guessed, however often one may try.
-        if is_token(given, self._service.token()):
-            return None
         caller = request.client.host if request.client is not None else ""
+        if (user := self._proxy.user(caller, request.headers)) is not None:
+            return f"proxy:{user}"
+        if is_token(given, self._service.token()):
+            return PAGE_TOKEN
+        if given and (name := await self._service.operator_of(given)) is not None:
+            return f"operator:{name}"
         wait = self._service.gate.wait_seconds(caller)
         if wait > 0:
             return failure(429, "TOO_MANY_TOKENS", "Too many wrong tokens came from this address.",
@@ -281,7 +312,7 @@ def _rollback(service: PageService, ledger: Ledger, body: Mapping[str, Any]) -> 
         raise UsageError("A study goes back to a round, which has a whole number.")
     study = ledger.study(body["study"]).name
     found = operate.rollback(ledger, study, int(body["to"]), reason=body["reason"], origin="page",
-                             study_folder=service.federation.studies / study)
+                             operator=ledger.by, study_folder=service.federation.studies / study)
     return {"study": study, "state": "queued", "round": found.to_round, "gone": [each.number for each in found.rounds]}
 
 

@@ -20,6 +20,7 @@ from semisilo.coordinator.federation.folder import PageSettings
 from semisilo.coordinator.page.guard import host_of, is_local
 from semisilo.coordinator.page.routes import page_app
 from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.page.token import LoginProxy
 
 __all__ = ["PageServer", "bind", "offer"]
 
@@ -69,7 +70,8 @@ class PageServer:
         self.address = f"http://{shown}:{listening.getsockname()[1]}"
         """What a person types into a browser on this machine."""
         self._server = _Server(uvicorn.Config(
-            page_app(service, listen_host=host, hosts=settings.hosts), log_config=None, access_log=False,
+            page_app(service, listen_host=host, hosts=settings.hosts, proxy=LoginProxy(
+                header=settings.user_header, addresses=settings.trusted_proxies)), log_config=None, access_log=False,
             lifespan="off", http=_Connection, ws="none", server_header=False, proxy_headers=False,
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS, h11_max_incomplete_event_size=32 * 1024))

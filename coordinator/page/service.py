@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semisilo.common.errors import SemisiloError
+from semisilo.coordinator.federation.audit_export import ExportFormat, export_trail
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.oversight.operators import operator_of
 from semisilo.coordinator.page.reader import PageReader, PageSource
 from semisilo.coordinator.page.responses import to_json
 from semisilo.coordinator.page.token import TokenGate
@@ -37,6 +40,8 @@ _SLOW_SECONDS = 10.0
 """Bytes change all the time; what only they have changed is told this often."""
 _BEAT_SECONDS = 15.0
 _CHECK_SECONDS = 600.0
+_PIECES = 500
+"""Events that an export makes at a time; others are answered in between."""
 _MOST_STREAMS = 64
 
 Result = TypeVar("Result")
@@ -154,13 +159,34 @@ class PageService:
         live = self.live()
         return (await self._in_thread(lambda: self._look(live)))[0]
 
-    async def act(self, action: Callable[[Ledger], Result]) -> Result:
-        """Runs an action of the operator; what it has changed is seen by the next answer."""
+    async def export(self, form: ExportFormat, study: str) -> AsyncIterator[str]:
+        """The audit trail as text, made piece by piece in the thread. Raises: UnknownName."""
+        def begin() -> Iterator[str]:
+            ledger = self._opened().ledger
+            if study:
+                ledger.study(study)
+            return export_trail(self.source.federation, ledger, form=form, study=study, now_unix=time.time())
+
+        pieces = await self._in_thread(begin)
+        while text := await self._in_thread(lambda: "".join(islice(pieces, _PIECES))):
+            yield text
+
+    async def operator_of(self, token: str) -> str | None:
+        """The named operator whose token it is; None when it is nobody's."""
+        return await self._in_thread(lambda: operator_of(self._opened().ledger, token))
+
+    async def act(self, action: Callable[[Ledger], Result], *, by: str) -> Result:
+        """Runs an action of the operator; what it has changed is seen by the next answer.
+
+        Args:
+            by: who acts, for the audit trail.
+        """
         def work() -> Result:
             self._opened()
             assert self._ledger is not None
             try:
-                return action(self._ledger)
+                with self._ledger.acted_by(by):
+                    return action(self._ledger)
             finally:
                 self._kept.clear()
                 self._looked_at = 0.0

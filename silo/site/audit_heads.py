@@ -15,8 +15,9 @@ from pathlib import Path
 
 from cryptography import x509
 
-from semisilo.common.audit.head import SignedHead, authority_id
+from semisilo.common.audit.head import SignedHead
 from semisilo.common.audit.record import HeadNews, HeadOrder, SeenHead, read_heads, why_unsigned
+from semisilo.common.audit.signature import authority_id
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadPayload
 from semisilo.common.rpc.convert import head_from_proto

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.audit.export import read_export
-from semisilo.common.audit.head import find_head
-from semisilo.common.audit.record import SeenHead, check_record, read_heads
+from semisilo.common.audit.record import SeenHead, check_record, find_head, read_heads
 from semisilo.common.identity.certificates import load_certificate
 from semisilo.common.text.describe import counted
 from semisilo.silo.site.home import SiloHome

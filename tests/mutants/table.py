@@ -246,9 +246,9 @@ _ORDER = _mutants(
      f"{_DATABASE}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
     ("new-ledger-never-syncs", "coordinator/ledger/database.py", "{'FULL' if waits else 'NORMAL'}", "OFF",
      f"{_DATABASE}::test_what_must_last_is_on_disk_when_its_transaction_ends"),
-    ("events-are-not-chained", "coordinator/ledger/database.py",
-     "canonical_json([previous, number, unix, kind, study, text])",
-     "canonical_json([number, unix, kind, study, text])",
+    ("events-are-not-chained", "common/audit/chain.py",
+     "canonical_json([previous, number, unix, kind, study, detail_json])",
+     "canonical_json([number, unix, kind, study, detail_json])",
      f"{_DATABASE}::test_the_chain_of_events_is_the_documented_hash"),
 )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from semisilo.common.audit.chain import ChainWalk
-from semisilo.common.audit.head import find_head
+from semisilo.common.audit.record import find_head
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables

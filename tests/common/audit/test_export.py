@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.audit.export import ExportAbout, moment, read_export, write_csv, write_json
+from semisilo.common.audit.export import ExportAbout, csv_lines, json_pieces, moment, read_export
 from semisilo.common.errors import BadData
 from tests.audit_kit import NOW, trail, walked
 
 
 def written(path: Path, *, complete: bool = True) -> Path:
     with path.open("w", encoding="utf-8") as out:
-        write_json(trail("a", "b"), ExportAbout(federation="lung", exported_unix=NOW, complete=complete), out)
+        about = ExportAbout(federation="lung", exported_unix=NOW, complete=complete)
+        out.writelines(json_pieces(trail("a", "b"), about))
     return path
 
 
@@ -34,7 +35,7 @@ def test_json_keeps_the_chain_bit_for_bit(tmp_path: Path) -> None:
 def test_an_empty_trail_is_a_document_too(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
     with path.open("w") as out:
-        write_json([], ExportAbout(federation="lung", exported_unix=NOW, complete=True), out)
+        out.writelines(json_pieces([], ExportAbout(federation="lung", exported_unix=NOW, complete=True)))
     assert list(read_export(path)) == []
 
 
@@ -55,7 +56,7 @@ def test_a_cell_of_csv_is_no_formula() -> None:
     (event,) = trail("a")
     evil = replace(event, study="=1+1", detail_json='{"by":"@cmd","reason":"-2","silo":"+3"}')
     out = io.StringIO()
-    write_csv([evil], out)
+    out.writelines(csv_lines([evil]))
     row = next(csv.DictReader(io.StringIO(out.getvalue())))
     assert (row["study"], row["by"], row["silo"]) == ("'=1+1", "'@cmd", "'+3")
     assert (row["time"], row["detail"]) == (moment(NOW + 1), evil.detail_json)

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from semisilo.common.audit.head import HeadFinding, SignedHead, authority_id, check_head, find_head
+from semisilo.common.audit.head import SignedHead
+from semisilo.common.audit.record import HeadFinding, find_head
+from semisilo.common.audit.signature import authority_id, check_head
 from semisilo.common.errors import WrongAuthority
 from semisilo.common.identity.certificates import (
     certificate_der,
@@ -41,6 +43,18 @@ def test_a_head_of_another_federation_or_of_another_authority_of_that_name_is_re
         with pytest.raises(WrongAuthority, match="not one of this federation's authority"):
             check_head(signed(7), other)
         assert authority_id(other) != authority_id(audit_key().authority)
+
+
+def test_a_signature_is_good_for_one_federation_even_where_two_have_certified_the_same_key() -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    for name in ("lung", "heart"):
+        ca_key, ca = make_authority(name, now=NOW)
+        der = certificate_der(issue_audit_certificate(ca_key, ca, key.public_key(), now=NOW))
+        here = AuditKey(key=key, certificate_der=der, authority=ca)
+        check_head(signed(7, key=here), ca)
+        elsewhere = AuditKey(key=key, certificate_der=der, authority=audit_key().authority)
+        with pytest.raises(WrongAuthority, match="signature"):
+            check_head(signed(7, key=elsewhere), ca)
 
 
 def test_only_the_key_for_audit_heads_signs_them() -> None:

@@ -13,8 +13,11 @@ import pytest
 from semisilo.common.audit.chain import ChainWalk
 from semisilo.common.audit.export import read_export
 from semisilo.common.text.cli_errors import run_cli
+from semisilo.coordinator.cli import acting
+from semisilo.coordinator.cli.acting import account
 from semisilo.coordinator.cli.main import app
 from semisilo.coordinator.federation.authority import create_authority
+from semisilo.coordinator.ledger.oversight.operators import operator_of
 from tests.coordinator.ledger_fixture import Filled, fill_study
 
 
@@ -66,3 +69,39 @@ def test_what_cannot_be_exported_is_said_in_a_line(filled: Filled, words: tuple[
                                                    capsys: pytest.CaptureFixture[str]) -> None:
     assert coordinator(filled, "audit", *words) == 2
     assert said in capsys.readouterr().err
+
+
+# Who did it -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_names_the_account_that_the_kernel_knows(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "mallory")
+    monkeypatch.setenv("LOGNAME", "mallory")
+    assert coordinator(filled, "set-aside", "hospital-a") == 0
+    assert coordinator(filled, "revoke", "hospital-b") == 0
+    rows = filled.ledger.query("SELECT kind, json_extract(detail_json, '$.by') AS by FROM event WHERE kind IN"
+                               " ('silo_set_aside', 'silo_revoked') ORDER BY number")
+    assert [row["by"] for row in rows] == [f"cli:{account()}"] * 2
+    assert "mallory" not in rows[0]["by"]
+
+
+def test_sudo_says_who_has_called_it_to_root_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "alice")
+    monkeypatch.setattr(acting.os, "getuid", lambda: 0)
+    assert account() == "root (sudo of alice)"
+    monkeypatch.setattr(acting.os, "getuid", lambda: 987_654)
+    assert account() == "987654", "an account without a name"
+
+
+def test_operators_are_added_listed_and_removed(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    assert coordinator(filled, "operator", "add", "alice") == 0
+    token = capsys.readouterr().out.strip()
+    assert operator_of(filled.ledger, token) == "alice"
+    assert coordinator(filled, "operator", "list") == 0
+    assert capsys.readouterr().out.startswith("alice  since ")
+    assert coordinator(filled, "operator", "remove", "alice", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"operator": "alice", "state": "removed"}
+    assert operator_of(filled.ledger, token) is None
+    for words in (("add",), ("list", "alice"), ("remove", "bob"), ("add", "a b")):
+        assert coordinator(filled, "operator", *words) == 2
+        assert capsys.readouterr().err.count("\n") == 1

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.audit.chain import ChainWalk
-from semisilo.common.audit.head import check_head, find_head
+from semisilo.common.audit.record import find_head
+from semisilo.common.audit.signature import check_head
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import create_authority
 from semisilo.coordinator.ledger.ledger import Ledger

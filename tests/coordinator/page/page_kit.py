@@ -13,6 +13,7 @@ import httpx
 from semisilo.coordinator.page.reader import PageSource
 from semisilo.coordinator.page.routes import page_app
 from semisilo.coordinator.page.service import PageService
+from semisilo.coordinator.page.token import LoginProxy
 from semisilo.coordinator.rounds.live_file import LiveStatus
 from tests.coordinator.ledger_fixture import Filled
 
@@ -42,7 +43,7 @@ class Page:
 @asynccontextmanager
 async def page(filled: Filled, *, live: LiveStatus | None = None, token: str | None = TOKEN,
                hosts: tuple[str, ...] = (), listen_host: str = "127.0.0.1", federation: bool = True,
-               caller: str = "127.0.0.1") -> AsyncIterator[Page]:
+               caller: str = "127.0.0.1", proxy: LoginProxy | None = None) -> AsyncIterator[Page]:
     """A page over a ledger; without a token it only reads."""
     acted: list[bool] = []
     service = PageService(
@@ -50,8 +51,8 @@ async def page(filled: Filled, *, live: LiveStatus | None = None, token: str | N
                    read_only=token is None),
         live=lambda: live, federation=filled.federation if federation else None,
         token=None if token is None else lambda: token, acted=lambda: acted.append(True))
-    transport = httpx.ASGITransport(page_app(service, listen_host=listen_host, hosts=hosts), client=(caller, 4711),
-                                    raise_app_exceptions=False)
+    transport = httpx.ASGITransport(page_app(service, listen_host=listen_host, hosts=hosts, proxy=proxy),
+                                    client=(caller, 4711), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
         try:
             yield Page(client, service, acted)

@@ -68,7 +68,8 @@ def test_pause_extend_resume_and_stop_do_what_they_say(filled: Filled) -> None:
     async def work(page: Page) -> None:
         paused = await page.act("pause", {"study": "first"})
         assert paused.json() == {"study": "first", "state": "paused"}
-        assert last_event(filled) == {"kind": "study_paused", "origin": "page", "before": "running", "reason": ""}
+        assert last_event(filled) == {"kind": "study_paused", "origin": "page", "by": "page token",
+                                          "before": "running", "reason": ""}
         study = await page.get("/api/studies/first")
         assert study["state"] == "paused"
         assert study["paused_unix"] is not None
@@ -190,7 +191,7 @@ def test_a_page_that_only_reads_acts_for_nobody(filled: Filled) -> None:
 def test_the_token_is_checked_without_a_cookie(filled: Filled) -> None:
     async def work(page: Page) -> None:
         right = await page.client.post("/api/session", json={"token": TOKEN})
-        assert (right.status_code, right.json()) == (200, {"valid": True})
+        assert (right.status_code, right.json()) == (200, {"valid": True, "by": "page token"})
         assert "set-cookie" not in right.headers
         assert right.headers["cache-control"] == "no-store"
         wrong = await page.client.post("/api/session", json={"token": "no"})

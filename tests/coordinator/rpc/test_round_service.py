@@ -19,7 +19,8 @@ import grpc.aio
 import pytest
 
 from semisilo.common.audit.chain import ChainWalk
-from semisilo.common.audit.head import HeadFinding, check_head, find_head
+from semisilo.common.audit.record import HeadFinding, find_head
+from semisilo.common.audit.signature import check_head
 from semisilo.common.errors import BadPayload, SemisiloError, by_code
 from semisilo.common.methods.contract import Meaning, TensorSpec
 from semisilo.common.payload.usage import FRAMING, parts_of

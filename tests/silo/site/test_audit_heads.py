@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from semisilo.common.audit.export import ExportAbout, write_json
+from semisilo.common.audit.export import ExportAbout, json_pieces
 from semisilo.common.audit.head import SignedHead
 from semisilo.common.audit.record import SeenHead, check_record, read_heads
 from semisilo.common.identity.certificates import certificate_pem, make_key
@@ -163,7 +163,8 @@ def home(tmp_path: Path) -> SiloHome:
 
 def export(folder: Path, *kinds: str, fork: str = "") -> Path:
     with (folder / "audit.json").open("w") as out:
-        write_json(trail(*kinds, fork=fork), ExportAbout(federation="lung", exported_unix=NOW, complete=True), out)
+        about = ExportAbout(federation="lung", exported_unix=NOW, complete=True)
+        out.writelines(json_pieces(trail(*kinds, fork=fork), about))
     return folder / "audit.json"
 
 

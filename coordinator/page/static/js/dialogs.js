@@ -1,7 +1,7 @@
 // Dialogs: native <dialog>, so that focus stays inside, Escape closes, and focus goes back to where it was.
 
 import { h, render } from "./dom.js";
-import { ApiError, signIn, token } from "./api.js";
+import { ApiError, isLetIn, signIn, token } from "./api.js";
 import { glyph } from "./parts.js";
 
 let number = 0;
@@ -63,7 +63,7 @@ function open({ title, body, submit, action, tone = "main", wide = false, cancel
 
 /** Asks for the operator's token unless there is one. True when there is one afterwards. */
 export async function signedIn({ again = false } = {}) {
-  if (token() && !again) return true;
+  if ((token() || await isLetIn()) && !again) return true;
   const done = await open({
     title: "Operator's token",
     action: "Sign in",
@@ -71,6 +71,8 @@ export async function signedIn({ again = false } = {}) {
     body: (state, draw) => [
       h("p", null, "Watching needs no token; acting does. At the hub, in the federation folder, this prints it:"),
       h("pre", { class: "commands" }, h("code", null, "coordinator page --token")),
+      h("p", null, "Better is a token of your own, for the audit trail then names you:"),
+      h("pre", { class: "commands" }, h("code", null, "coordinator operator add NAME")),
       h("label", { class: "field" }, h("span", null, "Token"),
         h("input", { type: "password", autocomplete: "current-password", spellcheck: "false", "data-first": true, "aria-invalid": state.error ? "true" : null,
           on: { input: (event) => { state.token = event.target.value.trim(); draw(); } } })),

@@ -22,6 +22,7 @@ export const api = {
     for (const [name, value] of Object.entries(filter)) if (value !== "" && value !== null) query.set(name, String(value));
     return `/api/events?${query}`;
   },
+  auditFile: (form, study) => `/api/audit.${form}${study ? `?study=${part(study)}` : ""}`,
 };
 
 /** {view, study, number, silo} of an address; unknown ones are the overview. */

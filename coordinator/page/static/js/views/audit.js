@@ -48,6 +48,7 @@ function filters(ui) {
   const select = (name, words, values) => h("label", { class: "field inline" }, h("span", null, words), h("select", { prop: { value: ui[name] }, on: { change: choose(name) } }, h("option", { value: "" }, "all"), values.map((value) => h("option", { key: value, value }, name === "kind" ? format.words(value) : value))));
   return h("div", { class: "tools", key: "tools" },
     select("kind", "Kind", ui.known?.kinds ?? []), select("study", "Study", studies.map(({ name }) => name)), select("silo", "Silo", silos.map(({ name }) => name)),
+    h("span", { class: "note", key: "files" }, "Save as ", h("a", { href: api.auditFile("csv", ui.study), download: "audit.csv" }, "CSV"), " or ", h("a", { href: api.auditFile("json", ui.study), download: "audit.json" }, "JSON")),
     ui.kind || ui.study || ui.silo ? button("Clear", { small: true, key: "clear", on: () => { Object.assign(ui, { kind: "", study: "", silo: "", before: "", earlier: [] }); changed(); } }) : null);
 }
 
@@ -56,6 +57,7 @@ function columns() {
     { name: "No.", class: "digits narrow", cell: ({ number }) => number },
     { name: "When", class: "nowrap", cell: ({ unix }) => h("span", { title: format.moment(unix) }, now() - unix < 3600 ? ago(unix) : format.moment(unix)) },
     { name: "What", cell: ({ kind }) => format.words(kind) },
+    { name: "Who", cell: ({ detail }) => (detail?.by ? String(detail.by) : format.DASH) },
     { name: "Study", cell: ({ study }) => (study ? h("a", { href: to.overview(study) }, study) : format.DASH) },
     { name: "Details", class: "details", cell: (event) => details(event) },
     { name: "Hash", cell: ({ chain }) => h("code", { class: "hash", title: chain }, chain.slice(0, 10)) },
@@ -64,7 +66,7 @@ function columns() {
 
 /** Short values as words; long ones behind a fold, as the ledger has them. */
 function details({ detail, study, number }) {
-  const entries = Object.entries(detail ?? {}).filter(([, value]) => value !== "" && value !== null && (typeof value !== "object" || Object.keys(value).length));
+  const entries = Object.entries(detail ?? {}).filter(([name, value]) => name !== "by" && value !== "" && value !== null && (typeof value !== "object" || Object.keys(value).length));
   if (entries.length === 0) return format.DASH;
   const short = entries.filter(([, value]) => typeof value !== "object" && String(value).length <= 80);
   const long = entries.filter(([, value]) => typeof value === "object" || String(value).length > 80);

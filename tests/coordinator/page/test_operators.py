@@ -1,0 +1,119 @@
+"""Who acts on the page: the page's token, a named operator's, or a proxy's word; each stands with what was done."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisilo.common.errors import BadConfiguration
+from semisilo.coordinator.federation.folder import PageSettings, open_federation
+from semisilo.coordinator.ledger.oversight.operators import add_operator, remove_operator
+from semisilo.coordinator.ledger.oversight.rollback import rollbacks_of
+from semisilo.coordinator.page.token import LoginProxy
+from tests.coordinator.ledger_fixture import SILOS, Filled, digest, fill_study
+from tests.coordinator.page.page_kit import TOKEN, Page, asking
+
+PROXY = LoginProxy(header="X-Forwarded-User", addresses=("10.0.0.5",))
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    return fill_study(tmp_path / "hub", done=3, collecting=True)
+
+
+def by_of_last(filled: Filled) -> object:
+    row = filled.ledger.query("SELECT detail_json FROM event ORDER BY number DESC LIMIT 1")[0]
+    return json.loads(row["detail_json"]).get("by")
+
+
+def test_each_token_stands_for_its_owner_in_the_trail(filled: Filled) -> None:
+    alice = add_operator(filled.ledger, "alice")
+
+    async def work(page: Page) -> None:
+        for token, action, by in ((TOKEN, "pause", "page token"), (alice, "resume", "operator:alice"),
+                                  (alice, "pause", "operator:alice")):
+            assert (await page.act(action, {}, token=token)).status_code == 200
+            assert by_of_last(filled) == by
+            session = await page.client.post("/api/session", json={"token": token})
+            assert session.json() == {"valid": True, "by": by}
+        remove_operator(filled.ledger, "alice")
+        assert (await page.act("resume", {}, token=alice)).status_code == 401
+    asking(filled, work)
+
+
+def test_going_back_names_the_operator(filled: Filled) -> None:
+    alice = add_operator(filled.ledger, "alice")
+    states = filled.federation.studies / "first" / "states"
+    states.mkdir(parents=True)
+    for number in range(4):
+        (states / f"{digest(str(number))}.safetensors").touch()
+
+    async def work(page: Page) -> None:
+        assert (await page.act("pause", {}, token=alice)).status_code == 200
+        answer = await page.act("rollback", {"study": "first", "to": 1}, token=alice)
+        assert answer.status_code == 200, answer.text
+        assert rollbacks_of(filled.ledger, "first")[-1].operator == "operator:alice"
+    asking(filled, work)
+
+
+@pytest.mark.parametrize(("caller", "headers", "by"), [
+    ("10.0.0.5", {"X-Forwarded-User": "alice@hub.example"}, "proxy:alice@hub.example"),
+    ("10.0.0.6", {"X-Forwarded-User": "alice"}, None),  # from elsewhere anybody can write it
+    ("10.0.0.6", {"X-Forwarded-User": "alice", "X-Forwarded-For": "10.0.0.5"}, None),
+    ("10.0.0.5", {}, None), ("10.0.0.5", {"X-Forwarded-User": ""}, None),
+    ("10.0.0.5", {"X-Forwarded-User": "a b"}, None), ("10.0.0.5", {"X-Remote-User": "alice"}, None),
+    ("10.0.0.5", [("X-Forwarded-User", "alice"), ("X-Forwarded-User", "mallory")], None)])
+def test_a_proxys_word_counts_from_its_own_address_only(filled: Filled, caller: str, headers: Any,
+                                                        by: str | None) -> None:
+    async def work(page: Page) -> None:
+        answer = await page.client.post("/api/actions/pause", json={}, headers=headers)
+        asked = await page.client.post("/api/session", json={"token": ""}, headers=headers)
+        assert asked.json() == {"valid": by is not None, "by": by or ""}
+        assert answer.status_code == (401 if by is None else 200)
+        if by is not None:
+            assert by_of_last(filled) == by
+    asking(filled, work, caller=caller, proxy=PROXY)
+
+
+def test_without_the_setting_nobodys_word_is_taken(filled: Filled) -> None:
+    async def work(page: Page) -> None:
+        answer = await page.client.post("/api/actions/pause", json={}, headers={"X-Forwarded-User": "alice"})
+        assert answer.status_code == 401
+    asking(filled, work)
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    ('user_header = "X-Forwarded-User"', "belong together"), ('trusted_proxies = ["10.0.0.5"]', "belong together"),
+    ('user_header = "X User"\ntrusted_proxies = ["10.0.0.5"]', "no name of a header"),
+    ('user_header = "X-User"\ntrusted_proxies = ["proxy"]', '"proxy" is no IP address')])
+def test_half_a_setting_is_refused(filled: Filled, lines: str, said: str) -> None:
+    path = filled.federation.folder / "federation.toml"
+    text = path.read_text()
+    path.write_text(text.replace("[page]\n", f"[page]\n{lines}\n") if "[page]\n" in text else
+                    f"{text}\n[page]\n{lines}\n")
+    with pytest.raises(BadConfiguration, match=said):
+        open_federation(filled.federation.folder)
+    assert PageSettings(user_header="X-User", trusted_proxies=("::1",)).user_header == "X-User"
+
+
+# Downloads ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_trail_is_downloaded_whole_or_of_a_study(filled: Filled) -> None:
+    async def work(page: Page) -> None:
+        whole = await page.client.get("/api/audit.json")
+        assert whole.headers["content-disposition"] == 'attachment; filename="audit.json"'
+        document = whole.json()
+        assert document["complete"] is True
+        assert len(document["events"]) == filled.ledger.check_events() > 20
+        answer = await page.client.get("/api/audit.csv", params={"study": "first"})
+        rows = list(csv.DictReader(answer.text.splitlines()))
+        assert {row["study"] for row in rows} == {"first"}
+        assert {row["silo"] for row in rows} >= set(SILOS)
+        missing = await page.client.get("/api/audit.csv", params={"study": "nobody"})
+        assert missing.status_code == 404
+    asking(filled, work)
