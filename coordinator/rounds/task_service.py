@@ -370,6 +370,7 @@ class TaskService:
                     kept=self._ledger.silo_state(task.study, silo, round=task.round)[1])))
         except SemisiloError as error:
             if isinstance(error, (BadPayload, WrongBase)) or error.status == "INVALID_ARGUMENT":
+                self._check_open(self._task_of(silo, update.task_id))  # else it was held against a later model
                 _LOG.warning("update of silo %s for %s was not accepted: %s", silo, task.task_id, error)
                 self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
                 self._runtime.notify()

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from semisilo.common.errors import BadPayload
+from semisilo.common.errors import BadPayload, TaskClosed
 from semisilo.common.methods.contract import Phase, TaskSpec
+from semisilo.coordinator.compute.messages import CheckUpdate
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import StudyRow
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
@@ -250,6 +251,30 @@ def test_a_phase_closes_at_its_deadline_with_the_quorum_and_a_late_update_is_ref
         states = {task.silo: task.state for task in coordinator.ledger.tasks("s", 1, 0)}
         assert states == {"alpha": TaskState.UPDATED, "beta": TaskState.EXPIRED}
         assert coordinator.ledger.query("SELECT * FROM event WHERE kind = 'update_late'")
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+    asyncio.run(scenario())
+
+
+def test_an_update_that_is_held_against_a_later_model_came_too_late_and_is_not_refused(tmp_path: Path) -> None:
+    """Its phase ended while it was checked, and what was checked did not fit any more."""
+    clock = Clock()
+    coordinator = start(tmp_path, clock=clock)
+
+    async def scenario() -> None:
+        engine, tasks = await open_round(coordinator)
+        await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
+        call = coordinator.compute.call
+
+        async def slow(request: Any) -> Any:
+            if isinstance(request, CheckUpdate):
+                clock.now += 5.1
+                await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
+            return await call(request)
+        coordinator.compute.call = slow  # type: ignore[method-assign]
+        with pytest.raises(TaskClosed):
+            await coordinator.deliver(tasks["beta"], b"bad".ljust(100))
+        assert coordinator.ledger.task_states("s", 1, 0)["beta"] is TaskState.EXPIRED
         engine.cancel()
         await asyncio.gather(engine, return_exceptions=True)
     asyncio.run(scenario())
