@@ -266,11 +266,11 @@ def test_an_update_that_is_held_against_a_later_model_came_too_late_and_is_not_r
         await coordinator.deliver(tasks["alpha"], content_of(tasks["alpha"]))
         call = coordinator.compute.call
 
-        async def slow(request: Any) -> Any:
+        async def slow(request: Any, **options: Any) -> Any:
             if isinstance(request, CheckUpdate):
                 clock.now += 5.1
                 await until(coordinator, lambda: coordinator.ledger.round("s", 1).state is RoundState.COMPLETED)
-            return await call(request)
+            return await call(request, **options)
         coordinator.compute.call = slow  # type: ignore[method-assign]
         with pytest.raises(TaskClosed):
             await coordinator.deliver(tasks["beta"], b"bad".ljust(100))
