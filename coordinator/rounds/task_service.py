@@ -368,9 +368,11 @@ class TaskService:
                 state=row.state_digest, round=task.round, phase=row.phases[task.phase], update=SpooledUpdate(
                     header=update.header(silo), path=path,
                     kept=self._ledger.silo_state(task.study, silo, round=task.round)[1])))
-        except SemisiloError as error:
-            if isinstance(error, (BadPayload, WrongBase)) or error.status == "INVALID_ARGUMENT":
-                self._check_open(self._task_of(silo, update.task_id))  # else it was held against a later model
+        except (SemisiloError, OSError) as error:
+            # If its phase ended meanwhile its file may be gone, and the model that it was held against another one.
+            self._check_open(self._task_of(silo, update.task_id))
+            if isinstance(error, SemisiloError) and (isinstance(error, (BadPayload, WrongBase))
+                                                     or error.status == "INVALID_ARGUMENT"):
                 _LOG.warning("update of silo %s for %s was not accepted: %s", silo, task.task_id, error)
                 self._ledger.close_task(task, TaskState.REFUSED, reason=f"not accepted: {error.text}")
                 self._runtime.notify()

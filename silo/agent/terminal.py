@@ -5,6 +5,7 @@ Tests: tests/silo/agent/test_agent.py.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -68,8 +69,9 @@ class PlainDisplay:
 
     def _write(self, text: str) -> None:
         stream = self._stream if self._stream is not None else sys.stdout
-        stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_line(text)}\n")
-        stream.flush()
+        with contextlib.suppress(OSError):  # what is said may go to a file on a disk that is full: the work goes on
+            stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_line(text)}\n")
+            stream.flush()
 
 
 class LiveDisplay:
