@@ -326,6 +326,27 @@ def test_the_pages_that_a_newcomer_looks_for_are_there_and_say_something() -> No
         assert (ROOT / name).stat().st_size > 300, name
 
 
+def test_every_test_that_the_threat_model_names_exists_and_every_threat_has_one() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    exist = set(re.findall(r"def (test_\w+)", tests))
+    rows = re.findall(r"^\| (?!what \||---)(.*) \|$", (ROOT / "docs" / "security.md").read_text(encoding="utf-8"),
+                      re.MULTILINE)
+    assert len(rows) > 30
+    for row in rows:
+        what, defence, named, _ = (cell.strip() for cell in row.split(" | ")) if row.count(" | ") == 3 else \
+            (*(cell.strip() for cell in row.split(" | ")), "")
+        found = re.findall(r"`(\w+)`", named)
+        assert found or defence.startswith("none"), what
+        assert set(found) <= exist, what
+
+
+def test_every_path_in_a_command_of_the_page_of_faults_exists() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    paths = re.findall(r"tests/[\w/]+\.py", page)
+    assert len(paths) > 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_every_decision_is_listed_and_says_context_choice_alternatives_and_evidence() -> None:
     folder = ROOT / "docs" / "decisions"
     pages = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
