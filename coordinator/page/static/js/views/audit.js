@@ -36,7 +36,7 @@ function chain(known) {
   if (!known) return null;
   if (known.intact === false) return trouble("bad", "The chain of hashes is broken", h("p", null, known.problem || "An entry was changed after it was written."), h("p", null, "Someone or something has altered the ledger. Keep this file, restore a backup beside it and compare."));
   if (known.intact === null || known.intact === undefined) return trouble("work", "The chain is being checked", h("p", null, "All entries are gone through once."));
-  return trouble("good", "The chain of hashes holds", h("p", null, `${format.plural(known.checked, "entry", "entries")} checked: none was changed, left out or put in later.`));
+  return trouble("good", "The chain of hashes holds", h("p", null, `${format.plural(known.checked, "entry", "entries")} checked: between the first and the last none was changed, left out or put in later. Whether the end was cut off says: coordinator verify.`));
 }
 
 function filters(ui) {
