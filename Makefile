@@ -27,7 +27,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-training bench-lossy bench-learning bench-robust bench-faults bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-training bench-lossy bench-learning bench-robust bench-faults soak bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -103,6 +103,10 @@ bench-robust: setup-demo  ## measure what lying silos cost under each rule of [r
 bench-faults: setup-demo  ## measure what a running study survives and how soon it goes on (a quarter of an hour); writes benchmarks/faults/RESULTS.md
 	@echo "==> python -m benchmarks.faults.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.faults.run $(BENCH_ARGS)
+
+soak: setup-demo  ## let a study run through faults for MINUTES (120), and measure whether anything grows; writes benchmarks/faults/SOAK.md
+	@echo "==> python -m benchmarks.faults.soak --minutes $(or $(MINUTES),120) $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.faults.soak --minutes $(or $(MINUTES),120) $(BENCH_ARGS)
 
 bench-papers-small: setup-demo  ## run a paper's central comparison at a small scale: PAPER=semifl|fedmatch|fedmix|fed_shvr (all when left out); writes benchmarks/papers/RESULTS.md
 	@echo "==> python -m benchmarks.papers.run $(PAPER) $(BENCH_ARGS)" >&2

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Trial", "write_results"]
+__all__ = ["Trial", "write_results", "write_soak"]
 
 _HEAD = """# Faults: what a running study survives, and how soon it goes on
 
@@ -21,6 +21,20 @@ started again needs two to three seconds of it to load PyTorch.
 | fault | survived | same bits | goes on after, s |
 |---|---|---|---|
 """
+
+
+_SOAK_HEAD = """# Soak: {minutes:.0f} minutes of faults
+
+Written by `make soak`, on {processors} cores, seed {seed}. {faults} faults met a study of {rounds} rounds; after each
+of them the next round was committed, {median:.1f} s after the fault's end in the median and {longest:.1f} s at most.
+The coordinator and the first silo lived through all of it. Each row is the median of the readings of a part of the
+time: of each process memory in MB, open files and threads; of each folder files and MB. What grows by design: the
+ledger, by every round and event, and the states of rounds that are kept, every fiftieth.
+
+| minutes | round | coordinator: MB, files, threads | its folder | silo: MB, files, threads | its folder |
+|---|---|---|---|---|---|
+"""
+_PARTS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,4 +67,26 @@ def write_results(measured: Path, page: Path) -> None:
         took = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else ""
         lines.append(f"| {fault} | {sum(trial.survived for trial in tried)} of {len(tried)} |"
                      f" {sum(trial.same_bits for trial in tried)} of {len(tried)} | {took} |\n")
+    page.write_text("".join(lines))
+
+
+def write_soak(measured: Path, page: Path) -> None:
+    """Writes the table of a soak from the file of what was read."""
+    made = json.loads(measured.read_text())
+    readings = made["readings"]
+    seconds = [each["seconds"] for each in readings]
+    lines = [_SOAK_HEAD.format(minutes=made["minutes"], processors=made["processors"], seed=made["seed"],
+                               faults=len(readings), rounds=readings[-1]["round"], median=statistics.median(seconds),
+                               longest=max(seconds))]
+    for part in range(_PARTS):
+        rows = readings[part * len(readings) // _PARTS:(part + 1) * len(readings) // _PARTS]
+        if not rows:
+            continue
+        cells = [f"{rows[0]['minutes']:.0f} to {rows[-1]['minutes']:.0f}", str(rows[-1]["round"])]
+        for side in ("coordinator", "alpha"):
+            memory = statistics.median(row["memory_bytes"][side] for row in rows) / 1e6
+            files, threads = (statistics.median(row[what][side] for row in rows) for what in ("files", "threads"))
+            number, size = (statistics.median(row["folders"][side][index] for row in rows) for index in (0, 1))
+            cells += [f"{memory:.0f}, {files:.0f}, {threads:.0f}", f"{number:.0f}, {size / 1e6:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |\n")
     page.write_text("".join(lines))
