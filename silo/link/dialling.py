@@ -149,6 +149,9 @@ def _ask_proxy(connection: socket.socket, way: Way, proxy: str, deadline: float)
     status = words[1].decode("ascii", "replace")[:3] if len(words) > 1 and words[0].startswith(b"HTTP/") else ""
     if status.startswith("2"):
         return
+    if status == "407" and way.proxy is not None and way.proxy.username is not None:
+        raise Unreachable(f"The HTTP proxy {proxy} does not accept the user name and password of https_proxy.",
+                          remedy="Set https_proxy=http://user:password@host:port; write %40 for @ in a password.")
     if status == "407":
         raise Unreachable(f"The HTTP proxy {proxy} wants a user name and password.",
                           remedy="Set https_proxy=http://user:password@host:port.")
