@@ -28,8 +28,8 @@ first packet after a second, so one that is lost does no harm."""
 _PROXY_ANSWER_LIMIT_BYTES = 8192
 """An answer to CONNECT is a few lines; no more is kept of what a stranger sends."""
 _WANTS_PASSWORD = ("401", "407")
-_HOW_TO_WRITE_A_PROXY = ("Set https_proxy=http://user:password@host:port; in a password write %40 for @, %23 for # and %2F "
-                         "for /.")
+_HOW_TO_WRITE_A_PROXY = ("Set https_proxy=http://user:password@host:port; in a password write %40 for @, %23 for # and "
+                         "%2F for /.")
 
 
 @dataclass(frozen=True, slots=True)
