@@ -66,8 +66,8 @@ class Proxy:
         self.bytes_per_second = 0.0
         """How fast each direction of each connection goes; 0 for as fast as it can. Read all the time."""
         self.late_share = 0.0
-        """This share of the pieces that are read comes 0.2 to 1 s later, and so does all behind it: what losing a packet
-        looks like above TCP, which sends it again. Drawn from the seed 0."""
+        """This share of the pieces that are read comes 0.2 to 1 s later, and so does all behind it: what losing a
+        packet looks like above TCP, which sends it again. Drawn from the seed 0."""
         self.forget_after_seconds: float | None = None
         """A connection that has carried nothing for so long is forgotten, as an address translator does: it stays open
         on both sides, and swallows whatever comes."""

@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.identity.certificates import coordinator_name
+from semisilo.common.identity.invitation import decode_invitation
 from tests.middleboxes import HttpProxy, balancer, http_proxy
-from tests.processes import FederationOfProcesses, Undisturbed, federation, free_ports, run_command
+from tests.processes import (
+    FederationOfProcesses,
+    Undisturbed,
+    federation,
+    federation_behind_a_proxy,
+    free_ports,
+    run_command,
+)
+from tests.proxy import Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -99,3 +108,25 @@ def test_a_study_goes_through_a_balancer_that_passes_tls_through_and_is_restarte
         between.start()
         assert processes.finish() == undisturbed.digest
         assert between.log.count(" silos hub/hub ") >= 2, between.log
+
+
+def test_a_study_goes_on_at_another_address_of_the_coordinator(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    with federation_behind_a_proxy(tmp_path) as (processes, before), Proxy("127.0.0.1", processes.port) as after:
+        processes.start()
+        processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM task WHERE state = 'updated'")))
+        before.stop_listening()
+        before.cut()
+        old, new = f"127.0.0.1:{before.port}", f"127.0.0.1:{after.port}"
+        for name in processes.silos:
+            words = ("semisilo.silo.cli.main", "move", new, "--home", str(tmp_path / name))
+            status, _, running = run_command(*words)
+            assert (status, "Stop it first" in running) == (1, True)
+            processes.kill(name)
+            status, said, _ = run_command(*words)
+            assert status == 0
+            assert f"goes to {new} from now on; before, to {old}." in said
+            processes.join(name)
+        settings = processes.hub / "federation.toml"
+        settings.write_text(settings.read_text().replace(f'public = "{old}"', f'public = "{new}"'))
+        assert decode_invitation(processes.coordinator("invite", "gamma").strip()).address == new
+        assert processes.finish() == undisturbed.digest
