@@ -41,8 +41,7 @@ def whole_log(processes: FederationOfProcesses, name: str) -> str:
 
 def all_that_was_written(processes: FederationOfProcesses) -> bytes:
     """Every file of hub and silos, logs included."""
-    return b"\n".join(path.read_bytes() for path in sorted(processes.folder.rglob("*"))
-                      if path.is_file() and path.name != "tinyproxy.conf")
+    return b"\n".join(path.read_bytes() for path in sorted(processes.folder.rglob("*")) if path.is_file())
 
 
 def test_enrolment_and_a_study_go_through_a_proxy_with_a_password_that_is_written_nowhere(
