@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import struct
 import threading
@@ -39,6 +40,10 @@ class ProxyConnection:
     down_bytes: int = 0
     """Read from the target."""
     closed: bool = False
+    forgotten: bool = False
+    """Whether whatever comes is swallowed."""
+    last_monotonic: float = field(default_factory=time.monotonic)
+    """When it last carried a byte."""
     writers: list[asyncio.StreamWriter] = field(default_factory=list, repr=False)
 
 
@@ -60,12 +65,20 @@ class Proxy:
         """How long each byte is under way, in each direction; does not limit the rate."""
         self.bytes_per_second = 0.0
         """How fast each direction of each connection goes; 0 for as fast as it can. Read all the time."""
+        self.late_share = 0.0
+        """This share of the pieces that are read comes 0.2 to 1 s later, and so does all behind it: what losing a
+        packet looks like above TCP, which sends it again. Drawn from the seed 0."""
+        self.forget_after_seconds: float | None = None
+        """A connection that has carried nothing for so long is forgotten, as an address translator does: it stays open
+        on both sides, and swallows whatever comes."""
         self.flip_up_at: int | None = None
         """Invert the byte at this position of each new connection's way up."""
         self.flip_down_at: int | None = None
         """The same, down."""
         self.connections: list[ProxyConnection] = []
         self._listen = (listen_host, listen_port)
+        self._draw = random.Random(0)
+        self._still_until = 0.0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server: asyncio.Server | None = None
@@ -124,6 +137,10 @@ class Proxy:
 
         asyncio.run_coroutine_threadsafe(cut(), self._loop).result(10)
 
+    def stand_still(self, seconds: float) -> None:
+        """From now on nothing is delivered for so long; connections stay open."""
+        self._still_until = self._loop.time() + seconds
+
     def wait_until_closed(self, timeout_seconds: float = 10.0) -> None:
         """Returns when both sides have closed every connection, so that the counts are final."""
         limit = time.monotonic() + timeout_seconds
@@ -168,6 +185,8 @@ class Proxy:
         position = 0
         try:
             while data := await reader.read(_READ_BYTES):
+                if self._has_forgotten(connection):
+                    continue
                 if cut_after is not None and position + len(data) >= cut_after:
                     data = data[:cut_after - position]
                 setattr(connection, counter, getattr(connection, counter) + len(data))
@@ -175,13 +194,16 @@ class Proxy:
                     offset = flip_at - position
                     data = data[:offset] + bytes([data[offset] ^ 0xFF]) + data[offset + 1:]
                 position += len(data)
-                await pieces.put((self._loop.time() + self.delay_seconds, data))
+                late = self._draw.uniform(0.2, 1.0) if self._draw.random() < self.late_share else 0.0
+                await pieces.put((self._loop.time() + self.delay_seconds + late, data))
                 if self.bytes_per_second:
                     await asyncio.sleep(len(data) / self.bytes_per_second)
                 if cut_after is not None and position >= cut_after:
                     await pieces.join()
                     _reset(connection)
                     return
+            if connection.forgotten:
+                return
             await pieces.put((self._loop.time() + self.delay_seconds, b""))
             await delivery
         except OSError:
@@ -191,13 +213,20 @@ class Proxy:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await delivery
 
+    def _has_forgotten(self, connection: ProxyConnection) -> bool:
+        """Whether what has just come on it is swallowed."""
+        before, connection.last_monotonic = connection.last_monotonic, time.monotonic()
+        if self.forget_after_seconds is not None and time.monotonic() - before > self.forget_after_seconds:
+            connection.forgotten = True
+        return connection.forgotten
+
     async def _deliver(self, connection: ProxyConnection, writer: asyncio.StreamWriter,
                        pieces: asyncio.Queue[tuple[float, bytes]]) -> None:
         broken = False
         while True:
             due, data = await pieces.get()
             try:
-                if (wait := due - self._loop.time()) > 0 and not broken:
+                while (wait := max(due, self._still_until) - self._loop.time()) > 0 and not broken:
                     await asyncio.sleep(wait)
                 if not data:
                     if not broken:

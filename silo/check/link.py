@@ -38,10 +38,14 @@ def look_at_link(home: SiloHome, identity: Identity, *, now: Callable[[], float]
     address = identity.address
     try:
         way = way_to(address, use_http_proxy=use_http_proxy)
+    except SemisiloError as error:
+        return [bad("proxy", error)], None
+    proxy = _proxy(way, use_http_proxy)
+    try:
         reached = _reach(way)
     except SemisiloError as error:
-        return [_proxy(address, use_http_proxy), bad("address", error)], None
-    findings = [_proxy(address, use_http_proxy), reached]
+        return [proxy, bad("address", error)], None
+    findings = [proxy, reached]
     try:
         DisclosureLog(home.disclosures).record(message(
             "check", _question(now()).SerializeToString(), update_id=f"check {__version__}",
@@ -88,9 +92,8 @@ def _reach(way: Way) -> Finding:
                                                     f"{1000 * took:.0f} ms", facts={"seconds": round(took, 4)})
 
 
-def _proxy(address: str, use_http_proxy: bool) -> Finding:
+def _proxy(way: Way, use_http_proxy: bool) -> Finding:
     """What the environment says; user names and passwords in it are not shown."""
-    way = way_to(address, use_http_proxy=use_http_proxy)
     if way.proxy is not None:
         return Finding(what="proxy", state="ok", text=f"{way.proxy.hostname}:{way.proxy.port or 80}, from the "
                                                       "environment")

@@ -14,7 +14,7 @@ import urllib.request
 from base64 import b64encode
 from dataclasses import dataclass
 
-from semisilo.common.errors import Unreachable
+from semisilo.common.errors import BadConfiguration, Unreachable
 from semisilo.common.rpc.tls import split_address
 from semisilo.common.text.logs import printable
 
@@ -27,6 +27,9 @@ _CONNECT_SECONDS = 3.0
 first packet after a second, so one that is lost does no harm."""
 _PROXY_ANSWER_LIMIT_BYTES = 8192
 """An answer to CONNECT is a few lines; no more is kept of what a stranger sends."""
+_WANTS_PASSWORD = ("401", "407")
+_HOW_TO_WRITE_A_PROXY = ("Set https_proxy=http://user:password@host:port; in a password write %40 for @, %23 for # and "
+                         "%2F for /.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +45,30 @@ class Way:
 def way_to(address: str, *, use_http_proxy: bool = True) -> Way:
     """The way to "host:port" under this process's proxy settings.
 
-    Raises: BadConfiguration when it is no address.
+    Raises: BadConfiguration when it is no address, or the proxy's is none.
     """
     host, port = split_address(address)
     return Way(address, host, port, proxy=_proxy_for(host) if use_http_proxy else None)
 
 
 def _proxy_for(host: str) -> urllib.parse.SplitResult | None:
-    """The proxy that gRPC would use: lower-case names only, as gRPC reads them."""
+    """The proxy that gRPC would use: lower-case names only, as gRPC reads them.
+
+    Raises: BadConfiguration where gRPC would go around what is named: it may hold a password, so it is not shown.
+    """
     skipped = next((os.environ[name] for name in ("no_grpc_proxy", "no_proxy") if os.environ.get(name)), "")
     if skipped and urllib.request.proxy_bypass_environment(host, {"no": skipped}):  # type: ignore[attr-defined]
         return None
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         text = os.environ.get(name, "")
         if text:
-            parts = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
-            return parts if parts.hostname else None
+            try:
+                parts = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
+                if parts.scheme == "http" and parts.hostname and (parts.port is None or parts.port > 0):
+                    return parts
+            except ValueError:
+                pass
+            raise BadConfiguration(f"{name} does not name an HTTP proxy.", remedy=_HOW_TO_WRITE_A_PROXY)
     return None
 
 
@@ -149,9 +160,13 @@ def _ask_proxy(connection: socket.socket, way: Way, proxy: str, deadline: float)
     status = words[1].decode("ascii", "replace")[:3] if len(words) > 1 and words[0].startswith(b"HTTP/") else ""
     if status.startswith("2"):
         return
-    if status == "407":
+    # 407 is what a proxy should say; some, such as tinyproxy, say 401 to a wrong password.
+    if status in _WANTS_PASSWORD and way.proxy is not None and way.proxy.username is not None:
+        raise Unreachable(f"The HTTP proxy {proxy} does not accept the user name and password of https_proxy.",
+                          remedy=_HOW_TO_WRITE_A_PROXY)
+    if status in _WANTS_PASSWORD:
         raise Unreachable(f"The HTTP proxy {proxy} wants a user name and password.",
-                          remedy="Set https_proxy=http://user:password@host:port.")
+                          remedy=_HOW_TO_WRITE_A_PROXY)
     said = printable(answer.split(b"\r\n", 1)[0].decode("ascii", "replace"), limit=80) or "nothing"
     raise Unreachable(f"The HTTP proxy {proxy} does not connect to {way.address}; it said: {said}.",
                       remedy="Ask for the address to be allowed there, or name it in no_proxy.")

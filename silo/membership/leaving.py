@@ -6,10 +6,9 @@ goes last, so that a command that was cut off can be given again.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from semisilo.common.errors import (
     UsageError,
 )
 from semisilo.common.identity.certificates import utc_text
-from semisilo.silo.site.home import AlreadyRunning, SiloHome
+from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 
 __all__ = ["Left", "leave"]
@@ -65,7 +64,7 @@ def leave(folder: Path, *, offline: bool, confirm: Callable[[str], bool], use_ht
     home = SiloHome(folder)
     if not folder.is_dir() or not (has_identity(folder) or any(path.exists() for path in _caches(home))):
         raise UsageError(f"{folder} holds no silo.", remedy="Say which one leaves: silo leave --home DIR")
-    with _stopped(home):
+    with home.stopped("silo leave"):
         identity = _identity(folder, offline=offline)
         who = f"silo '{identity.silo}' of federation '{identity.federation}'" if identity else "the silo"
         if not confirm(f"Remove {who} from {folder}: key, certificate, caches and memory?"):
@@ -81,21 +80,6 @@ def leave(folder: Path, *, offline: bool, confirm: Callable[[str], bool], use_ht
     kept = tuple(path.name for path in (home.policy, home.disclosures, home.evaluations) if path.exists())
     return Left(silo=identity.silo if identity else "", federation=identity.federation if identity else "",
                 told=not offline, left_unix=left_unix, note=note, removed=removed, kept=kept)
-
-
-@contextlib.contextmanager
-def _stopped(home: SiloHome) -> Iterator[None]:
-    """Raises: AlreadyRunning, with the way to stop the agent."""
-    lock = home.lock()
-    try:
-        lock.__enter__()
-    except AlreadyRunning as error:
-        raise AlreadyRunning(error.text, remedy="Stop it first, with Ctrl-C or `systemctl stop`, then: silo "
-                                                "leave") from None
-    try:
-        yield
-    finally:
-        lock.__exit__(None, None, None)
 
 
 def _identity(folder: Path, *, offline: bool) -> Identity | None:

@@ -23,7 +23,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,21 @@ class SiloHome:
         finally:
             os.close(handle)
 
+    @contextmanager
+    def stopped(self, command: str) -> Iterator[None]:
+        """Holds the lock for a command that changes what a running agent stands on.
+
+        Args:
+            command: what to give again once the agent is stopped.
+        Raises: AlreadyRunning, with the way to stop the agent.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.lock())
+            except AlreadyRunning as error:
+                raise AlreadyRunning(error.text, remedy="Stop it first, with Ctrl-C or `systemctl stop`, then: "
+                                                        f"{command}") from None
+            yield
 
     def is_running(self) -> bool:
         """Whether an agent holds the lock."""

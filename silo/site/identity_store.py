@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import JSONDecodeError, loads
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from semisilo.common.storage.durable import sync_folder, write_durably, write_se
 from semisilo.silo.site.home import home_option
 
 __all__ = ["FederationFile", "Identity", "drop_pending_keys", "has_identity", "install_identity", "load_identity",
-           "pending_key"]
+           "move_identity", "pending_key"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,7 @@ class FederationFile:
     address: str
     """Where work is served, "host:port"."""
     enrollment_address: str
+    """Where this identity was enrolled; nothing goes there again without a new invitation, which has its own."""
     renew_unix: float
     """When the certificate should be renewed."""
     invitation: str
@@ -129,6 +130,16 @@ def install_identity(home: Path, about: FederationFile, *, key: ec.EllipticCurve
     _point(home, number)
     _sweep(home, keep=number)
     return _read(root / number)
+
+
+def move_identity(home: Path, identity: Identity, address: str) -> Identity:
+    """The same identity with another address of the coordinator's, in one step.
+
+    Raises: OSError, with the identity unchanged.
+    """
+    return install_identity(home, replace(identity.about, address=address),
+                            key=key_from_pem(identity.credentials.key_pem), authority_pem=identity.authority_pem,
+                            certificate_pem=identity.credentials.certificate_pem)
 
 
 def pending_key(home: Path, purpose: str) -> ec.EllipticCurvePrivateKey:

@@ -340,7 +340,8 @@ def _proxy(status: str, asked: list[bytes]) -> Callable[[socket.socket], None]:
     return answer
 
 
-@pytest.mark.parametrize(("status", "text"), [("407 Proxy Authentication Required", "user name and password"),
+@pytest.mark.parametrize(("status", "text"), [("407 Proxy Authentication Required", "does not accept the user"),
+                                              ("401 Unauthorized", "name and password of https_proxy"),
                                               ("403 Forbidden", "it said: HTTP/1.1 403 Forbidden")])
 def test_a_proxy_that_refuses_is_named_and_asked_as_grpc_asks(home, monkeypatch, status, text):
     asked: list[bytes] = []
@@ -355,6 +356,26 @@ def test_a_proxy_that_refuses_is_named_and_asked_as_grpc_asks(home, monkeypatch,
     assert asked[0].startswith(b"CONNECT hub.example:8443 HTTP/1.1\r\n")
     assert b"Basic dXNlcjpwYXNzIHdvcmQ=" in asked[0]  # base64 of "user:pass word"
     assert "HTTP proxy" in around.text  # 127.0.0.1 is not in no_proxy
+
+
+def test_a_proxy_that_wants_a_password_and_was_given_none_says_so(home, monkeypatch):
+    with _listening(_proxy("407 Proxy Authentication Required", [])) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://{proxy}")
+        error = _diagnose(home, "hub.example:8443")
+    assert f"The HTTP proxy {proxy} wants a user name and password." in error.text
+    assert "https_proxy=http://user:password@host:port" in error.remedy
+
+
+@pytest.mark.parametrize("url", ["https://u:hidden@proxy.example:3128", "http://u:hid#den@proxy.example:3128",
+                                 "http://u:hid/den@proxy.example:3128", "http://u:hidden@[proxy:3128",
+                                 "http://u:hidden@proxy.example:0"])
+def test_what_names_no_http_proxy_is_said_without_its_password(home, monkeypatch, url):
+    monkeypatch.setenv("https_proxy", url)
+    error = _diagnose(home, "hub.example:8443")
+    assert isinstance(error, BadConfiguration)
+    assert error.text == "https_proxy does not name an HTTP proxy."
+    assert "%23 for #" in error.remedy
+    assert "hid" not in error.text + error.remedy
 
 
 def test_no_proxy_and_the_setting_go_around_the_proxy(home, monkeypatch):
