@@ -71,16 +71,23 @@ def test_enrolment_and_a_study_go_through_a_proxy_with_a_password_that_is_writte
 
 
 def test_a_wrong_password_is_said_in_one_line_and_tried_again_until_it_is_right(
-        tmp_path: Path, undisturbed: Undisturbed) -> None:
+        tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "proxy").mkdir()
     with http_proxy(tmp_path / "proxy", password=PASSWORD) as proxy, federation(tmp_path / "f") as processes:
         processes.serve()
         for name in processes.silos:
             processes.enroll(name)
-        go_through(processes, proxy, "another-one")
+        said = f"The HTTP proxy 127.0.0.1:{proxy.port} does not accept the user name and password of https_proxy."
+        url = go_through(processes, proxy, "another-one")
+        with monkeypatch.context() as here:
+            here.setenv("https_proxy", url)
+            here.setenv("no_proxy", "")
+            status, _, refused = run_command("semisilo.silo.cli.main", "enroll",
+                                             processes.coordinator("invite", "gamma").strip(), "--home",
+                                             str(tmp_path / "gamma"))
+        assert (status, said in refused, "another-one" in refused, refused.count("\n")) == (1, True, False, 1)
         for name in processes.silos:
             processes.join(name)
-        said = f"The HTTP proxy 127.0.0.1:{proxy.port} does not accept the user name and password of https_proxy."
         for name in processes.silos:
             processes.wait_for(lambda name=name: said in whole_log(processes, name), seconds=60)  # type: ignore[misc]
             assert processes.running[name].poll() is None, "it tries again"

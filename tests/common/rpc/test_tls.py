@@ -95,6 +95,12 @@ def test_a_waiting_rpc_survives_the_pings_that_the_silo_sends_and_would_not_with
     asyncio.run(run())
 
 
+def test_a_ping_comes_before_boxes_on_the_way_forget_and_no_sooner_than_coordinators_take_it():
+    silo, hub = dict(channel_options("lung")), dict(server_options())
+    assert silo["grpc.keepalive_time_ms"] < 50_000  # HAProxy as Debian installs it; address translators: 60 s
+    assert silo["grpc.keepalive_time_ms"] > hub["grpc.http2.min_ping_interval_without_data_ms"]
+
+
 def test_grpc_is_given_another_configuration_only_for_another_certificate(tmp_path, monkeypatch):
     """gRPC drops the one in use for every new one, also while another thread shakes hands with it."""
     federation = make_federation(tmp_path)
