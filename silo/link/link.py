@@ -137,7 +137,7 @@ class Link:
         try:
             answer: pb.ReportProgressResponse = await self._calls.ask("ReportProgress", request)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+            raise self._calls.said_by(error) from None
         return answer
 
     async def declare(self, request: pb.BeginUpdateRequest) -> Verdict:

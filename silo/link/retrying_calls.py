@@ -206,6 +206,10 @@ class RetryingCalls:
         self._messages.add(message_bytes, rpc=rpc, silo=self._silo, direction="down")
         self._on_contact()
 
+    def said_by(self, error: grpc.aio.AioRpcError) -> SemisiloError:
+        """What the coordinator has said, or the line; that our certificate has ended, as far as we believe it."""
+        return self._by_own_clock(from_rpc_error(error))
+
     # Patience ---------------------------------------------------------------------------------------------------------
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], *, moved: Callable[[], int] = lambda: 0) -> T:
@@ -218,7 +222,7 @@ class RetryingCalls:
             try:
                 result = await attempt()
             except grpc.aio.AioRpcError as error:
-                problem: SemisiloError = from_rpc_error(error)
+                problem: SemisiloError = self.said_by(error)
             except TimeoutError:
                 problem = Unreachable(f"Nothing has moved on the connection for {self._settings.stall_seconds:.0f} s.",
                                       remedy="It is tried again.")
@@ -230,7 +234,6 @@ class RetryingCalls:
                 problem = trouble
             else:
                 return result
-            problem = self._by_own_clock(problem)
             if is_fatal(problem) or is_answer(problem):
                 raise problem
             if moved() > before:

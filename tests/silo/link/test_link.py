@@ -369,6 +369,11 @@ def test_what_the_silos_own_clock_denies_is_tried_again_until_the_clocks_agree()
         def denied(error: SemisiloError) -> SemisiloError:
             return ClockSkew("not by this clock") if isinstance(error, CertificateExpired) else error
         async with serving(FakeCoordinator(fault=fault)) as port, \
+                linked(port, by_own_clock=denied) as link:  # what reports how far the work is ends nobody's work either
+            with pytest.raises(ClockSkew):
+                await link.report_progress(pb.ReportProgressRequest(task_id="t"))
+        asked.clear()
+        async with serving(FakeCoordinator(fault=fault)) as port, \
                 linked(port, by_own_clock=denied, on_trouble=lambda error, failures: told.append(error),
                        diagnose=lambda: Unreachable("answers now")) as link:
             await link.await_task(hello)
