@@ -84,7 +84,7 @@ def by_own_clock(error: SemisiloError, identity: Identity, now: float) -> Semisi
     if not isinstance(error, CertificateExpired) or now > identity.not_after_unix:
         return error
     return ClockSkew(f"The coordinator says that the certificate of silo '{identity.silo}' has ended; by this "
-                     f"machine's clock, {utc_text(now)}, it lasts until {utc_text(identity.not_after_unix)}.",
+                     f"machine's clock it lasts until {utc_text(identity.not_after_unix)}.",
                      remedy="Compare the clocks of both machines, and set the wrong one.")
 
 
