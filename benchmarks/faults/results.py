@@ -11,12 +11,13 @@ __all__ = ["Trial", "write_results", "write_soak"]
 
 _HEAD = """# Faults: what a running study survives, and how soon it goes on
 
-Written by `make bench-faults`, on {processors} cores. A coordinator and two silos, each two real processes over mutual
-TLS, train SemiFL on scikit-learn's digits for six rounds of {round_seconds:.1f} s. Each fault meets a federation of its
-own {turns} times, at a moment of the third round drawn from a seed. *Survived*: the study ended by itself, without a
-hand on anything but what the fault says. *Same bits*: its last state has the digest of a study to which nothing
-happened. *Goes on after*: from the end of the fault to the next committed round; median and longest. A process that is
-started again needs two to three seconds of it to load PyTorch.
+Written by `make bench-faults`, on {processors} cores with a load average of {load:.1f} before it began: with other work
+on the machine trust the columns without seconds. A coordinator and two silos, each two real processes over mutual TLS,
+train SemiFL on scikit-learn's digits for six rounds of {round_seconds:.1f} s. Each fault meets a federation of its own
+{turns} times, at a moment of the third round drawn from a seed. *Survived*: the study ended by itself, without a hand on
+anything but what the fault says. *Same bits*: its last state has the digest of a study to which nothing happened. *Goes
+on after*: from the end of the fault to the next committed round; median and longest. A process that is started again
+needs two to three seconds of it to load PyTorch.
 
 | fault | survived | same bits | goes on after, s |
 |---|---|---|---|
@@ -61,7 +62,8 @@ def write_results(measured: Path, page: Path) -> None:
     trials: dict[str, list[Trial]] = {}
     for row in made["trials"]:
         trials.setdefault(row["fault"], []).append(Trial(**row))
-    lines = [_HEAD.format(processors=made["processors"], round_seconds=made["round_seconds"], turns=made["turns"])]
+    lines = [_HEAD.format(processors=made["processors"], load=made["load"],
+                          round_seconds=made["round_seconds"], turns=made["turns"])]
     for fault, tried in trials.items():
         seconds = [trial.seconds for trial in tried if trial.survived]
         took = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else ""

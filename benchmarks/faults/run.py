@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="draws the moments")
     parser.add_argument("--only", default="", help="only faults whose name contains this; writes no table")
     chosen = parser.parse_args(arguments)
-    trials: list[Trial] = []
+    trials, load = list[Trial](), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = _undisturbed(Path(folder) / "undisturbed")
         print(f"undisturbed: {undisturbed.round_seconds:.1f} s a round", flush=True)
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                                      after_seconds=draw.random() * undisturbed.round_seconds))
                 print(f"{fault.name}: {trials[-1].text()}", flush=True)
     if not chosen.only:
-        made = {"processors": usable_processors(), "round_seconds": undisturbed.round_seconds, "turns": chosen.turns,
+        made = {"processors": usable_processors(), "load": load, "round_seconds": undisturbed.round_seconds, "turns": chosen.turns,
                 "trials": [asdict(trial) for trial in trials]}
         (HERE / "results.json").write_text(json.dumps(made, indent=1) + "\n")
         write_results(HERE / "results.json", HERE / "RESULTS.md")

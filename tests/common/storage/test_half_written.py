@@ -12,7 +12,8 @@ from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
 from semisilo.common.storage.store import PayloadStore
 
-OLD = time.time() - LEFT_SECONDS - 60
+NOW = time.time()
+OLD = NOW - LEFT_SECONDS - 60
 
 
 def _file(path: Path, *, unix: float = OLD) -> Path:
@@ -26,10 +27,10 @@ def _file(path: Path, *, unix: float = OLD) -> Path:
 def test_a_temporary_file_of_ours_goes_once_it_is_old_and_nobody_has_it_open(tmp_path: Path, name: str) -> None:
     path = _file(tmp_path / name)
     with path.open("rb"):
-        assert remove_leftovers([tmp_path]) == 0, "somebody may be writing it"
+        assert remove_leftovers([tmp_path], now_unix=NOW) == 0, "somebody may be writing it"
     _file(path, unix=OLD + 120)
-    assert remove_leftovers([tmp_path]) == 0, "somebody may be about to rename it"
-    assert remove_leftovers([tmp_path], now_unix=time.time() + 120) == 1
+    assert remove_leftovers([tmp_path], now_unix=NOW) == 0, "somebody may be about to rename it"
+    assert remove_leftovers([tmp_path], now_unix=NOW + 120) == 1
     assert not path.exists()
 
 
