@@ -11,11 +11,11 @@ __all__ = ["Trial", "write_results", "write_soak"]
 
 _HEAD = """# Faults: what a running study survives, and how soon it goes on
 
-Written by `make bench-faults`, on {processors} cores with a load average of {load:.1f} before it began: with other work
-on the machine trust the columns without seconds. A coordinator and two silos, each two real processes over mutual TLS,
-train SemiFL on scikit-learn's digits for six rounds of {round_seconds:.1f} s. Each fault meets a federation of its own
-{turns} times, at a moment of the third round drawn from a seed. *Survived*: the study ended by itself, without a hand on
-anything but what the fault says. *Same bits*: its last state has the digest of a study to which nothing happened. *Goes
+Written by `make bench-faults`, on {processors} cores with a load average of {load:.1f} before it began: with other
+work on the machine trust the columns without seconds. A coordinator and two silos, each two real processes over mutual
+TLS, train SemiFL on scikit-learn's digits for six rounds of {round_seconds:.1f} s. Each fault meets a federation of its
+own {turns} times, at a moment of the third round drawn from a seed. *Survived*: the study ended by itself, without a
+hand on anything but what the fault says. *Same bits*: its last state has the digest of a study to which nothing happened. *Goes
 on after*: from the end of the fault to the next committed round; median and longest. A process that is started again
 needs two to three seconds of it to load PyTorch.
 

@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                                      after_seconds=draw.random() * undisturbed.round_seconds))
                 print(f"{fault.name}: {trials[-1].text()}", flush=True)
     if not chosen.only:
-        made = {"processors": usable_processors(), "load": load, "round_seconds": undisturbed.round_seconds, "turns": chosen.turns,
-                "trials": [asdict(trial) for trial in trials]}
+        made = {"processors": usable_processors(), "load": load, "round_seconds": undisturbed.round_seconds,
+                "turns": chosen.turns, "trials": [asdict(trial) for trial in trials]}
         (HERE / "results.json").write_text(json.dumps(made, indent=1) + "\n")
         write_results(HERE / "results.json", HERE / "RESULTS.md")
 
