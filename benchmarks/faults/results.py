@@ -15,9 +15,9 @@ Written by `make bench-faults`, on {processors} cores with a load average of {lo
 work on the machine trust the columns without seconds. A coordinator and two silos, each two real processes over mutual
 TLS, train SemiFL on scikit-learn's digits for six rounds of {round_seconds:.1f} s. Each fault meets a federation of its
 own {turns} times, at a moment of the third round drawn from a seed. *Survived*: the study ended by itself, without a
-hand on anything but what the fault says. *Same bits*: its last state has the digest of a study to which nothing happened. *Goes
-on after*: from the end of the fault to the next committed round; median and longest. A process that is started again
-needs two to three seconds of it to load PyTorch.
+hand on anything but what the fault says. *Same bits*: its last state has the digest of a study to which nothing
+happened. *Goes on after*: from the end of the fault to the next committed round; median and longest. A process that is
+started again needs two to three seconds of it to load PyTorch.
 
 | fault | survived | same bits | goes on after, s |
 |---|---|---|---|

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.data.form import ImageForm
-from semisilo.common.errors import BadPayload, StorageDamaged, TensorsMissing
+from semisilo.common.errors import BadPayload, ComputeFailed, StorageDamaged, TensorsMissing
 from semisilo.common.methods.contract import (
     GroupLayout,
     Meaning,
@@ -249,7 +249,8 @@ class CoordinatorWork:
     def answer(self, request: Request[Any]) -> Any:
         if isinstance(request, OpenStudy):
             return self._open(request)
-        assert self._study is not None, "a fresh process opens the study before anything else"
+        if self._study is None:  # as the product's: it died while it opened the study, and a silo's update came first
+            raise ComputeFailed("No study is open in the compute process.")
         if isinstance(request, Prepare):
             return Prepared(state=self._states.save(Vector(first_vector().tobytes())), metrics={"accuracy": 0.5})
         if isinstance(request, Phases):
