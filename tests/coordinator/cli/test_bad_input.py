@@ -311,10 +311,11 @@ def test_a_full_disk_is_said_so_and_the_study_goes_on_when_there_is_room(tmp_pat
         end = time.monotonic() + 300
         said = ""
         assert process.stderr is not None
-        while "No space to write" not in said:
+        while "It goes on by itself" not in said:
             assert time.monotonic() < end
             said = process.stderr.readline()
-        assert "Trying again in" in said
+        assert "study first waits:" in said
+        assert "Free some space" in said
         (disk / "filling").unlink()
         while hub.studies()["first"][0] != "waiting":
             assert time.monotonic() < end
