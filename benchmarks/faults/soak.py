@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _faults() -> list[Fault]:
     """Those that kill neither of the light processes that live on, and set no clock; seven seconds long at most."""
-    return [*(replace(fault, lasts_seconds=min(fault.lasts_seconds, 7.0)) for fault in FAULTS
+    return [*(replace(fault, name=fault.name.partition(" for ")[0], lasts_seconds=min(fault.lasts_seconds, 7.0))
+              for fault in FAULTS
               if not fault.needs_faketime and "kill -9" not in fault.name),
             Fault(name="second silo: kill -9, started again", begin=lambda site: site.processes.kill("beta"),
                   end=lambda site: site.processes.join("beta"))]
