@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.processes import STUDY, FederationOfProcesses, federation
+from tests.shifted_clocks import LIBFAKETIME, give_clocks, set_clock
 
-_LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 pytestmark = [pytest.mark.slow,
-              pytest.mark.skipif(_LIBRARY is None, reason="libfaketime (Debian package libfaketime) is not installed")]
+              pytest.mark.skipif(LIBFAKETIME is None, reason="libfaketime (a package of Debian) is not installed")]
 
 SILOS = ("alpha", "beta")
 LONG = STUDY.replace("rounds = 3", "rounds = 40")
@@ -26,22 +26,10 @@ LONG = STUDY.replace("rounds = 3", "rounds = 40")
 def with_clocks(folder: Path, *, study: str = LONG, timeout: str = "5m") -> Iterator[FederationOfProcesses]:
     """A running federation, each process with a clock of its own, in its second round."""
     with federation(folder, silos=SILOS, study=study, timeout=timeout) as processes:
-        for name in ("coordinator", *SILOS):
-            set_clock(processes, name, "+0")
-            processes.surroundings[name] = {
-                "LD_PRELOAD": str(_LIBRARY), "FAKETIME_TIMESTAMP_FILE": str(folder / f"{name}.clock"),
-                "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+        give_clocks(processes)
         processes.start()
         processes.wait_for(lambda: committed(processes) >= 1)
         yield processes
-
-
-def set_clock(processes: FederationOfProcesses, name: str, offset: str) -> None:
-    """Sets the clock of a process: what it is ahead of the machine's, such as "+40d"."""
-    path = processes.folder / f"{name}.clock"
-    new = path.with_suffix(".new")
-    new.write_text(f"{offset}\n")
-    new.replace(path)
 
 
 def committed(processes: FederationOfProcesses) -> int:

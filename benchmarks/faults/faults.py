@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tests.processes import FederationOfProcesses
 from tests.proxy import Proxy
+from tests.shifted_clocks import set_clock
 
-__all__ = ["FAULTS", "LIBFAKETIME", "Fault", "Site", "set_clock"]
+__all__ = ["FAULTS", "Fault", "Site"]
 
-LIBFAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 HUB = "coordinator"
 
 
@@ -66,14 +66,6 @@ class Fault:
     needs_faketime: bool = False
 
 
-def set_clock(folder: Path, name: str, offset: str) -> None:
-    """Sets the clock that libfaketime shows a process: what it is ahead of the machine's, such as "+40d"."""
-    path = folder / f"{name}.clock"
-    new = path.with_suffix(".new")
-    new.write_text(f"{offset}\n")
-    new.replace(path)
-
-
 def _kill(*names: str) -> Callable[[Site], None]:
     def kill(site: Site) -> None:
         for name in names:
@@ -123,7 +115,7 @@ def _reachable(site: Site) -> None:
 
 
 def _clock(name: str, offset: str) -> Callable[[Site], None]:
-    return lambda site: set_clock(site.processes.folder, name, offset)
+    return lambda site: set_clock(site.processes, name, offset)
 
 
 def _lift(site: Site) -> None:

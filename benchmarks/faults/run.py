@@ -18,16 +18,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.faults.faults import FAULTS, LIBFAKETIME, Fault, Site, set_clock
+from benchmarks.faults.faults import FAULTS, Fault, Site
 from benchmarks.faults.results import Trial, write_results
 from semisilo.common.process.processors import usable_processors
 from tests.processes import STUDY, FederationOfProcesses, federation_behind_a_proxy
+from tests.shifted_clocks import LIBFAKETIME, give_clocks
 
 HERE = Path(__file__).parent
 ROUNDS = 6
 BEFORE = 2
 """Rounds that are committed before a fault."""
-NAMES = ("coordinator", "alpha", "beta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _tried(folder: Path, fault: Fault, undisturbed: Undisturbed, *, after_second
     with federation_behind_a_proxy(folder, study=STUDY.replace("rounds = 3", f"rounds = {ROUNDS}")) as (
             processes, proxy):
         if fault.needs_faketime:
-            _give_clocks(processes)
+            give_clocks(processes)
         processes.start()
         processes.wait_for(lambda: _committed(processes) >= BEFORE)
         time.sleep(after_seconds)
@@ -96,14 +96,6 @@ def _tried(folder: Path, fault: Fault, undisturbed: Undisturbed, *, after_second
         except (AssertionError, OSError) as error:
             return Trial(fault=fault.name, survived=False, same_bits=False, seconds=0.0, problem=str(error)[:2000])
         return Trial(fault=fault.name, survived=True, same_bits=digest == undisturbed.digest, seconds=seconds)
-
-
-def _give_clocks(processes: FederationOfProcesses) -> None:
-    for name in NAMES:
-        set_clock(processes.folder, name, "+0")
-        processes.surroundings[name] = {
-            "LD_PRELOAD": str(LIBFAKETIME), "FAKETIME_TIMESTAMP_FILE": str(processes.folder / f"{name}.clock"),
-            "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
 
 
 def _committed(processes: FederationOfProcesses) -> int:
