@@ -133,6 +133,12 @@ class ComputeFailed(SemisiloError):
     code, status = "COMPUTE_FAILED", "INTERNAL"
 
 
+class SecureSumFailed(SemisiloError):
+    """The answers of silos are not enough to take the masks off a sum; nothing is learned of it."""
+
+    code, status = "SECURE_SUM_FAILED", "FAILED_PRECONDITION"
+
+
 class BadPayload(SemisiloError):
     """Bytes that arrived are not what was declared or allowed."""
 

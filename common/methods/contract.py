@@ -33,6 +33,8 @@ __all__ = [
 _WITHOUT_NORMALISATION = ("resnet9", "alexnet_like", "mlp_5000")
 """Built-in networks that their papers use without normalisation layers."""
 
+SumStep = Literal["", "keys", "shares", "mask", "confirm", "unmask"]
+"""Of a phase whose updates are added up behind masks; empty where they go in the clear."""
 FROM_TASK = "task"
 """In `GroupLayout.base`: the group of the same name that the silo was sent in its task."""
 
@@ -220,6 +222,9 @@ class TaskSpec:
     measure: str = ""
     """What the study compares rounds by, as `semisilo.common.measures.study_measure.parse_measure` reads it; empty:
     accuracy."""
+    secure: str = ""
+    """The message SecureTask, serialised, in hex: which step of a secure sum this is. Empty where updates go in the
+    clear."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,6 +309,9 @@ class Phase:
     """Whether the round's sample or every joined silo is asked."""
     quorum: Literal["study", "any"] = "study"
     """"study": the study's quorum; "any": closes at the deadline with whoever has answered, even nobody."""
+    step: SumStep = ""
+    """Where updates are added up behind masks: which step of the sum it is. "mask" stands for the phase of the method
+    itself, whose name it has; a strategy sees that one alone, without a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

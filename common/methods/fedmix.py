@@ -118,6 +118,7 @@ FEDMIX = MethodSpec(
     settings=FedMixSettings,
     set_by_strategy=("round_lr", *LABELLED_HINTS),
     robust_rules=RULES,
+    summed=True,
     discloses="A silo receives, besides the global model, the model that the coordinator has trained on its own labels "
               "(sigma). The coordinator sees a silo's model difference, how many images it used, its losses, how many "
               "of the images got a pseudo-label of each class, and keeps count of the rounds in which the silo took "

@@ -190,6 +190,7 @@ SELF_TRAINING = MethodSpec(
     settings=SelfTrainingSettings,
     set_by_strategy=("round_lr", "model_prior"),
     robust_rules=RULES,
+    summed=True,
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; where silos measure batch-norm statistics also mean, variance and count at every "

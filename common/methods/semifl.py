@@ -122,6 +122,7 @@ SEMIFL = MethodSpec(
     settings=SemiFLSettings,
     set_by_strategy=("round_lr", *LABELLED_HINTS),
     robust_rules=RULES,
+    summed=True,
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses, how many of its "
               "images got a pseudo-label that it kept and of which class, and keeps count of the rounds in which the "
               "silo took part; with sbn_source = \"coordinator+silos\" also mean, variance and count at every "

@@ -75,6 +75,10 @@ class MethodSpec:
     """Settings that the strategy writes into every task; a study file must not have them."""
     robust_rules: tuple[Rule, ...] = ()
     """Rules of table [robust] that the method is defined with, besides the plain mean."""
+    summed: bool = False
+    """Whether the strategy needs no more of its training phase than the mean of all updates, by weights that are the
+    same for all or follow from a silo's own images: then updates may be added up behind masks. It is given the mean as
+    the update of a single silo."""
     discloses: str
     """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
 

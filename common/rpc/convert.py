@@ -23,6 +23,7 @@ from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.payload.manifest import parse_reference as reference_from_proto
 from semisilo.common.payload.manifest import reference_to_proto
+from semisilo.common.secure_aggregation.conversion import message_from_hex, question_from_proto, question_to_hex
 from semisilo.common.wire import round_service_pb2 as round_pb
 
 __all__ = [
@@ -78,6 +79,8 @@ def task_to_proto(spec: TaskSpec, *, report_interval_seconds: float) -> round_pb
     if spec.model_round is not None:
         message.model_round = spec.model_round
     message.measure = spec.measure
+    if spec.secure:
+        message.secure.CopyFrom(message_from_hex(spec.secure))
     return message
 
 
@@ -113,7 +116,7 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         deadline_unix=_unix(message.deadline_time) if message.HasField("deadline_time") else 0.0,
         uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
         model_round=message.model_round if message.HasField("model_round") else None,
-        measure=_measure(message.measure),
+        measure=_measure(message.measure), secure=_secure(message),
     )
 
 
@@ -253,6 +256,11 @@ def _measure(text: str) -> str:
         return str(parse_measure(_text("measure", text, _MAX_MEASURE_BYTES)))
     except ValueError:
         return ""
+
+
+def _secure(message: round_pb.Task) -> str:
+    """In canonical form, checked."""
+    return question_to_hex(question_from_proto(message.secure)) if message.HasField("secure") else ""
 
 
 def _settings(text: str) -> dict[str, object]:

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semisilo.common.config import canonical_json
+from semisilo.common.methods.contract import SumStep
+from semisilo.common.methods.parts.privacy import MAX_SILOS, MIN_SILOS
 
 __all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MAX_SILOS", "MIN_SILOS", "NONCE_BYTES", "SEED_BYTES", "SIGNATURE_BYTES",
-           "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum", "Shares", "UnmaskAnswer",
-           "UnmaskRequest", "in_order"]
+           "STEPS", "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum", "Shares",
+           "UnmaskAnswer", "UnmaskRequest", "in_order"]
 
-MAX_SILOS = 32
-"""Of one sum: every silo shares its secrets with every other."""
-MIN_SILOS = 3
-"""With two, each would learn the other's update from the sum."""
+STEPS: tuple[SumStep, ...] = ("keys", "shares", "mask", "confirm", "unmask")
+"""In order."""
 KEY_BYTES = 32
 """X25519 and Ed25519 public keys."""
 IDENTITY_BYTES = KEY_BYTES

@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from semisilo.common.wire import secure_aggregation_pb2 as _secure_aggregation_pb2
 from semisilo.common.wire import tensors_pb2 as _tensors_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -139,7 +140,7 @@ class Standby(_message.Message):
     def __init__(self, reason: _Optional[_Union[Standby.Reason, str]] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure")
+    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure", "secure")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +160,7 @@ class Task(_message.Message):
     UPLINK_FIELD_NUMBER: _ClassVar[int]
     MODEL_ROUND_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     study: str
     round: int
@@ -178,7 +180,8 @@ class Task(_message.Message):
     uplink: Uplink
     model_round: int
     measure: str
-    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ...) -> None: ...
+    secure: _secure_aggregation_pb2.SecureTask
+    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ...) -> None: ...
 
 class Uplink(_message.Message):
     __slots__ = ("aim", "values", "top_k", "rounding", "error_feedback")
@@ -309,18 +312,20 @@ class ReportProgressResponse(_message.Message):
     def __init__(self, abort: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BeginUpdateRequest(_message.Message):
-    __slots__ = ("task_id", "update_id", "update", "abstention", "refusal")
+    __slots__ = ("task_id", "update_id", "update", "abstention", "refusal", "secure")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ABSTENTION_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     update_id: str
     update: UpdateDeclaration
     abstention: Abstention
     refusal: Refusal
-    def __init__(self, task_id: _Optional[str] = ..., update_id: _Optional[str] = ..., update: _Optional[_Union[UpdateDeclaration, _Mapping]] = ..., abstention: _Optional[_Union[Abstention, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    secure: _secure_aggregation_pb2.SecureAnswer
+    def __init__(self, task_id: _Optional[str] = ..., update_id: _Optional[str] = ..., update: _Optional[_Union[UpdateDeclaration, _Mapping]] = ..., abstention: _Optional[_Union[Abstention, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureAnswer, _Mapping]] = ...) -> None: ...
 
 class UpdateDeclaration(_message.Message):
     __slots__ = ("payload", "manifest", "example_count", "metrics", "training_duration")

@@ -15,12 +15,14 @@ from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, PayloadRef, Phase, UpdateHeader
 from semisilo.common.payload.usage import Encoded
 from semisilo.common.process.messages import Request
+from semisilo.common.secure_aggregation.mask_form import MaskForm, SumOutcome
+from semisilo.common.secure_aggregation.messages import MaskSeed
 from semisilo.coordinator.ledger.records import BaselineRecipe, FrozenStudy, LabelledOnlyResult
 from semisilo.coordinator.studies.study_file import StudyConfig
 
 __all__ = ["Aggregate", "Aggregated", "Baseline", "BaselineFound", "BaselineProgress", "CheckUpdate", "CheckedUpdate",
-           "Evaluate", "Evaluated", "Export", "Exported", "OpenStudy", "OpenedStudy", "Phases", "PhasesOfRound",
-           "Prepare", "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
+           "Evaluate", "Evaluated", "Export", "Exported", "MaskedSum", "OpenStudy", "OpenedStudy", "Phases",
+           "PhasesOfRound", "Prepare", "Prepared", "SpooledUpdate", "Tasks", "WrittenTask", "WrittenTasks"]
 
 # Studies --------------------------------------------------------------------------------------------------------------
 
@@ -158,6 +160,9 @@ class WrittenTasks:
     """By the name of the silo."""
     expects: dict[str, GroupLayout]
     """The tensor groups that every update of the phase must hold."""
+    largest: tuple[float, ...] = ()
+    """Where updates are added up behind masks: of each tensor of an update, groups by name, the largest magnitude that
+    the tensor of that name has in the model; 0 where the model has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,6 +215,17 @@ class CheckUpdate(Request[CheckedUpdate]):
     round: int
     phase: Phase
     update: SpooledUpdate
+    masked: dict[str, GroupLayout] | None = None
+    """What it must hold where it is masked; None for what the strategy expects."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedSum:
+    """The updates are words behind masks: the strategy is given their mean as the update of a single silo."""
+
+    form: MaskForm
+    seeds: tuple[MaskSeed, ...]
+    """Of the masks to be added to the sum so that all vanish."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,6 +242,8 @@ class Aggregated:
     """By silo, of each update that has something to measure, also of those that were left out."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By silo whose update was not folded: why, for a person."""
+    outcome: SumOutcome | None = None
+    """Of masked updates; None where there were none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +261,8 @@ class Aggregate(Request[Aggregated]):
     phase: Phase
     updates: tuple[SpooledUpdate, ...]
     """In byte order of the names of silos; may be empty."""
+    masked: MaskedSum | None = None
+    """None for updates in the clear."""
 
 
 # Models ---------------------------------------------------------------------------------------------------------------

@@ -237,9 +237,9 @@ class Ledger(LedgerFile):
         forget_tasks(keep=2 * len(tasks))
         with self.transaction() as db:
             self.round(phase.study, phase.round)
-            db.execute("INSERT INTO phase VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            db.execute("INSERT INTO phase VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                        (phase.study, phase.round, phase.number, phase.name, phase.quorum, phase.opened_unix,
-                        phase.deadline_unix, phase.limit_unix, None, canonical_json(phase.expects)))
+                        phase.deadline_unix, phase.limit_unix, None, canonical_json(phase.expects), phase.step))
             db.executemany("INSERT INTO task (task_id, study, round, phase, silo, state, spec_json, opened_unix)"
                            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                            [(spec.task_id, spec.study, spec.round, phase.number, spec.silo, TaskState.OPEN, text,
@@ -300,8 +300,9 @@ class Ledger(LedgerFile):
         return sorted((row["silo"] for row in rows), key=str.encode)
 
     def count_answers(self, study: str, round: int, phase: int) -> int:
-        """How many answers a phase has that count for its quorum: updates and abstentions. A refusal brings nothing."""
-        return self._count_tasks(study, round, phase, (TaskState.UPDATED, TaskState.ABSTAINED))
+        """How many answers a phase has that count for its quorum: updates, abstentions and answers to steps of a secure
+        sum. A refusal brings nothing."""
+        return self._count_tasks(study, round, phase, (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.ANSWERED))
 
     def count_refusals(self, study: str, round: int, phase: int) -> int:
         """How many silos have refused a phase."""
@@ -447,12 +448,15 @@ class Ledger(LedgerFile):
         """Commits a round: its state counts, and what was folded in it becomes what silos and strategy remember.
 
         A silo that missed one phase of the round is left as it was: it must not commit the memory of an update that
-        was not folded because another answer of the same round was.
+        was not folded because another answer of the same round was. Steps of a secure sum are no such phases: a masked
+        update is in the sum whatever its silo does afterwards.
         """
         with self.transaction() as db:
             self.set_round_state(study, round, RoundState.COMPLETED, metrics=metrics)
             db.execute("UPDATE silo_state SET pending_round = NULL, pending_kept_digest = NULL WHERE study = ? AND silo"
-                       " IN (SELECT silo FROM task WHERE study = ? AND round = ? AND state IN (?, ?, ?))",
+                       " IN (SELECT silo FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round"
+                       " AND phase.number = task.phase WHERE task.study = ? AND task.round = ? AND phase.step IN"
+                       " ('', 'mask') AND state IN (?, ?, ?))",
                        (study, study, round, TaskState.EXPIRED, TaskState.REFUSED, TaskState.CANCELLED))
             db.execute("INSERT INTO kept_state SELECT study, silo, ?, coalesce(pending_kept_digest, kept_digest) FROM"
                        " silo_state WHERE study = ? AND pending_round = ?", (round, study, round))

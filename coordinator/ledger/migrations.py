@@ -390,5 +390,58 @@ CREATE TABLE operator (                     -- who may act on the operator page 
 CREATE UNIQUE INDEX operator_by_name ON operator (name) WHERE removed_unix IS NULL;
 """
 
+_OUTCOMES = f"""SELECT task.*, {_NOTABLE.replace("ELSE 5", "WHEN 'updated' THEN 5 ELSE 6")} AS notable FROM task
+            JOIN phase ON phase.study = task.study AND phase.round = task.round AND phase.number = task.phase
+            WHERE task.study = NEW.study AND task.round = NEW.number AND phase.step NOT IN ('confirm', 'unmask')"""
+"""Of the steps of a secure sum those up to the masked update: whoever drops out behind it is in the sum."""
+
+_SECURE_SUMS = f"""
+ALTER TABLE phase ADD COLUMN step TEXT NOT NULL DEFAULT '';     -- of a secure sum; '': updates go in the clear
+CREATE TABLE secure_sum (                   -- updates of one phase of a round that are added up behind masks
+    study TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    phase TEXT NOT NULL,                    -- of the method
+    nonce BLOB NOT NULL,
+    threshold INTEGER NOT NULL,
+    roster_number INTEGER NOT NULL,         -- last entry of the roster when it was opened
+    form_json TEXT,                         -- how tensors become words; NULL before step "mask"
+    outcome_json TEXT,                      -- what the next sum follows from; NULL until it is made
+    PRIMARY KEY (study, round, phase)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE step_answer (                  -- what silos answered to steps of open sums; goes with the round
+    task_id TEXT PRIMARY KEY,
+    study TEXT NOT NULL,
+    answer BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE silo_identity (                -- the roster: keys that silos know one another by, as a hash chain
+    number INTEGER PRIMARY KEY,
+    silo TEXT NOT NULL,
+    identity BLOB NOT NULL,
+    removed INTEGER NOT NULL,               -- 1: the silo was removed
+    chain BLOB NOT NULL,
+    unix REAL NOT NULL
+) STRICT;
+DROP TRIGGER round_is_totalled;
+CREATE TRIGGER round_is_totalled AFTER UPDATE OF closed_unix ON round
+    WHEN NEW.closed_unix IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM round_outcome WHERE study = NEW.study AND round = NEW.number) BEGIN
+    INSERT INTO silo_total SELECT NEW.study, answer.silo, 1, answer.state = 'updated' AND NEW.state = 'completed',
+            CASE WHEN answer.state = 'updated' AND NEW.state = 'completed' THEN size.examples ELSE 0 END,
+            answer.reason, CASE WHEN answer.reason = '' THEN 0 ELSE NEW.number END
+        FROM (SELECT silo, state, reason, min(notable * 1000000 + (reason = '') * 100000 + phase) FROM
+                ({_OUTCOMES}) GROUP BY +silo) AS answer
+        JOIN (SELECT silo, max(coalesce(example_count, 0)) AS examples FROM task LEFT JOIN declared_update
+                ON declared_update.update_id = task.update_id
+                WHERE study = NEW.study AND round = NEW.number GROUP BY +silo) AS size ON size.silo = answer.silo
+        WHERE true
+        ON CONFLICT DO UPDATE SET asked = asked + 1, updated = updated + excluded.updated,
+            examples = examples + excluded.examples,
+            last_reason = CASE WHEN excluded.last_reason = '' THEN last_reason ELSE excluded.last_reason END,
+            last_reason_round = max(last_reason_round, excluded.last_reason_round);
+    INSERT INTO round_outcome SELECT NEW.study, NEW.number, state, count(*) FROM
+        (SELECT state, min(notable) FROM ({_OUTCOMES}) GROUP BY +silo) WHERE true GROUP BY state;
+END;
+"""
+
 MIGRATIONS: tuple[str, ...] = (_FIRST, _ENCODINGS_AND_TOTALS, _LEAVING, _BYTES_BY_DAY, _MANY_SILOS, _SUMS_OF_ROUNDS,
-                               _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT)
+                               _SITE_EVALUATIONS, _SILENT_SILOS, _NO_SILO_IN_COMMAND, _AUDIT, _SECURE_SUMS)

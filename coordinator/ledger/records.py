@@ -14,7 +14,7 @@ from semisilo.common.config import Tables, canonical_json, from_dict
 from semisilo.common.data.form import ImageForm
 from semisilo.common.measures.gain import ImageCounts
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse_measure
-from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, TaskSpec, UpdateHeader
+from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, SumStep, TaskSpec, UpdateHeader
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
 __all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "START_FILE", "BaselineRecipe", "DeclaredUpdate",
@@ -220,6 +220,8 @@ class PhaseRow:
     closed_unix: float | None
     expects: dict[str, GroupLayout]
     """The tensor groups that an update must hold."""
+    step: SumStep = ""
+    """Of a secure sum; empty where updates go in the clear."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -361,7 +363,7 @@ def phase_row(row: sqlite3.Row) -> PhaseRow:
     expects = _record(_Expects, f'{{"groups":{row["expects_json"]}}}').groups
     return PhaseRow(study=row["study"], round=row["round"], number=row["number"], name=row["name"],
                     quorum=row["quorum"], opened_unix=row["opened_unix"], deadline_unix=row["deadline_unix"],
-                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], expects=expects)
+                    limit_unix=row["limit_unix"], closed_unix=row["closed_unix"], expects=expects, step=row["step"])
 
 
 def task_row(row: sqlite3.Row) -> TaskRow:

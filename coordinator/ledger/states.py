@@ -58,6 +58,8 @@ class TaskState(StrEnum):
     """Its update is complete, checked, on disk and recorded."""
     ABSTAINED = "abstained"
     """The silo had nothing to send, for a reason that the method knows."""
+    ANSWERED = "answered"
+    """The silo has answered a step of a secure sum that asks for no update."""
     REFUSED = "refused"
     """The silo's policy or data does not allow it, or its training failed; or the coordinator did not accept its
     update, or has left it out when its phase closed."""

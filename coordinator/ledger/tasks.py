@@ -162,7 +162,9 @@ def answers_of_study(ledger: Ledger, study: str, *, first: int = 0, last: int = 
 def answers_of_round(ledger: Ledger, study: str, number: int) -> list[tuple[str, TaskState]]:
     """(silo, state) of the tasks of a round, by phase."""
     return [(row["silo"], TaskState(row["state"])) for row in ledger.query(
-        "SELECT silo, state FROM task WHERE study = ? AND round = ? ORDER BY phase", study, number)]
+        "SELECT silo, state FROM task JOIN phase ON phase.study = task.study AND phase.round = task.round"
+        " AND phase.number = task.phase WHERE task.study = ? AND task.round = ? AND phase.step NOT IN"
+        " ('confirm', 'unmask') ORDER BY phase.number", study, number)]
 
 
 def tasks_of_phase(ledger: Ledger, study: str, number: int, phase: int) -> list[SubmittedTask]:

@@ -7,6 +7,7 @@
 | refused | its policy or data did not allow it, its training failed, or its update was not accepted |
 | expired | the phase closed without an answer |
 | cancelled | the silo was revoked or left, or the round was given up |
+| answered | of a round whose updates are added up behind masks: the silo has answered steps before its update |
 
 "Late" is no outcome: it is a silo that may still answer after the deadline
 (`semisilo.coordinator.monitoring.silo_state`).
@@ -21,16 +22,17 @@ from semisilo.coordinator.ledger.states import TaskState
 
 __all__ = ["OUTCOMES", "OUTCOME_STYLES", "counts_of", "outcomes_of", "waiting_for"]
 
-OUTCOMES = (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED, TaskState.EXPIRED, TaskState.CANCELLED)
+OUTCOMES = (TaskState.UPDATED, TaskState.ABSTAINED, TaskState.REFUSED, TaskState.EXPIRED, TaskState.CANCELLED,
+            TaskState.ANSWERED)
 """All outcomes, in the order of tables."""
 OUTCOME_STYLES: Mapping[TaskState, str] = {
-    TaskState.OPEN: "", TaskState.UPDATED: "green", TaskState.ABSTAINED: "yellow", TaskState.REFUSED: "red",
-    TaskState.EXPIRED: "red", TaskState.CANCELLED: "red"}
+    TaskState.OPEN: "", TaskState.UPDATED: "green", TaskState.ABSTAINED: "yellow", TaskState.ANSWERED: "",
+    TaskState.REFUSED: "red", TaskState.EXPIRED: "red", TaskState.CANCELLED: "red"}
 """Colours on a terminal."""
 
 # The answer of a silo to a round of several phases is the first of these that any of its tasks has.
 _NOTABLE = (TaskState.EXPIRED, TaskState.CANCELLED, TaskState.REFUSED, TaskState.ABSTAINED, TaskState.OPEN,
-            TaskState.UPDATED)
+            TaskState.UPDATED, TaskState.ANSWERED)
 
 
 def outcomes_of(tasks: Iterable[tuple[str, TaskState]]) -> dict[str, TaskState]:

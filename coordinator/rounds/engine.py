@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from semisilo.common.errors import SemisiloError, SystemTrouble
+from semisilo.common.config import to_dict
+from semisilo.common.errors import SecureSumFailed, SemisiloError, SystemTrouble
 from semisilo.common.learning.outliers import stand_out
 from semisilo.common.learning.seeds import numpy_generator
-from semisilo.common.methods.contract import ModelSettings, TaskSpec
+from semisilo.common.methods.contract import ModelSettings, Phase, SumStep, TaskSpec
 from semisilo.common.process.compute import Compute
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_seconds
@@ -26,11 +28,13 @@ from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
     Evaluate,
+    MaskedSum,
     Phases,
     Prepare,
     SpooledUpdate,
     Tasks,
     WrittenTask,
+    WrittenTasks,
 )
 from semisilo.coordinator.ledger.cleanup import Cleanup
 from semisilo.coordinator.ledger.ledger import Ledger, RoundGone
@@ -46,6 +50,7 @@ from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.labels_alone import LabelsAloneWork
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 from semisilo.coordinator.rounds.sampling import Availability
+from semisilo.coordinator.rounds.secure_sums import STEP_SECONDS, Sums, masked_layout, method_phase
 from semisilo.coordinator.rounds.study_lifecycle import (
     OperatorRequests,
     StudyLifecycle,
@@ -96,9 +101,10 @@ class Engine:
                  payloads: PayloadStore, spool: PayloadStore, folders: EngineFolders, accountant: Accountant,
                  slowest_link: Callable[[Collection[str]], float] = lambda silos: 0.0, hearing: Hearing | None = None,
                  beside_rounds: bool = True, operated: bool = True, clock: Callable[[], float] = time.time,
-                 steady: Callable[[], float] | None = None) -> None:
+                 steady: Callable[[], float] | None = None, sums: Sums | None = None) -> None:
         """
         Args:
+            sums: makes secure sums; None for one of a federation without a name.
             slowest_link: of the given silos, in bytes per second down; 0 when none was measured.
             hearing: who knows which members are silent; None for one that takes the default time.
             operated: whether somebody is there who would resume a study that has paused by itself, or mend what the
@@ -119,6 +125,7 @@ class Engine:
         self._steps = ComputeSteps(compute=compute, ledger=ledger, runtime=runtime, studies=folders.studies,
                                    payloads=folders.payloads, images=folders.images)
         self._operator = OperatorRequests(ledger=ledger, runtime=runtime)
+        self._sums = sums or Sums(ledger, roster, federation="")
         self._labels_alone = LabelsAloneWork(ledger=ledger, runtime=runtime, steps=self._steps,
                                              operator=self._operator, studies=folders.studies,
                                              beside_rounds=beside_rounds)
@@ -291,14 +298,17 @@ class Engine:
             await self._wait_while_paused(study)
             if self._operator.is_stopped(study.name):
                 return
-            if row.state is RoundState.PREPARING:
-                await self._open_phase(study, row)
-            elif row.state is RoundState.COLLECTING:
-                await self._collect(study, row)
-            elif row.state is RoundState.AGGREGATING:
-                await self._aggregate(study, row)
-            else:
-                await self._commit(study, row)
+            try:
+                if row.state is RoundState.PREPARING:
+                    await self._open_phase(study, row)
+                elif row.state is RoundState.COLLECTING:
+                    await self._collect(study, row)
+                elif row.state is RoundState.AGGREGATING:
+                    await self._aggregate(study, row)
+                else:
+                    await self._commit(study, row)
+            except SecureSumFailed as error:
+                self._fail_round(study, row, error.text)
             row = self._ledger.round(study.name, number)
             self._well()
 
@@ -308,38 +318,39 @@ class Engine:
         generator = numpy_generator(study.config.study.seed, "sample", round=number)
         chosen = generator.choice(len(members), size=size, replace=False)
         sample = sorted((members[index] for index in chosen), key=str.encode)
-        return self._ledger.open_round(study.name, number, start_digest=start, sample=sample, phases=planned.phases)
+        return self._ledger.open_round(study.name, number, start_digest=start, sample=sample,
+                                       phases=self._sums.phases(study.config.privacy, planned.phases))
 
     async def _open_phase(self, study: RunningStudy, row: RoundRow) -> None:
         phase = row.phases[row.phase]
-        members = self._roster.members()
-        there = frozenset(members)
-        participation = study.config.participation
-        quorum = self._quorum(study, row) if phase.quorum == "study" else 0
-        asked = self._hearing.heard(
-            [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there],
-            at_least=max(1, quorum))
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING, phase=phase.name)
+        asked, quorum = self._asked(study, row, phase)
         states = self._ledger.silo_states(study.name, asked, round=row.number)
-        written = await self._steps.call(Tasks(
-            state=row.state_digest, round=row.number, phase=phase,
-            silos={silo: kept for silo, (_, kept) in states.items()},
-            held={silo: tuple(sorted(self._runtime.held.get(silo, ()))) for silo in asked},
-            link_bytes_per_second=self._slowest_link(asked)), activity="writing tasks")
+        written, questions = WrittenTasks(tasks={}, expects={}), dict[str, str]()
+        if phase.step in ("", "mask"):
+            written = await self._steps.call(Tasks(
+                state=row.state_digest, round=row.number, phase=method_phase(phase),
+                silos={silo: kept for silo, (_, kept) in states.items()},
+                held={silo: tuple(sorted(self._runtime.held.get(silo, ()))) for silo in asked},
+                link_bytes_per_second=self._slowest_link(asked)), activity="writing tasks")
+        if phase.step:
+            written, questions = self._step_tasks(study, row, phase, asked, written)
+            asked = [silo for silo in asked if silo in questions]
         self._clock_steps.look()  # those from now on count for its deadline
-        now = self._clock()
+        now, limit = self._clock(), study.config.participation.limit_seconds
         opened = PhaseRow(study=study.name, round=row.number, number=row.phase, name=phase.name,
-                          quorum=quorum, opened_unix=now, deadline_unix=now + participation.timeout_seconds,
-                          limit_unix=now + participation.limit_seconds, closed_unix=None, expects=written.expects)
+                          quorum=quorum, opened_unix=now, deadline_unix=now + _timeout_seconds(study, phase.step),
+                          limit_unix=now + limit, closed_unix=None, expects=written.expects, step=phase.step)
         tasks: list[TaskSpec] = []
         columns: list[str] = []
         # A silo that has answered a task sends the same answer again: it must know another one when it sees it.
         again = f"/{number}" if (number := count_rollbacks(self._ledger, study.name)) else ""
         # Later phases of a round hold what is not committed, and may never be.
-        committed = self._ledger.committed_round(study.name) if row.phase == 0 else None
+        committed = self._ledger.committed_round(study.name) if row.state_digest == row.start_digest else None
         for silo in asked:
             tasks.append(self._task_spec(study, row, phase.name, silo, written.tasks[silo], opened.deadline_unix,
-                                         again=again, last_folded=states[silo][0], committed=committed))
+                                         again=again, last_folded=states[silo][0], committed=committed,
+                                         secure=questions.get(silo, "")))
             columns.append(task_column(tasks[-1]))
             if len(tasks) % _TASKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -352,7 +363,8 @@ class Engine:
                   ", ".join(asked) or "nobody")
 
     def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
-                   deadline_unix: float, *, again: str, last_folded: int, committed: int | None) -> TaskSpec:
+                   deadline_unix: float, *, again: str, last_folded: int, committed: int | None,
+                   secure: str = "") -> TaskSpec:
         model: ModelSettings = study.config.model
         return TaskSpec(
             task_id=f"{study.name}/{row.number}/{row.phase}-{phase}/{silo}{again}", study=study.name, round=row.number,
@@ -363,12 +375,51 @@ class Engine:
             payloads=task.payloads,
             last_folded_round=last_folded, seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
-            model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure))
+            model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure),
+            secure=secure)
 
-    def _quorum(self, study: RunningStudy, row: RoundRow) -> int:
-        """Answers that a phase of a round needs: silos that are set aside do not count. At least one."""
-        aside = self._roster.aside()
-        return max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
+    def _asked(self, study: RunningStudy, row: RoundRow, phase: Phase) -> tuple[list[str], int]:
+        """Whom a phase asks, and how many answers it needs."""
+        if phase.step not in ("", "keys") and row.phase and row.phases[row.phase - 1].step:
+            asked = self._sums.asked(row, phase)
+            return asked, self._quorum(study, row, phase, len(asked))
+        members = self._roster.members()
+        there, quorum = frozenset(members), self._quorum(study, row, phase, len(row.sample))
+        asked = self._hearing.heard(
+            [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there],
+            at_least=max(1, quorum))
+        return asked, max(quorum, self._sums.fewest(row, phase, study.config.privacy, len(asked))) if phase.step \
+            else quorum
+
+    def _step_tasks(self, study: RunningStudy, row: RoundRow, phase: Phase, asked: list[str],
+                    written: WrittenTasks) -> tuple[WrittenTasks, dict[str, str]]:
+        """What silos are asked in a step of a secure sum, and the message of the step by silo."""
+        privacy, settings = study.config.privacy, study.config.method.settings
+        with self._ledger.transaction():
+            self._sums.open(row, phase, privacy, asked)
+            if phase.step != "mask":
+                questions = self._sums.questions(row, phase, asked)
+                plain = WrittenTask(settings=to_dict(settings), payloads=())
+                return WrittenTasks(tasks=dict.fromkeys(asked, plain), expects={}), questions
+            by_size = getattr(settings, "weighting", "uniform") == "size"
+            form = self._sums.form(
+                row, phase, privacy, num_silos=len(asked), largest_weights=written.largest,
+                reference=max((self._roster.announced(silo) for silo in asked), default=0) if by_size else 0)
+            return replace(written, expects=masked_layout(written.expects, form)), self._sums.questions(
+                row, phase, asked, form=form)
+
+    def _quorum(self, study: RunningStudy, row: RoundRow, phase: Phase, num_asked: int) -> int:
+        """Answers that a phase of a round needs: silos that are set aside do not count. At least one, but for phases
+        that need none; of a secure sum as many as can take the masks off.
+
+        Args:
+            num_asked: silos that are asked in it.
+        """
+        quorum = 0
+        if phase.quorum == "study" and phase.step in ("", "keys", "mask"):
+            aside = self._roster.aside()
+            quorum = max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
+        return max(quorum, self._sums.fewest(row, phase, study.config.privacy, num_asked)) if phase.step else quorum
 
     async def _collect(self, study: RunningStudy, row: RoundRow) -> None:
         phase = self._ledger.phase(study.name, row.number, row.phase)
@@ -376,7 +427,7 @@ class Engine:
             # The coordinator was away: what silos could not deliver meanwhile must not count against them.
             participation, now = study.config.participation, self._clock()
             self._ledger.move_deadline(
-                phase, deadline_unix=max(phase.deadline_unix, now + participation.timeout_seconds),
+                phase, deadline_unix=max(phase.deadline_unix, now + _timeout_seconds(study, phase.step)),
                 limit_unix=max(phase.limit_unix, now + participation.limit_seconds))
             self._resumed = False
             self._clock_steps.look()
@@ -391,7 +442,7 @@ class Engine:
             waiting = self._ledger.open_tasks(study.name, row.number, row.phase)
             answered = self._ledger.count_answers(study.name, row.number, row.phase)
             phase = self._ledger.phase(study.name, row.number, row.phase)
-            if phase.quorum > (quorum := self._quorum(study, row)):
+            if phase.quorum > (quorum := self._quorum(study, row, row.phases[row.phase], phase.quorum)):
                 phase = self._ledger.lower_quorum(phase, quorum)
             now = self._clock()
             self._well()
@@ -449,6 +500,9 @@ class Engine:
 
     async def _aggregate(self, study: RunningStudy, row: RoundRow) -> None:
         self._runtime.set(reason=StandbyReason.COORDINATOR_WORKING)
+        if row.phases[row.phase].step:
+            await self._sum(study, row)
+            return
         accepted = self._ledger.accepted_updates(study.name, row.number, row.phase)
         states = self._ledger.silo_states(study.name, [task.silo for task, _ in accepted], round=row.number)
         updates = tuple(SpooledUpdate(
@@ -461,12 +515,40 @@ class Engine:
         with self._ledger.transaction(lasting=False):
             self._note_measures(row, {task.silo: task for task, _ in accepted}, folded)
             self._ledger.folded(study.name, row.number, folded.kept)
-            if row.phase + 1 < len(row.phases):
-                self._ledger.set_round_state(study.name, row.number, RoundState.PREPARING, metrics=metrics,
-                                             state_digest=folded.state, phase=row.phase + 1)
+            self._go_on(row, row.phase + 1, state_digest=folded.state, metrics=metrics)
+
+    def _go_on(self, row: RoundRow, phase: int, *, state_digest: str, metrics: dict[str, float]) -> None:
+        """Opens the phase of that number next; behind the last the round is evaluated."""
+        more = phase < len(row.phases)
+        self._ledger.set_round_state(row.study, row.number, RoundState.PREPARING if more else RoundState.EVALUATING,
+                                     metrics=metrics, state_digest=state_digest, phase=phase if more else None)
+
+    async def _sum(self, study: RunningStudy, row: RoundRow) -> None:
+        """Behind a step of a secure sum: the next step; behind the last one the sum is given to the strategy."""
+        ready = self._sums.ready(row)
+        if ready is None:
+            with self._ledger.transaction(lasting=False):
+                self._go_on(row, row.phase + 1, state_digest=row.state_digest, metrics=row.metrics)
+            return
+        accepted = self._ledger.accepted_updates(study.name, row.number, ready.phase)
+        if ready.too_few:
+            _LOG.warning("round %d: %s; a sum of fewer than %d is not made, so this round adds nothing of them",
+                         row.number, counted(len(accepted), "masked update"), ready.fewest)
+        updates = () if ready.too_few else tuple(SpooledUpdate(
+            header=update.header(task.silo), path=self._spool.path(update.digest), kept=None)
+            for task, update in accepted)
+        folded = await self._steps.call(Aggregate(
+            state=row.state_digest, round=row.number, phase=method_phase(row.phases[row.phase]), updates=updates,
+            masked=MaskedSum(form=ready.form, seeds=self._sums.seeds(row) if updates else ())),
+            activity=f"adding up {len(updates)} masked updates")
+        with self._ledger.transaction(lasting=False):
+            if folded.outcome is not None:
+                self._sums.made(row, folded.outcome)
+                self._ledger.folded(study.name, row.number, {task.silo: None for task, _ in accepted})
             else:
-                self._ledger.set_round_state(study.name, row.number, RoundState.EVALUATING, metrics=metrics,
-                                             state_digest=folded.state)
+                for task, _ in accepted:
+                    self._ledger.leave_out(task, reason="too few masked updates came to add them up")
+            self._go_on(row, ready.after, state_digest=folded.state, metrics={**row.metrics, **folded.metrics})
 
     def _note_measures(self, row: RoundRow, tasks: dict[str, TaskRow], folded: Aggregated) -> None:
         """What was measured of the updates of a phase; whose update was left out, and whose stands out."""
@@ -496,3 +578,8 @@ class Engine:
         if "selection_score" in metrics:
             found.append(f"{measure.title} on validation images {metrics['selection_score']:.4f}")
         _LOG.info("round %d/%d committed: %s", number, study.config.study.rounds, ", ".join(found) or missing)
+
+
+def _timeout_seconds(study: RunningStudy, step: SumStep) -> float:
+    """From the opening of a phase to its deadline."""
+    return min(study.config.participation.timeout_seconds, STEP_SECONDS.get(step, math.inf))

@@ -1,0 +1,46 @@
+"""What all silos of a sum must have been told alike: its digest goes into the key of every mask.
+
+Silos that were told different things, another model or other settings, add masks that do not vanish: the coordinator
+gets noise instead of updates that can be told apart.
+
+Tests: tests/common/secure_aggregation/test_context.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.messages import Member
+
+__all__ = ["mask_context"]
+
+
+def mask_context(task: TaskSpec, *, phase: str, form: MaskForm, members: Sequence[Member], roster: bytes) -> bytes:
+    """32 bytes that follow from all that is the same for every silo of a sum, and from nothing else.
+
+    Args:
+        task: of step "mask", of any silo: what differs between silos (its id, which files bring the tensor groups,
+            deadlines, what was folded) is left out; the digests of the tensors are in.
+        phase: of the method.
+        members: U1, in order, with their keys.
+        roster: chain value of the roster's last entry.
+    Raises: BadPayload for a task that names a tensor group without its digest.
+    """
+    groups: dict[str, str] = {}
+    for payload in task.payloads:
+        if not payload.tensors or len(payload.groups) != 1:
+            raise BadPayload("A task of a secure sum must name the digest of every tensor group.")
+        groups[payload.groups[0]] = payload.tensors
+    told: Mapping[str, object] = {
+        "study": task.study, "round": task.round, "rounds": task.rounds, "phase": phase, "method": task.method,
+        "settings": task.settings, "model": to_dict(task.model), "image": to_dict(task.image),
+        "augmentation": to_dict(task.augmentation), "seed": task.seed, "groups": groups, "form": to_dict(form),
+        "roster": roster.hex(),
+        "members": [[each.silo, each.identity.hex(), each.keys.seal_key.hex(), each.keys.mask_key.hex()]
+                    for each in members]}
+    return hashlib.sha256(b"semisilo mask context v1\0" + canonical_json(told).encode()).digest()
