@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.uplink import Uplink
 
@@ -220,6 +221,8 @@ class TaskSpec:
     measure: str = ""
     """What the study compares rounds by, as `semisilo.common.measures.study_measure.parse_measure` reads it; empty:
     accuracy."""
+    dp: DifferentialPrivacy | None = None
+    """Table [privacy.dp] of the study; None where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.privacy import Unit
 from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
 
@@ -75,6 +76,8 @@ class MethodSpec:
     """Settings that the strategy writes into every task; a study file must not have them."""
     robust_rules: tuple[Rule, ...] = ()
     """Rules of table [robust] that the method is defined with, besides the plain mean."""
+    dp_units: tuple[Unit, ...] = ()
+    """Units of table [privacy.dp] that the method is defined with."""
     discloses: str
     """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
 

@@ -363,7 +363,8 @@ class Engine:
             payloads=task.payloads,
             last_folded_round=last_folded, seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
-            model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure))
+            model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure),
+            dp=study.config.privacy.dp)
 
     def _quorum(self, study: RunningStudy, row: RoundRow) -> int:
         """Answers that a phase of a round needs: silos that are set aside do not count. At least one."""

@@ -16,6 +16,7 @@ from semisilo.common.errors import BadConfiguration, UnknownName
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 from semisilo.common.methods import MethodSpec, Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp
 from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.uplink import Uplink, parse_uplink
 from semisilo.coordinator.ledger.records import BaselineRecipe
@@ -295,6 +296,7 @@ class StudyConfig:
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     robust: RobustSettings = field(default_factory=RobustSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     numerics: Numerics = field(default_factory=Numerics)
 
 
@@ -312,7 +314,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise BadConfiguration(f"{where}: table [method] with a name is missing.",
                                remedy='Add [method] name = "semifl".')
-    names = {"study", "model", "data", "participation", "augmentation", "wire", "robust", "numerics"}
+    names = {"study", "model", "data", "participation", "augmentation", "wire", "robust", "privacy", "numerics"}
     for name in tables:
         if name not in names:
             from_dict(_Tables, {name: 0}, where=where)
@@ -332,6 +334,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     images, participation = table(DataSettings, "data"), table(ParticipationSettings, "participation")
     augmentation, wire = table(AugmentationSettings, "augmentation"), table(WireSettings, "wire")
     robust, numerics = table(RobustSettings, "robust"), table(Numerics, "numerics")
+    privacy = table(PrivacySettings, "privacy")
     if not 0 <= numerics.threads <= _MAX_THREADS:
         raise BadConfiguration(f"{where}: [numerics]: threads = {numerics.threads}: must be between 1 and"
                                f" {_MAX_THREADS}, or 0 for what each machine finds fastest.")
@@ -353,8 +356,13 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
     if why := refused(robust, method=spec.name, allowed=spec.robust_rules, uplink=wire.uplink_form(),
                       silos=None if isinstance(asked, str) else asked):
         raise BadConfiguration(f"{where}: [robust]: {why}")
+    if why := refused_dp(privacy.dp, method=spec.name, allowed=spec.dp_units, settings=chosen.settings,
+                         precision=numerics.precision, model=model.name, normalisation=model.normalisation_layers,
+                         frozen_parts=bool(model.freeze)):
+        raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
-                       augmentation=augmentation, wire=wire, robust=robust, numerics=numerics)
+                       augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,
+                       numerics=numerics)
 
 
 def _check_measure(study: StudySettings, images: DataSettings, where: str) -> None:
@@ -473,6 +481,7 @@ class _Tables:
     augmentation: int = 0
     wire: int = 0
     robust: int = 0
+    privacy: int = 0
     numerics: int = 0
     simulation: int = 0
 
