@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.uplink import Uplink
 
@@ -225,6 +226,8 @@ class TaskSpec:
     secure: str = ""
     """The message SecureTask, serialised, in hex: which step of a secure sum this is. Empty where updates go in the
     clear."""
+    dp: DifferentialPrivacy | None = None
+    """Table [privacy.dp] of the study; None where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

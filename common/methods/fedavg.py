@@ -79,6 +79,7 @@ FEDAVG = MethodSpec(
     set_by_strategy=("round_lr", *LABELLED_HINTS),
     robust_rules=RULES,
     summed=True,
+    dp_units=("example", "silo"),
     discloses="The coordinator sees a silo's model difference, how many images it has, its losses and, where it makes "
               "pseudo-labels, how many of each class it kept; if silos measure batch-norm statistics also mean, "
               "variance and count at every such layer. A silo sees the averaged model." + HINTS_DISCLOSE,

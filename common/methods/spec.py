@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import Meaning
+from semisilo.common.methods.parts.privacy import Unit
 from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
 
@@ -79,6 +80,8 @@ class MethodSpec:
     """Whether the strategy needs no more of its training phase than the mean of all updates, by weights that are the
     same for all or follow from a silo's own images: then updates may be added up behind masks. It is given the mean as
     the update of a single silo."""
+    dp_units: tuple[Unit, ...] = ()
+    """Units of table [privacy.dp] that the method is defined with."""
     discloses: str
     """What a silo learns about others and the coordinator about a silo, beyond model updates. Shown to operators."""
 

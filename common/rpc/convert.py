@@ -20,6 +20,7 @@ from semisilo.common.errors import BadPayload
 from semisilo.common.measures.site_evaluation import ClassResult, SiteEvaluation
 from semisilo.common.measures.study_measure import parse_measure
 from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.uplink import Uplink
 from semisilo.common.payload.manifest import parse_reference as reference_from_proto
 from semisilo.common.payload.manifest import reference_to_proto
@@ -30,6 +31,8 @@ __all__ = [
     "augmentation_from_proto",
     "augmentation_to_proto",
     "check_metrics",
+    "dp_from_proto",
+    "dp_to_proto",
     "evaluation_from_proto",
     "evaluation_to_proto",
     "head_from_proto",
@@ -81,6 +84,8 @@ def task_to_proto(spec: TaskSpec, *, report_interval_seconds: float) -> round_pb
     message.measure = spec.measure
     if spec.secure:
         message.secure.CopyFrom(message_from_hex(spec.secure))
+    if spec.dp is not None:
+        message.dp.CopyFrom(dp_to_proto(spec.dp))
     return message
 
 
@@ -117,6 +122,7 @@ def task_from_proto(message: round_pb.Task, *, silo: str) -> TaskSpec:
         uplink=uplink_from_proto(message.uplink) if message.HasField("uplink") else Uplink(),
         model_round=message.model_round if message.HasField("model_round") else None,
         measure=_measure(message.measure), secure=_secure(message),
+        dp=dp_from_proto(message.dp) if message.HasField("dp") else None,
     )
 
 
@@ -210,6 +216,18 @@ def uplink_from_proto(message: round_pb.Uplink) -> Uplink:
         raise BadPayload(f"The task asks for a share of {message.top_k} of the elements.")
     return _build(Uplink, {"aim": message.aim, "values": message.values, "top_k": message.top_k,
                            "rounding": message.rounding, "error_feedback": message.error_feedback}, "uplink")
+
+
+def dp_to_proto(dp: DifferentialPrivacy) -> round_pb.DifferentialPrivacy:
+    """The message of differential privacy."""
+    return round_pb.DifferentialPrivacy(**to_dict(dp))
+
+
+def dp_from_proto(message: round_pb.DifferentialPrivacy) -> DifferentialPrivacy:
+    """The differential privacy of a message, checked. Raises: BadConfiguration."""
+    return _build(DifferentialPrivacy, {
+        "unit": message.unit, "noise_multiplier": message.noise_multiplier, "target_epsilon": message.target_epsilon,
+        "clip_norm": message.clip_norm, "delta": message.delta}, "differential privacy")
 
 
 def evaluation_to_proto(found: SiteEvaluation) -> round_pb.SiteEvaluation:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from semisilo.common.config import canonical_json
 from semisilo.common.methods.contract import SumStep
-from semisilo.common.methods.parts.privacy import MAX_SILOS, MIN_SILOS
+from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 
 __all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MAX_SILOS", "MIN_SILOS", "NONCE_BYTES", "SEED_BYTES", "SIGNATURE_BYTES",
            "STEPS", "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum", "Shares",

@@ -140,7 +140,7 @@ class Standby(_message.Message):
     def __init__(self, reason: _Optional[_Union[Standby.Reason, str]] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure", "secure")
+    __slots__ = ("task_id", "study", "round", "round_count", "phase", "method", "settings_json", "model", "image", "augmentation", "numerics", "payloads", "last_folded_round", "seed", "deadline_time", "report_interval", "uplink", "model_round", "measure", "secure", "dp")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class Task(_message.Message):
     MODEL_ROUND_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
+    DP_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     study: str
     round: int
@@ -181,7 +182,22 @@ class Task(_message.Message):
     model_round: int
     measure: str
     secure: _secure_aggregation_pb2.SecureTask
-    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ...) -> None: ...
+    dp: DifferentialPrivacy
+    def __init__(self, task_id: _Optional[str] = ..., study: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., phase: _Optional[str] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., augmentation: _Optional[_Union[Augmentation, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[_tensors_pb2.PayloadReference, _Mapping]]] = ..., last_folded_round: _Optional[int] = ..., seed: _Optional[int] = ..., deadline_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., report_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., model_round: _Optional[int] = ..., measure: _Optional[str] = ..., secure: _Optional[_Union[_secure_aggregation_pb2.SecureTask, _Mapping]] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ...) -> None: ...
+
+class DifferentialPrivacy(_message.Message):
+    __slots__ = ("unit", "noise_multiplier", "target_epsilon", "clip_norm", "delta")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    NOISE_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    noise_multiplier: float
+    target_epsilon: float
+    clip_norm: float
+    delta: float
+    def __init__(self, unit: _Optional[str] = ..., noise_multiplier: _Optional[float] = ..., target_epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class Uplink(_message.Message):
     __slots__ = ("aim", "values", "top_k", "rounding", "error_feedback")
@@ -416,7 +432,7 @@ class DescribeStudyRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., silo_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class DescribeStudyResponse(_message.Message):
-    __slots__ = ("version", "coordinator_time", "study", "state", "round", "round_count", "method", "settings_json", "model", "image", "uplink", "dense_bytes", "own_rounds", "typical_update_bytes", "typical_round_duration", "round_timeout", "frozen_bytes", "normalisation_image_count")
+    __slots__ = ("version", "coordinator_time", "study", "state", "round", "round_count", "method", "settings_json", "model", "image", "uplink", "dense_bytes", "own_rounds", "typical_update_bytes", "typical_round_duration", "round_timeout", "frozen_bytes", "normalisation_image_count", "dp")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_TIME_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +451,7 @@ class DescribeStudyResponse(_message.Message):
     ROUND_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     FROZEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     NORMALISATION_IMAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DP_FIELD_NUMBER: _ClassVar[int]
     version: str
     coordinator_time: _timestamp_pb2.Timestamp
     study: str
@@ -453,7 +470,8 @@ class DescribeStudyResponse(_message.Message):
     round_timeout: _duration_pb2.Duration
     frozen_bytes: int
     normalisation_image_count: int
-    def __init__(self, version: _Optional[str] = ..., coordinator_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., study: _Optional[str] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., dense_bytes: _Optional[int] = ..., own_rounds: _Optional[_Iterable[_Union[RoundTraffic, _Mapping]]] = ..., typical_update_bytes: _Optional[int] = ..., typical_round_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., round_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., frozen_bytes: _Optional[int] = ..., normalisation_image_count: _Optional[int] = ...) -> None: ...
+    dp: DifferentialPrivacy
+    def __init__(self, version: _Optional[str] = ..., coordinator_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., study: _Optional[str] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., round_count: _Optional[int] = ..., method: _Optional[str] = ..., settings_json: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., image: _Optional[_Union[ImageForm, _Mapping]] = ..., uplink: _Optional[_Union[Uplink, _Mapping]] = ..., dense_bytes: _Optional[int] = ..., own_rounds: _Optional[_Iterable[_Union[RoundTraffic, _Mapping]]] = ..., typical_update_bytes: _Optional[int] = ..., typical_round_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., round_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., frozen_bytes: _Optional[int] = ..., normalisation_image_count: _Optional[int] = ..., dp: _Optional[_Union[DifferentialPrivacy, _Mapping]] = ...) -> None: ...
 
 class RoundTraffic(_message.Message):
     __slots__ = ("round", "payload_down_bytes", "payload_up_bytes", "wire_down_bytes", "wire_up_bytes", "training_duration")

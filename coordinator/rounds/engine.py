@@ -376,7 +376,7 @@ class Engine:
             last_folded_round=last_folded, seed=study.config.study.seed,
             deadline_unix=deadline_unix, uplink=study.config.wire.uplink_form(),
             model_round=committed if task.brings_model else None, measure=str(study.frozen.study_measure),
-            secure=secure)
+            secure=secure, dp=study.config.privacy.dp)
 
     def _asked(self, study: RunningStudy, row: RoundRow, phase: Phase) -> tuple[list[str], int]:
         """Whom a phase asks, and how many answers it needs."""

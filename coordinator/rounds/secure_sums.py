@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from semisilo.common.errors import SecureSumFailed
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TaskSpec, TensorSpec
-from semisilo.common.methods.parts.privacy import PrivacySettings, threshold_of
+from semisilo.common.methods.parts.privacy import PrivacySettings
+from semisilo.common.methods.parts.secure_sum import threshold_of
 from semisilo.common.secure_aggregation.context import mask_context
 from semisilo.common.secure_aggregation.conversion import (
     SumQuestion,
@@ -152,14 +153,14 @@ class Sums:
         if not self._masked:
             return settings.min_silos
         if phase.step == "keys":
-            return threshold_of(settings, num_asked)
+            return threshold_of(settings.threshold, settings.min_silos, num_asked)
         return sum_row(self._ledger, row.study, row.number, method_phase(phase).name).threshold
 
     def open(self, row: RoundRow, phase: Phase, settings: PrivacySettings, asked: Sequence[str]) -> None:
         """To be called before the questions of a step are made; within the transaction that opens it, or before."""
         if phase.step == "keys" or (phase.step == "mask" and not self._masked):
             open_sum(self._ledger, study=row.study, round=row.number, phase=method_phase(phase).name,
-                     nonce=secrets.token_bytes(NONCE_BYTES), threshold=threshold_of(settings, len(asked)),
+                     nonce=secrets.token_bytes(NONCE_BYTES), threshold=threshold_of(settings.threshold, settings.min_silos, len(asked)),
                      roster_number=roster_number(self._ledger))
 
     def form(self, row: RoundRow, phase: Phase, settings: PrivacySettings, *, num_silos: int,

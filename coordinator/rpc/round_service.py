@@ -42,6 +42,7 @@ from semisilo.common.rpc.chunks import (
 )
 from semisilo.common.rpc.convert import (
     check_metrics,
+    dp_to_proto,
     evaluation_from_proto,
     head_to_proto,
     image_to_proto,
@@ -499,7 +500,8 @@ def description_to_proto(found: StudyDescription | None, *, now_unix: float) -> 
         study=found.name, state=found.state, round=found.round, round_count=found.rounds, method=found.method,
         settings_json=canonical_json(found.settings), model=model_to_proto(found.model),
         image=None if found.image is None else image_to_proto(found.image),
-        uplink=pb.Uplink(**to_dict(found.uplink)), dense_bytes=found.dense_bytes,
+        uplink=pb.Uplink(**to_dict(found.uplink)), dp=None if found.dp is None else dp_to_proto(found.dp),
+        dense_bytes=found.dense_bytes,
         frozen_bytes=found.frozen_bytes, normalisation_image_count=found.normalisation_images,
         typical_update_bytes=found.typical_update_bytes))
     message.round_timeout.FromMicroseconds(round(found.round_timeout_seconds * 1e6))

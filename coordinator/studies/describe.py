@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.methods.contract import ModelSettings
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.common.methods.uplink import Uplink
 from semisilo.coordinator.ledger.costs import rounds_with_payload, silo_round_bytes
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -56,6 +57,7 @@ class StudyDescription:
     image: ImageForm | None
     """None until the study has begun: mean and deviation are measured then."""
     uplink: Uplink
+    dp: DifferentialPrivacy | None
     dense_bytes: int
     frozen_bytes: int
     """Of the parameters that nobody trains; 0 for none, and until the study has begun."""
@@ -81,7 +83,7 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
     return StudyDescription(
         name=row.name, state=str(row.state), round=0 if last is None else last.number, rounds=config.study.rounds,
         method=config.method.name, settings=config.method.settings, model=model,
-        image=None if frozen is None else frozen.image, uplink=config.wire.uplink_form(),
+        image=None if frozen is None else frozen.image, uplink=config.wire.uplink_form(), dp=config.privacy.dp,
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
         normalisation_images=_normalisation_images(config.data.image, frozen),

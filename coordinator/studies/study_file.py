@@ -16,8 +16,9 @@ from semisilo.common.errors import BadConfiguration, UnknownName
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 from semisilo.common.methods import MethodSpec, Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.methods.contract import ModelSettings, Numerics
-from semisilo.common.methods.parts.privacy import PrivacySettings, why_not_summed
+from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp
 from semisilo.common.methods.parts.robust import RobustSettings, refused
+from semisilo.common.methods.parts.secure_sum import why_not_summed
 from semisilo.common.methods.uplink import Uplink, parse_uplink
 from semisilo.coordinator.ledger.records import BaselineRecipe
 
@@ -361,8 +362,13 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
             robust_rule=robust.rule, uplink=wire.uplink_form(), local_accuracy=study.local_accuracy,
             most_silos=None if isinstance(asked, str) else asked)):
         raise BadConfiguration(f"{where}: [privacy]: {why}")
+    if why := refused_dp(privacy.dp, method=spec.name, allowed=spec.dp_units, settings=chosen.settings,
+                         precision=numerics.precision, model=model.name, normalisation=model.normalisation_layers,
+                         frozen_parts=bool(model.freeze)):
+        raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
-                       augmentation=augmentation, wire=wire, robust=robust, privacy=privacy, numerics=numerics)
+                       augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,
+                       numerics=numerics)
 
 
 def _check_measure(study: StudySettings, images: DataSettings, where: str) -> None:

@@ -100,7 +100,8 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         # What every task of such a study brings besides, so that it is looked at like that of a task.
         payloads=[reference_to_proto(PayloadRef("00" * 32, _bytes(message.frozen_bytes), (FROZEN,)))]
         if message.frozen_bytes else [],
-        uplink=message.uplink if message.HasField("uplink") else None), silo=silo)
+        uplink=message.uplink if message.HasField("uplink") else None,
+        dp=message.dp if message.HasField("dp") else None), silo=silo)
     if len(message.own_rounds) > 64:
         raise BadPayload(f"The coordinator tells of {len(message.own_rounds)} rounds; 64 are plenty.")
     return StudyNeeds(

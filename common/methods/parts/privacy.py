@@ -1,86 +1,153 @@
-"""Table [privacy] of a study: what nobody, the coordinator included, may learn of one silo.
+"""Table [privacy] of a study: what of a single patient, or of a single silo, may show in what leaves.
 
-What secure aggregation hides and what it does not is in docs/secure-aggregation.md.
+[privacy.dp] is differential privacy. With unit = "example" every silo clips the gradient of each image and adds noise
+before anything leaves it; its own ledger counts what that spends. With unit = "silo" the coordinator clips the update
+of each silo and adds noise to their sum: that protects from those who see the model, not from the coordinator.
+
+What differs between two neighbouring data sets: one image (or, with "silo", one silo) is replaced by one that
+contributes nothing. How many images a silo has is not hidden; docs/privacy.md says what else is not.
 
 Tests: tests/common/methods/parts/test_privacy.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from semisilo.common.methods.uplink import Uplink
+from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_BITS
 
-__all__ = ["MAX_SILOS", "MIN_SILOS", "PrivacySettings", "threshold_of", "why_not_summed"]
+__all__ = ["DEFAULT_DELTA", "MAX_NOISE", "DifferentialPrivacy", "PrivacySettings", "Unit", "refused_dp"]
 
-MAX_SILOS = 32
-"""Of one sum: every silo shares its secrets with every other."""
-MIN_SILOS = 3
-"""With two, each would learn the other's update from the sum."""
-_MIN_BITS, _MAX_BITS = 16, 32
-_SUMMED_WEIGHTINGS = ("uniform", "size")
-"""Of methods that can weigh otherwise as well."""
+Unit = Literal["example", "silo"]
+DEFAULT_DELTA = 1e-5
+MAX_NOISE = 1000.0
+"""Largest noise multiplier: beyond it nothing is learnt, and what is said of epsilon is mostly rounding."""
+
+_WITH_BATCH_NORM = ("small_cnn", "wide_resnet_28_2", "wide_resnet_28_8", "cnn13", "cnn13_no_bias")
+"""Built-in networks whose normalisation is batch-norm unless [model] normalisation says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifferentialPrivacy:
+    """Table [privacy.dp]."""
+
+    unit: Unit = "example"
+    """Whose presence is hidden. "example": that of one image at a silo, from everybody outside it, the coordinator
+    included (DP-SGD: Abadi et al., CCS 2016). "silo": that of a whole silo, from whoever sees the model, not from the
+    coordinator (McMahan et al., ICLR 2018)."""
+    noise_multiplier: float = 0.0
+    """Standard deviation of the noise over `clip_norm`. Give this or `target_epsilon`."""
+    target_epsilon: float = 0.0
+    """Each silo works out its own noise multiplier, so that all rounds of the study together spend no more than this
+    epsilon of its images. For unit = "example"."""
+    clip_norm: float = 1.0
+    """C: the gradient of one image, or with "silo" the update of one silo, is shortened to this length (Euclidean
+    norm)."""
+    delta: float = DEFAULT_DELTA
+    """The delta that epsilon is told at: the probability with which the promise may fail. It should be well below one
+    over the number of images; a silo that has 1 / delta images or more refuses."""
+
+    def __post_init__(self) -> None:
+        if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
+            raise ValueError(f"clip_norm = {self.clip_norm}: must be above 0 and finite.")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta = {self.delta}: must be above 0 and below 1.")
+        if not 0 <= self.noise_multiplier <= MAX_NOISE:
+            raise ValueError(f"noise_multiplier = {self.noise_multiplier}: must be above 0 and at most {MAX_NOISE:g}.")
+        if not (self.target_epsilon >= 0 and math.isfinite(self.target_epsilon)):
+            raise ValueError(f"target_epsilon = {self.target_epsilon}: must be above 0 and finite.")
+        if bool(self.noise_multiplier) == bool(self.target_epsilon):
+            raise ValueError("give noise_multiplier or target_epsilon, one of the two.")
+        if self.unit == "silo" and self.target_epsilon:
+            raise ValueError('target_epsilon is for unit = "example"; with unit = "silo" give noise_multiplier.')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrivacySettings:
-    """What is done so that a silo's update, or a patient's image, does not show."""
+    """Table [privacy]."""
 
     secure_aggregation: bool = False
     """Whether silos hide their updates behind masks that vanish in the sum, so that the coordinator learns the sum of a
-    round and no update by itself (Bonawitz et al., CCS 2017). For methods that average; see docs/methods.md."""
+    round and no update by itself (Bonawitz et al., CCS 2017). For methods that average: docs/secure-aggregation.md."""
     threshold: int = 0
-    """How many silos of a round are needed to take the masks off; so many, working together with the coordinator, could
+    """How many silos of a round are needed to take the masks off; so many that work together with the coordinator could
     see the update of another. 0: more than two thirds of those asked."""
     min_silos: int = MIN_SILOS
     """A sum of fewer silos is never made; at least 3."""
     word_bits: int = 18
-    """Bits of a masked number, 16 to 32: a dense update has so many 32nds of its plain bytes. 16 is coarse with more
-    than a few silos."""
+    """Bits of a masked number, 16 to 32: an update has so many 32nds of its dense bytes. 16 is coarse with more than a
+    few silos."""
+    dp: DifferentialPrivacy | None = None
+    """Table [privacy.dp]: differential privacy. Without it there is none."""
 
     def __post_init__(self) -> None:
         if not MIN_SILOS <= self.min_silos <= MAX_SILOS:
             raise ValueError(f"min_silos = {self.min_silos}: must be between {MIN_SILOS} and {MAX_SILOS}.")
         if not (self.threshold == 0 or MIN_SILOS <= self.threshold <= MAX_SILOS):
             raise ValueError(f"threshold = {self.threshold}: must be between {MIN_SILOS} and {MAX_SILOS}, or 0.")
-        if not _MIN_BITS <= self.word_bits <= _MAX_BITS:
-            raise ValueError(f"word_bits = {self.word_bits}: must be between {_MIN_BITS} and {_MAX_BITS}.")
+        if not WORD_BITS[0] <= self.word_bits <= WORD_BITS[1]:
+            raise ValueError(f"word_bits = {self.word_bits}: must be between {WORD_BITS[0]} and {WORD_BITS[1]}.")
         if not self.secure_aggregation:
-            for name, default in (("threshold", 0), ("min_silos", MIN_SILOS), ("word_bits", 18)):
-                if getattr(self, name) != default:
-                    raise ValueError(f"{name} has no effect without secure_aggregation = true.")
+            for each in fields(self):
+                if each.name != "dp" and getattr(self, each.name) != each.default:
+                    raise ValueError(f"{each.name} has no effect without secure_aggregation = true.")
+        elif self.dp is not None and self.dp.unit == "silo":
+            raise ValueError('secure_aggregation hides from the coordinator what [privacy.dp] unit = "silo" would clip.'
+                             ' Leave one of the two out, or choose unit = "example".')
 
 
-def threshold_of(settings: PrivacySettings, num_asked: int) -> int:
-    """How many silos unmask a sum that `num_asked` are asked for: as set, else floor(2/3 n) + 1; at least `min_silos`.
-    """
-    return max(settings.threshold or 2 * num_asked // 3 + 1, settings.min_silos)
+def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence[Unit], settings: Any,
+               precision: str = "fp32", model: str = "", normalisation: str = "", frozen_parts: bool = False) -> str:
+    """Why a study cannot have this differential privacy, with what to do; empty when it can.
 
-
-def why_not_summed(*, method: str, summed: bool, weighting: str, robust_rule: str, uplink: Uplink, local_accuracy: bool,
-                   most_silos: int | None) -> str:
-    """Why a study cannot be summed behind masks, with what to do; empty when it can.
-
+    Both sides ask: the coordinator when it reads a study file, the silo in every task.
     Args:
-        summed: whether the method's updates are added up with weights that everybody knows (`MethodSpec.summed`).
-        weighting: of the method's settings; "uniform" where it has none.
-        most_silos: that a round may ask; None where it is a share of those that have joined.
+        method: its name.
+        allowed: units that it is defined with.
+        settings: of the method.
+        precision: of the numerics.
+        model, normalisation: name and normalisation layers of the network; empty where the network itself is looked at.
+        frozen_parts: whether parts of it keep their weights, which may take in its batch-norm layers.
     """
-    if not summed:
-        return (f"secure_aggregation is not possible with the method {method}: it computes with each silo's update by"
-                " itself. Choose a method that averages, such as self_training, semifl or fedavg.")
-    if weighting not in _SUMMED_WEIGHTINGS:
-        return (f'secure_aggregation is not possible with [method] weighting = "{weighting}": the weights change with'
-                ' who answers. Choose "uniform" or "size".')
-    if robust_rule != "none":
-        return (f'secure_aggregation is not possible with [robust] rule = "{robust_rule}", which looks at each update'
-                " by itself. Leave one of the two out.")
-    if uplink.lossy:
-        return ("secure_aggregation is not possible with a lossy [wire] uplink: masked numbers have a form of their own"
-                " (word_bits). Leave uplink out.")
-    if local_accuracy:
-        return "secure_aggregation is not possible with [study] local_accuracy, which needs each silo's own model."
-    if most_silos is not None and most_silos > MAX_SILOS:
-        return (f"secure_aggregation is possible with up to {MAX_SILOS} silos in a round, and [participation]"
-                f" silos_per_round = {most_silos}.")
+    if dp is None:
+        return ""
+    if dp.unit not in allowed:
+        why = f"it has: {', '.join(allowed)}" if allowed else (
+            "what its silos send does not follow from sums over single images alone; use fedavg, fedprox or fednova")
+        return f'unit = "{dp.unit}" is not defined for the method {method}; {why}.'
+    if dp.unit == "silo":
+        if getattr(settings, "weighting", "uniform") != "uniform":
+            return (f'unit = "silo" weighs silos alike, and [method] weighting = "{settings.weighting}": a count of'
+                    ' images is not hidden by it. Set [method] weighting = "uniform".')
+        return ""
+    if model in _WITH_BATCH_NORM and normalisation == "static_batch" and not frozen_parts:
+        return ('the network has batch-norm layers, in which every image of a batch changes what all others contribute.'
+                ' Set [model] normalisation = "group" or "layer", or freeze these layers with trained weights.')
+    if precision not in ("fp32", "tf32"):
+        return f'[numerics] precision = "{precision}" is not defined with it. Use "fp32" or "tf32".'
+    for name, harmless, why in _ACROSS_IMAGES:
+        value = getattr(settings, name, harmless)
+        at_silo = getattr(settings, "scenario", "labels-at-silo") == "labels-at-silo"
+        if value != harmless and (at_silo or name not in _OF_LABELS):
+            return f"[method] {name} = {_text(value)}: {why}. Leave it out."
     return ""
+
+
+_ACROSS_IMAGES: tuple[tuple[str, object, str], ...] = (
+    ("mask_mean", "batch", "it divides by how many images are kept, which depends on all of them"),
+    ("distribution_alignment", "none", "it follows a mean over the silo's images, which is neither clipped nor noised"),
+    ("logit_adjustment", 0.0, "it follows the class shares of the silo's labels, which are neither clipped nor noised"),
+    ("labelled_sampling", "shuffled", "epsilon is counted for images that are drawn independently (Poisson sampling)"),
+    ("thresholds", "fixed", "it follows the mean confidence on the silo's labels, which is neither clipped nor noised"),
+    ("clip_norm", 0.0, "the gradient of every image is clipped already, at [privacy.dp] clip_norm"),
+)
+"""Settings that tie images to each other: the value without effect, and why any other is refused."""
+_OF_LABELS = ("logit_adjustment", "labelled_sampling", "thresholds")
+"""Of them those that look at labels alone: where the coordinator has these, they touch no image of a silo."""
+
+
+def _text(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
