@@ -139,6 +139,12 @@ class SecureSumFailed(SemisiloError):
     code, status = "SECURE_SUM_FAILED", "FAILED_PRECONDITION"
 
 
+class SecureSumRefused(SemisiloError):
+    """A silo does not answer a step of a secure sum, since the answer could show its update to somebody."""
+
+    code, status = "SECURE_SUM_REFUSED", "PERMISSION_DENIED"
+
+
 class BadPayload(SemisiloError):
     """Bytes that arrived are not what was declared or allowed."""
 

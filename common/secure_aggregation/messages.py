@@ -21,12 +21,14 @@ from semisilo.common.config import canonical_json
 from semisilo.common.methods.contract import SumStep
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 
-__all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MAX_SILOS", "MIN_SILOS", "NONCE_BYTES", "SEED_BYTES", "SIGNATURE_BYTES",
-           "STEPS", "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum", "Shares",
-           "UnmaskAnswer", "UnmaskRequest", "in_order"]
+__all__ = ["IDENTITY_BYTES", "KEY_BYTES", "MASKED_GROUP", "MAX_SILOS", "MIN_SILOS", "NONCE_BYTES", "SEED_BYTES",
+           "SIGNATURE_BYTES", "STEPS", "Confirmation", "MaskSeed", "Member", "RoundKeys", "SealedShare", "SecureSum",
+           "Shares", "UnmaskAnswer", "UnmaskRequest", "in_order"]
 
 STEPS: tuple[SumStep, ...] = ("keys", "shares", "mask", "confirm", "unmask")
 """In order."""
+MASKED_GROUP = "masked"
+"""The only tensor group of a masked update."""
 KEY_BYTES = 32
 """X25519 and Ed25519 public keys."""
 IDENTITY_BYTES = KEY_BYTES

@@ -19,11 +19,21 @@ from typing import Any
 import torch
 
 from semisilo.common.config import from_dict, to_dict
-from semisilo.common.errors import BadPayload, ComputeFailed, SemisiloError
+from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, SemisiloError
 from semisilo.common.learning.outliers import UpdateMeasure
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
-from semisilo.common.methods.contract import FROM_TASK, Environment, GroupLayout, Phase, Strategy, TensorGroup, Tensors
+from semisilo.common.methods.contract import (
+    FROM_TASK,
+    Environment,
+    GroupLayout,
+    Meaning,
+    Phase,
+    Strategy,
+    TensorGroup,
+    Tensors,
+    UpdateHeader,
+)
 from semisilo.common.methods.parts.imbalance import check_class_prior
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.models.exported import ModelFacts, inference_settings
@@ -53,6 +63,7 @@ from semisilo.coordinator.compute.evaluation import (
 from semisilo.coordinator.compute.labels_alone import LabelledOnly, LabelsAlone
 from semisilo.coordinator.compute.labels_alone_model import LabelsAloneModel, prior_of_labels_alone, read_labels_alone
 from semisilo.coordinator.compute.left_out import answers_finitely, fewest_left_out, not_finite_in, suspects
+from semisilo.coordinator.compute.masked_sum import add_up, check_masked, decoded_mean
 from semisilo.coordinator.compute.messages import (
     Aggregate,
     Aggregated,
@@ -65,6 +76,7 @@ from semisilo.coordinator.compute.messages import (
     Evaluated,
     Export,
     Exported,
+    MaskedSum,
     OpenedStudy,
     OpenStudy,
     Phases,
@@ -98,6 +110,8 @@ from semisilo.coordinator.studies.study_file import StudyConfig
 __all__ = ["Operations"]
 
 _LOG = logging.getLogger("semisilo.study")
+ALL_SILOS = "*"
+"""In the place of a silo's name, which is none: the mean of all masked updates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +246,17 @@ class Operations:
     def phases(self, request: Phases) -> PhasesOfRound:
         """The phases of a round."""
         StartWork(self._opened().folder / START_FILE).done()  # a kill may have come between the state and this
-        return PhasesOfRound(phases=self._opened().strategy.phases(self._load(request.state), request.round))
+        study, now = self._opened(), self._load(request.state)
+        phases = study.strategy.phases(now, request.round)
+        for phase in phases if study.config.privacy.secure_aggregation else ():
+            for layout in study.strategy.expects(now, phase, round=request.round).values():
+                if layout.meaning is not Meaning.DIFFERENCE or any(spec.dtype != "float32" for spec in layout.tensors):
+                    raise BadConfiguration(
+                        f"[privacy] secure_aggregation: what silos send in the phase '{phase.name}' is no difference to"
+                        " the model, so it cannot be added up behind masks.", remedy='Have the coordinator measure'
+                        ' batch-norm statistics ([method] sbn_source = "coordinator"), or choose a network without them'
+                        ' ([model] normalisation = "group").')
+        return PhasesOfRound(phases=phases)
 
     def tasks(self, request: Tasks) -> WrittenTasks:
         """What each silo is asked in a phase, with its payloads written."""
@@ -256,7 +280,17 @@ class Operations:
                 brings_model=model is not None and _brings(groups, *model))
             self._progress((number + 1) / len(request.silos), f"task for {silo}")
         downlink.finish()
-        return WrittenTasks(tasks=written, expects=dict(study.strategy.expects(now, step, round=round)))
+        expects = dict(study.strategy.expects(now, step, round=round))
+        return WrittenTasks(tasks=written, expects=expects, largest=self._largest(now, expects))
+
+    def _largest(self, now: Any, expects: Mapping[str, GroupLayout]) -> tuple[float, ...]:
+        """See `WrittenTasks.largest`."""
+        study = self._opened()
+        if not study.config.privacy.secure_aggregation:
+            return ()
+        parameters, _ = study.strategy.model(now)
+        return tuple(float(parameters[spec.name].abs().max()) if spec.name in parameters and spec.num_elements else 0.0
+                     for name in sorted(expects, key=str.encode) for spec in expects[name].tensors)
 
     def check_update(self, request: CheckUpdate) -> CheckedUpdate:
         """Whether an update that has arrived may be folded.
@@ -265,6 +299,9 @@ class Operations:
         """
         study, state, round, step = self._opened(), request.state, request.round, request.phase
         update, header = request.update, request.update.header
+        if request.masked is not None:
+            check_masked(update.path, request.masked)
+            return CheckedUpdate(encoded=tuple(encodings_of_payload(update.path)))
         check_metrics(study.spec, header.metrics, update=True, phase=step.name)
         # What is kept for a silo is a file as large as the model.
         before = self._kept(update.kept) if self._builds_on_task(state, step, round) else None
@@ -284,6 +321,8 @@ class Operations:
         names = [update.header.silo for update in request.updates]
         assert names == sorted(set(names), key=str.encode), "updates are folded in silo order, each silo once"
         study = self._opened()
+        if request.masked is not None:
+            return self._summed(request, request.masked)
         measures = UpdateMeasures(seed=study.config.study.seed, round=request.round, num_updates=len(names))
         try:
             folded = self._folded(request, request.updates, measures)
@@ -312,6 +351,32 @@ class Operations:
         return replace(tried[left_out], measures=self._shown(request, found), left_out={silo: (
             f"not accepted: with this update the model is not finite; its norm is {found[silo].norm:.3g}, the median of"
             f" the round {middle:.3g}") for silo in sorted(left_out, key=str.encode)})
+
+    def _summed(self, request: Aggregate, masked: MaskedSum) -> Aggregated:
+        """The phase with the mean of masked updates in the place of a single silo's update. Of no updates the phase
+        ends as one that nobody has answered.
+
+        Raises: SecureSumFailed where the sum is noise; ComputeFailed when the model is not finite with it.
+        """
+        study, now, step, round = self._opened(), self._load(request.state), request.phase, request.round
+        header, outcome = UpdateHeader(ALL_SILOS, 0), None
+        tally = study.strategy.begin(now, step, (header,) if request.updates else (), round=round)
+        if request.updates:
+            layouts = self._expected(request.state, step, round)
+            elements = sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors)
+            total = add_up([update.path for update in request.updates], masked.form, elements=elements,
+                           seeds=masked.seeds)
+            self._progress(0.5, f"added up {len(request.updates)} masked updates")
+            groups, outcome = decoded_mean(total, masked.form, layouts, silos=len(request.updates),
+                                           seed=study.config.study.seed, round=round, phase=step.name)
+            tally, _ = study.strategy.fold(now, tally, header, groups, None)
+        try:
+            finished = study.strategy.finish(now, step, tally, round=round)
+        except BadPayload as error:
+            raise ComputeFailed(error.text, remedy=error.remedy) from error
+        if field := not_finite_in(finished):
+            raise ComputeFailed(f"The model of round {round} is not finite: {field}.")
+        return Aggregated(state=self._save(finished), kept={}, metrics={}, outcome=outcome)
 
     def _shown(self, request: Aggregate, found: dict[str, UpdateMeasure]) -> dict[str, UpdateMeasure]:
         """What is noted of updates: of batch-norm statistics alone nothing, which change no model."""

@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from semisilo.common.secure_aggregation.roster import EMPTY_ROSTER, RosterEntry, next_entry
+
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.secure_aggregation.mask_form import MaskForm, SumOutcome
-from semisilo.common.secure_aggregation.roster import EMPTY_ROSTER, RosterEntry, next_entry
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import TaskState

@@ -388,8 +388,21 @@ class Engine:
         asked = self._hearing.heard(
             [silo for silo in (row.sample if phase.asks == "sample" else members) if silo in there],
             at_least=max(1, quorum))
-        return asked, max(quorum, self._sums.fewest(row, phase, study.config.privacy, len(asked))) if phase.step \
-            else quorum
+        if not phase.step:
+            return asked, quorum
+        there_is = [silo for silo in asked if not self._has_masked(silo, row)]
+        fewest = self._sums.fewest(row, phase, study.config.privacy, len(there_is))
+        if len(there_is) < fewest:
+            before = [silo for silo in asked if silo not in there_is]
+            also = (f"; {', '.join(before)} masked an update of this round before the coordinator went back to an"
+                    " earlier state, and does so once for a round") if before else ""
+            raise SecureSumFailed(f"a secure sum takes {fewest} silos, and {len(there_is)} can be asked{also}")
+        return there_is, max(quorum, fewest)
+
+    def _has_masked(self, silo: str, row: RoundRow) -> bool:
+        """Whether a silo says that it has had part in the sum of a round: in one that this ledger knows nothing of."""
+        study, number = self._runtime.masked.get(silo, ("", 0))
+        return study == row.study and number >= row.number
 
     def _step_tasks(self, study: RunningStudy, row: RoundRow, phase: Phase, asked: list[str],
                     written: WrittenTasks) -> tuple[WrittenTasks, dict[str, str]]:

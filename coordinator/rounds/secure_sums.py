@@ -15,6 +15,8 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from semisilo.common.secure_aggregation.words import packed_bytes
+
 from semisilo.common.errors import SecureSumFailed
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TaskSpec, TensorSpec
 from semisilo.common.methods.parts.privacy import PrivacySettings
@@ -34,6 +36,7 @@ from semisilo.common.secure_aggregation.mask_form import (
     share_count,
 )
 from semisilo.common.secure_aggregation.messages import (
+    MASKED_GROUP,
     NONCE_BYTES,
     STEPS,
     Confirmation,
@@ -45,7 +48,6 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskAnswer,
     in_order,
 )
-from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import RoundRow
@@ -63,12 +65,10 @@ from semisilo.coordinator.ledger.secure_sums import (
     sum_row,
 )
 
-__all__ = ["MASKED", "STEP_SECONDS", "Ready", "Sums", "masked_layout", "method_phase", "with_steps", "word_count"]
+__all__ = ["STEP_SECONDS", "Ready", "Sums", "masked_layout", "method_phase", "with_steps", "word_count"]
 
 _LOG = logging.getLogger("semisilo.coordinator")
 
-MASKED = "masked"
-"""The only tensor group of a masked update."""
 STEP_SECONDS: Mapping[SumStep, float] = {"keys": 60.0, "shares": 60.0, "confirm": 10.0, "unmask": 10.0}
 """How long a step waits beyond its quorum for silos that have not answered it: none of them trains. From step "shares"
 on, a silo that is left out can be done without; one that misses the first two has no part in the round."""
@@ -101,7 +101,7 @@ def word_count(expects: Mapping[str, GroupLayout], *, random_k: float = 1.0) -> 
 def masked_layout(expects: Mapping[str, GroupLayout], form: MaskForm) -> dict[str, GroupLayout]:
     """What a masked update must hold, where an update in the clear would hold `expects`."""
     size = packed_bytes(word_count(expects, random_k=form.random_k), form.bits)
-    return {MASKED: GroupLayout(Meaning.VALUES, "", (TensorSpec("words", (size,), "uint8"),))}
+    return {MASKED_GROUP: GroupLayout(Meaning.VALUES, "", (TensorSpec("words", (size,), "uint8"),))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +160,8 @@ class Sums:
         """To be called before the questions of a step are made; within the transaction that opens it, or before."""
         if phase.step == "keys" or (phase.step == "mask" and not self._masked):
             open_sum(self._ledger, study=row.study, round=row.number, phase=method_phase(phase).name,
-                     nonce=secrets.token_bytes(NONCE_BYTES), threshold=threshold_of(settings.threshold, settings.min_silos, len(asked)),
-                     roster_number=roster_number(self._ledger))
+                     nonce=secrets.token_bytes(NONCE_BYTES), roster_number=roster_number(self._ledger),
+                     threshold=threshold_of(settings.threshold, settings.min_silos, len(asked)))
 
     def form(self, row: RoundRow, phase: Phase, settings: PrivacySettings, *, num_silos: int,
              largest_weights: Sequence[float], reference: int) -> MaskForm:
@@ -303,8 +303,9 @@ class Sums:
     def _confirmations(self, row: RoundRow, phase: Phase, found: _Sum, members: Sequence[Member],
                        survivors: tuple[str, ...]) -> tuple[Confirmation, ...]:
         """Signatures under the list that are right; whose is not, is named."""
-        from semisilo.common.errors import BadSignature
         from semisilo.common.secure_aggregation.keys import check_survivors
+
+        from semisilo.common.errors import BadSignature
 
         context = self._context(row, phase, found, members)
         known, right = {each.silo: each.identity for each in members}, []

@@ -28,9 +28,11 @@ from semisilo.common.measures.site_evaluation import SiteEvaluation
 from semisilo.common.methods import check_metrics, find_method
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.process.compute import Compute
+from semisilo.common.secure_aggregation.conversion import answer_from_proto, answer_to_proto, question_from_hex
 from semisilo.common.storage.store import PartialFile, PayloadStore
 from semisilo.common.text.log_context import bind
 from semisilo.common.text.logs import printable
+from semisilo.common.wire.secure_aggregation_pb2 import SecureAnswer
 from semisilo.coordinator.compute.messages import CheckUpdate, SpooledUpdate, Tasks
 from semisilo.coordinator.ledger.costs import Cost, add_costs
 from semisilo.coordinator.ledger.encodings import DownloadEncodings, add_encoded, held_groups
@@ -39,9 +41,11 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
+from semisilo.coordinator.ledger.secure_sums import answer_step, note_identity
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.secure_sums import method_phase
 from semisilo.coordinator.rounds.silo_warnings import SiloWarnings
 from semisilo.coordinator.rounds.update_declaration import UpdateDeclaration, check_declaration
 from semisilo.coordinator.studies.describe import StudyDescription, describe_study
@@ -75,6 +79,13 @@ class Hello:
     """Names its process at random; empty when it does not say, and in a simulation."""
     address: str = ""
     """Where the call comes from."""
+    identity: bytes = b""
+    """Public key by which other silos know it in secure sums; empty when it has none."""
+    roster_number: int = 0
+    """The last entry of the roster that it holds."""
+    masked_study: str = ""
+    masked_round: int = 0
+    """The last round of that study in which it has masked an update; it does so once for a round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,11 +145,14 @@ class TaskService:
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
                                 memory_study=hello.memory_study, memory_round=hello.memory_round, now_unix=now)
             self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
+            if hello.identity and note_identity(self._ledger, silo, hello.identity, now_unix=now):
+                _LOG.info("silo %s: the roster has its key for secure sums", silo)
         self.warnings.called(silo, hello.process, address=hello.address, memory_study=hello.memory_study,
                              memory_round=hello.memory_round)
         for each in hello.evaluations:
             self._note_evaluation(silo, each)
         self._runtime.held[silo] = hello.held
+        self._runtime.masked[silo] = hello.masked_study, hello.masked_round
         self._runtime.notify()
         first = self._runtime.reason
         end = time.monotonic() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY
@@ -185,7 +199,7 @@ class TaskService:
         # A silo that hangs up now must not cut this off: cancelling it would end the compute process.
         row = self._ledger.round(task.study, task.round)
         written = await asyncio.shield(asyncio.ensure_future(self._compute.call(Tasks(
-            state=row.state_digest, round=task.round, phase=row.phases[task.phase],
+            state=row.state_digest, round=task.round, phase=method_phase(row.phases[task.phase]),
             silos={task.silo: self._ledger.silo_state(task.study, task.silo, round=task.round)[1]},
             held={task.silo: tuple(sorted(held))}, link_bytes_per_second=0.0))))
         return self._ledger.replace_payloads(task, written.tasks[task.silo].payloads)
@@ -281,6 +295,24 @@ class TaskService:
                        text=text)
         return announced
 
+    def answer_step(self, silo: str, task_id: str, answer: SecureAnswer) -> BeginAnswer:
+        """An answer to a step of a secure sum. Safe to repeat; another answer to the same step is not looked at.
+
+        Raises: BadPayload for one that does not fit the step.
+        """
+        task = self._task_of(silo, task_id)
+        if task.state is TaskState.ANSWERED:
+            return BeginAnswer("have")
+        if self._why_over(task):
+            return self._refuse_late(task)
+        if not task.spec.secure:
+            raise BadPayload("The task is no step of a secure sum.")
+        step = question_from_hex(task.spec.secure).step
+        answer_step(self._ledger, task, answer_to_proto(answer_from_proto(answer, step)).SerializeToString(
+            deterministic=True))
+        self._runtime.notify()
+        return BeginAnswer("have")
+
     def abstain(self, silo: str, task_id: str, reason: str, metrics: Mapping[str, float]) -> BeginAnswer:
         """A valid answer without an update."""
         task = self._task_of(silo, task_id)
@@ -365,9 +397,10 @@ class TaskService:
         row = self._ledger.round(task.study, task.round)
         try:
             checked = await self._compute.call(CheckUpdate(
-                state=row.state_digest, round=task.round, phase=row.phases[task.phase], update=SpooledUpdate(
-                    header=update.header(silo), path=path,
-                    kept=self._ledger.silo_state(task.study, silo, round=task.round)[1])))
+                state=row.state_digest, round=task.round, phase=method_phase(row.phases[task.phase]),
+                update=SpooledUpdate(header=update.header(silo), path=path,
+                                     kept=self._ledger.silo_state(task.study, silo, round=task.round)[1]),
+                masked=self._ledger.phase(task.study, task.round, task.phase).expects if task.spec.secure else None))
         except (SemisiloError, OSError) as error:
             # If its phase ended meanwhile its file may be gone, and the model that it was held against another one.
             self._check_open(self._task_of(silo, update.task_id))

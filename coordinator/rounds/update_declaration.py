@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods import check_metrics, find_method
-from semisilo.common.methods.contract import FROM_TASK, GroupLayout
+from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning
 from semisilo.common.methods.spec import MAX_COUNT
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest, is_meant
 from semisilo.coordinator.ledger.records import PhaseRow, TaskRow
@@ -45,7 +45,8 @@ def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: P
     limit = _max_update_bytes(expects)
     if not 0 < declaration.size_bytes <= limit:
         raise BadPayload(f"The update is declared with {declaration.size_bytes} bytes; at most {limit} can be.")
-    check_manifest(declaration.groups, allowed=spec.up,
+    masked = phase.step == "mask"
+    check_manifest(declaration.groups, allowed=_meanings(expects) if masked else spec.up,
                    layouts={name: layout.tensors for name, layout in expects.items()}, max_bytes=limit)
     if {group.name for group in declaration.groups} != expects.keys():
         raise BadPayload(f"The update must hold the groups {', '.join(sorted(expects))}.")
@@ -58,7 +59,14 @@ def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: P
         raise BadPayload("The update is declared with fewer bytes than its groups have.")
     if not (0 <= declaration.example_count <= MAX_COUNT and 0 <= declaration.training_seconds < math.inf):
         raise BadPayload(f"example_count must be between 0 and {MAX_COUNT}, training time at least 0 and finite.")
-    check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase)
+    if not masked:
+        check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase)
+    elif declaration.metrics or declaration.example_count:
+        raise BadPayload("A masked update says nothing of its silo: neither metrics nor how many examples it is from.")
+
+
+def _meanings(expects: Mapping[str, GroupLayout]) -> dict[str, Meaning]:
+    return {name: layout.meaning for name, layout in expects.items()}
 
 
 def _sent(task: TaskRow, group: str) -> str:

@@ -51,6 +51,7 @@ from semisilo.common.rpc.convert import (
     task_to_proto,
 )
 from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY, answering_errors
+from semisilo.common.secure_aggregation.messages import IDENTITY_BYTES
 from semisilo.common.storage.store import PartialFile
 from semisilo.common.text.log_context import bind, request_id_in
 from semisilo.common.text.logs import log_call, printable
@@ -180,6 +181,8 @@ class RoundServicer:
                 raise BadPayload("At most 256 methods and digests.")
             if len(request.process) > _MAX_PROCESS_BYTES:
                 raise BadPayload(f"At most {_MAX_PROCESS_BYTES} bytes name a process.")
+            if len(request.secure_identity) not in (0, IDENTITY_BYTES):
+                raise BadPayload(f"A public key for secure sums has {IDENTITY_BYTES} bytes.")
             if len(request.evaluations) > _MAX_EVALUATIONS:
                 raise BadPayload(f"At most {_MAX_EVALUATIONS} evaluations.")
             hello = Hello(version=printable(request.version, limit=64),
@@ -190,7 +193,9 @@ class RoundServicer:
                           away_reason=_AWAY.get(request.away.reason, _AWAY_SOMEHOW) if request.HasField("away") else "",
                           away_until_unix=_unix(request.away.until_time),
                           evaluations=tuple(map(evaluation_from_proto, request.evaluations)),
-                          process=request.process, address=address_of(context.peer()))
+                          process=request.process, address=address_of(context.peer()),
+                          identity=request.secure_identity, roster_number=request.roster_number,
+                          masked_study=printable(request.masked_study, limit=128), masked_round=request.masked_round)
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))
@@ -318,6 +323,8 @@ class RoundServicer:
                                               check_metrics(request.abstention.metrics))
         if outcome == "refusal":
             return self._task_service.refuse(silo, request.task_id, request.refusal.code, request.refusal.text)
+        if outcome == "secure":
+            return self._task_service.answer_step(silo, request.task_id, request.secure)
         if outcome != "update":
             raise BadPayload("BeginUpdate names no outcome.")
         update = request.update

@@ -58,6 +58,8 @@ class StudyDescription:
     """None until the study has begun: mean and deviation are measured then."""
     uplink: Uplink
     dp: DifferentialPrivacy | None
+    secure_silos: int
+    """Silos that a secure sum of it must have; 0 where updates go in the clear."""
     dense_bytes: int
     frozen_bytes: int
     """Of the parameters that nobody trains; 0 for none, and until the study has begun."""
@@ -84,6 +86,7 @@ def describe_study(ledger: Ledger, silo: str) -> StudyDescription | None:
         name=row.name, state=str(row.state), round=0 if last is None else last.number, rounds=config.study.rounds,
         method=config.method.name, settings=config.method.settings, model=model,
         image=None if frozen is None else frozen.image, uplink=config.wire.uplink_form(), dp=config.privacy.dp,
+        secure_silos=config.privacy.min_silos if config.privacy.secure_aggregation else 0,
         dense_bytes=0 if frozen is None else frozen.dense_bytes,
         frozen_bytes=0 if frozen is None else 4 * frozen.num_frozen, own_rounds=_own_rounds(ledger, row.name, silo),
         normalisation_images=_normalisation_images(config.data.image, frozen),

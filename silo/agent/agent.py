@@ -27,6 +27,7 @@ from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
+from semisilo.silo.agent.secure_steps import SecureSteps, trust_of
 from semisilo.silo.agent.shared_model import check_size, note_question
 from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
@@ -41,6 +42,7 @@ from semisilo.silo.site.disclosures import DisclosureLog, announcement
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.secure_store import SecureStore
 from semisilo.silo.site.stores import open_cache
 from semisilo.silo.site.working_hours import closes_at
 
@@ -129,12 +131,15 @@ class Agent:
         self._disclosures = DisclosureLog(home.disclosures)
         self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
                                  now_unix=clock())
+        self._secure = SecureStore(home.secure)
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
                                   memory=self._memory, cache=self._cache, display=display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
                                   threads_file=home.threads, images_folder=home.images,
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
-                                                     if task.upload_bytes})
+                                                     if task.upload_bytes},
+                                  secure=SecureSteps(self._secure, federation=federation, silo=silo,
+                                                     trust=trust_of(policy, silo=silo)))
         self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
                                     cache=self._cache, display=display, disclosures=self._disclosures, clock=clock)
         self._labelled = 0
@@ -268,7 +273,8 @@ class Agent:
             version=__version__, methods=self._policy.methods, labelled_count=self._labelled,
             unlabelled_count=self._unlabelled, memory_study=study, memory_round=round_number,
             held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]],
-            process=self._process)
+            process=self._process, secure_identity=self._secure.identity(), masked_study=self._secure.last_study,
+            masked_round=self._secure.last_masked_round(self._secure.last_study))
         now, away = self._clock(), self._away()
         self._said_away = away is not None
         if away is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.reader import read_manifest
 from semisilo.common.rpc.convert import check_metrics
 from semisilo.common.wire import round_service_pb2 as pb
+from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
 from semisilo.silo.site.home import JoinChoice
@@ -88,9 +89,11 @@ class ReadyAnswer:
     """Of the update's file; empty for an abstention."""
 
 
-async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps) -> ReadyAnswer:
+async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: Masking | None = None) -> ReadyAnswer:
     """Does a task, unless that was done before, up to the moment in which the answer can be sent.
 
+    Args:
+        masking: how the update is hidden, in step "mask" of a secure sum. Of such an answer nothing else leaves.
     Raises: NotPermitted and what else `check_task` raises, before anything is fetched; NotPermitted when the answer
         holds what must not leave, and DailyBudget when it does not fit into the day: nothing is recorded as disclosed
         then; what `steps` and training raise.
@@ -100,7 +103,9 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps) -> ReadyAnsw
     if pending is None:
         payloads = await steps.fetch(task)
         request = await _at_files(site, _request, task, site, payloads, steps.upload_rate)
-        trained = await steps.train(request)
+        trained = await steps.train(request if masking is None else replace(request, masking=masking))
+        if masking is not None:
+            trained = replace(trained, metrics={}, num_examples=0)
         pending = await _at_files(site, _made_durable, task, spec, site, trained)
     else:
         steps.ready_before()
@@ -109,7 +114,7 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps) -> ReadyAnsw
         manifest: tuple[GroupManifest, ...] = ()
     else:
         manifest = await _at_files(site, _permitted, spec, site, pending,
-                                   site.memory.outgoing.path(pending.payload.digest))
+                                   site.memory.outgoing.path(pending.payload.digest), masked=bool(task.secure))
         try:
             steps.check_room(pending.payload.size_bytes)
         except DailyBudget:
@@ -145,7 +150,7 @@ def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site, trained: Trained
     """Raises: NotPermitted, with nothing kept; BadPayload for metrics that cannot be sent."""
     payload, metrics = trained.payload, check_metrics(trained.metrics)
     check_update(site.policy, spec, groups=payload.groups if payload else (), metrics=metrics,
-                 size_bytes=payload.size_bytes if payload else 0)
+                 size_bytes=payload.size_bytes if payload else 0, masked=bool(task.secure))
     content = payload.digest if payload else f"abstention {trained.abstention}"
     return site.memory.record_pending(
         task.study, round=task.round, task_id=task.task_id, update_id=update_id_of(task.task_id, content),
@@ -153,12 +158,13 @@ def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site, trained: Trained
         num_examples=trained.num_examples, metrics=metrics, seconds=trained.seconds)
 
 
-def _permitted(spec: MethodSpec, site: Site, pending: PendingUpdate, path: Path) -> tuple[GroupManifest, ...]:
+def _permitted(spec: MethodSpec, site: Site, pending: PendingUpdate, path: Path, *,
+               masked: bool) -> tuple[GroupManifest, ...]:
     """The manifest of the update's file, which is held against the policy: the file itself, not what was said about it;
     and again after a restart, for silo.toml may have changed. Raises: NotPermitted."""
     manifest = read_manifest(path)
     check_update(site.policy, spec, groups=[group.name for group in manifest], metrics=pending.metrics,
-                 size_bytes=path.stat().st_size)
+                 size_bytes=path.stat().st_size, masked=masked)
     return manifest
 
 

@@ -23,6 +23,7 @@ from semisilo.common.errors import (
     ComputeFailed,
     DailyBudget,
     NotPermitted,
+    SecureSumRefused,
     SemisiloError,
     StorageDamaged,
     TaskClosed,
@@ -31,6 +32,7 @@ from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.payload.manifest import manifest_to_proto
 from semisilo.common.process.compute import Compute, ComputeCrashed
 from semisilo.common.rpc.convert import reference_to_proto, task_from_proto
+from semisilo.common.secure_aggregation.conversion import SumQuestion, answer_to_proto, question_from_hex
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import describe_bytes, describe_seconds
 from semisilo.common.text.logs import printable
@@ -39,14 +41,16 @@ from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
 from semisilo.silo.agent.daily_budget import DayBudget
 from semisilo.silo.agent.network_steps import NetworkSteps
+from semisilo.silo.agent.secure_steps import STEP_TEXTS, SecureSteps
 from semisilo.silo.agent.task_times import TaskTook
 from semisilo.silo.agent.terminal import Display
 from semisilo.silo.agent.watch import HoursOver, TaskAborted, Watch, cut
+from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.link.link import Link, Verdict, is_fatal
 from semisilo.silo.site.disclosures import DisclosureLog, message
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.memory import SiloMemory, update_id_of
-from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.policy import Policy, check_task
 from semisilo.silo.site.working_hours import closes_at, opens_at, time_text
 
 __all__ = ["OUTCOME_KINDS", "OutcomeKind", "TaskOutcome", "TaskRunner"]
@@ -56,7 +60,7 @@ _REPORT_SECONDS = 3.0
 _PATH = re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[/\\](?=\S).*", re.DOTALL)
 """A path and all that follows: names of folders may have blanks, so where a path ends cannot be seen."""
 
-OutcomeKind = Literal["updated", "abstained", "refused", "put_off", "dropped", "unwanted"]
+OutcomeKind = Literal["updated", "abstained", "answered", "refused", "put_off", "dropped", "unwanted"]
 OUTCOME_KINDS: tuple[OutcomeKind, ...] = get_args(OutcomeKind)
 
 
@@ -82,9 +86,11 @@ class TaskRunner:
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
                  budget: DayBudget, images_folder: Path | None = None, threads_file: Path | None = None,
-                 last_upload_bytes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.time) -> None:
+                 last_upload_bytes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.time,
+                 secure: SecureSteps | None = None) -> None:
         """
         Args:
+            secure: answers steps of secure sums; None where they are refused.
             threads_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
             images_folder: where decoded images lie that are too many for memory, if the policy permits.
@@ -92,6 +98,7 @@ class TaskRunner:
             clock: Unix seconds.
         """
         self._silo = silo
+        self._secure = secure
         self._policy = policy
         self._link = link
         self._compute = compute
@@ -160,12 +167,37 @@ class TaskRunner:
             await asyncio.sleep(min(max(0.05, end - now), 30.0))
 
     async def _work(self, task: TaskSpec, watch: Watch) -> TaskOutcome:
-        answer = await answer_task(task, self._site, self._steps)
+        masking: Masking | None = None
+        if task.secure:
+            question = question_from_hex(task.secure)
+            if question.step != "mask":
+                return await self._answer_step(task, question)
+            check_task(self._site.policy, task)
+            masking = await asyncio.to_thread(self._sums().masking, task, question)
+        answer = await answer_task(task, self._site, self._steps, masking=masking)
         if answer.pending.payload is None:
             return await self._send_abstention(answer)
         return await self._send_update(answer, answer.pending.payload, watch)
 
     # Answer -----------------------------------------------------------------------------------------------------------
+
+    async def _answer_step(self, task: TaskSpec, question: SumQuestion) -> TaskOutcome:
+        """A step of a secure sum that asks for no update."""
+        check_task(self._site.policy, task)
+        answer = answer_to_proto(await asyncio.to_thread(self._sums().answer, task, question))
+        content = answer.SerializeToString(deterministic=True)
+        request = pb.BeginUpdateRequest(task_id=task.task_id, update_id=update_id_of(task.task_id, content.hex()),
+                                        secure=answer)
+        await asyncio.to_thread(self._site.disclosures.record, message(
+            "secure_step", request.SerializeToString(deterministic=True), update_id=request.update_id, study=task.study,
+            round=task.round, phase=task.phase, method=task.method, text=STEP_TEXTS[question.step]))
+        verdict = await self._link.declare(request)
+        return _outcome(verdict, f"secure sum, step {question.step}: {STEP_TEXTS[question.step]}", kind="answered")
+
+    def _sums(self) -> SecureSteps:
+        if self._secure is None:
+            raise SecureSumRefused("This silo takes part in no secure sums.")
+        return self._secure
 
     async def _send_update(self, answer: ReadyAnswer, payload: PayloadRef, watch: Watch) -> TaskOutcome:
         task, pending = answer.task, answer.pending

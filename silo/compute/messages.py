@@ -15,6 +15,7 @@ from pathlib import Path
 from semisilo.common.measures.site_evaluation import ClassResult
 from semisilo.common.methods.contract import NumericsRecord, PayloadRef, TaskSpec
 from semisilo.common.process.messages import Request
+from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.site.home import JoinChoice
 
 __all__ = ["EvaluateFile", "EvaluateReceived", "Evaluated", "EvaluatedFile", "MeasureSteps", "MeasuredSteps", "Survey",
@@ -98,6 +99,8 @@ class Train(Request[Trained]):
     threads_file: Path | None = None
     """Where it is kept which number of threads was measured to be fastest here, for tasks that leave it to the silo;
     without it such a task has one."""
+    masking: Masking | None = None
+    """How the update is hidden; None where it goes in the clear."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,6 +51,8 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.logs import printable
 from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
+from semisilo.silo.compute.mask_order import Masking
+from semisilo.silo.compute.masked_update import write_masked
 from semisilo.silo.compute.messages import (
     Evaluated,
     EvaluatedFile,
@@ -153,7 +155,8 @@ class Operations:
             leaving = _against_received(spec, update, groups)
             payload, left = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
-                                     request.link_bytes_per_second)
+                                     request.link_bytes_per_second, masking=request.masking,
+                                     num_examples=update.num_examples)
             for name, group in leaving.items():
                 if group.meaning is Meaning.OVERWRITE:  # what the next task may build on
                     hold(cache, name, group)
@@ -301,12 +304,17 @@ def _loaded(path: Path, cls: type[T], otherwise: str) -> T | None:
 
 def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: PayloadStore,
              committed: Mapping[str, torch.Tensor], pending: Mapping[str, torch.Tensor],
-             link_bytes_per_second: float) -> tuple[PayloadRef, Residuals | None]:
+             link_bytes_per_second: float, *, masking: Masking | None,
+             num_examples: int) -> tuple[PayloadRef, Residuals | None]:
     """The update's payload, and all residuals after it; None when there are none and were none."""
-    payload, left = write_update(
-        outgoing, groups, order.uplink, residuals=committed, link_bytes_per_second=link_bytes_per_second,
-        sender=Sender(seed=order.seed, round=order.round, phase=order.phase, silo=order.silo))
-    keeps = bool(order.uplink.lossy) and order.uplink.error_feedback
+    sender = Sender(seed=order.seed, round=order.round, phase=order.phase, silo=order.silo)
+    if masking is None:
+        payload, left = write_update(outgoing, groups, order.uplink, residuals=committed, sender=sender,
+                                     link_bytes_per_second=link_bytes_per_second)
+    else:
+        payload, left = write_masked(outgoing, groups, masking, num_examples=num_examples, sender=sender,
+                                     residuals=committed)
+    keeps = (bool(order.uplink.lossy) or bool(left)) and order.uplink.error_feedback
     after = merged(committed=committed, pending=pending, left=left, phase=order.phase) if keeps else {}
     return payload, Residuals(tensors=after) if after or committed or pending else None
 

@@ -30,7 +30,7 @@ __all__ = ["KINDS", "Broken", "Disclosure", "DisclosureLog", "Kind", "Line", "an
 T = TypeVar("T")
 
 Kind = Literal["update", "abstention", "refusal", "announcement", "check", "enrolment", "renewal", "leaving",
-               "evaluation", "model"]
+               "evaluation", "model", "secure_step"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 

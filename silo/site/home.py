@@ -5,6 +5,7 @@ silo.toml            policy                     identity/            key and cer
 join.json            source of the last join    memory/              what trainers keep, the pending update
 status.json          for `silo status`          cache/               payloads by digest
 disclosures.jsonl    what left this site        outgoing/            updates on their way
+secure/              key and secrets of secure sums
 heads.jsonl          heads of the coordinator's audit trail that this silo has seen
 day.json             bytes carried today        rounds.json          what the last tasks took
 evaluations.json     what global models are worth on this site's test images
@@ -74,6 +75,11 @@ class SiloHome:
     def memory(self) -> Path:
         """What trainers keep between rounds, and the pending update."""
         return self.folder / "memory"
+
+    @property
+    def secure(self) -> Path:
+        """Key and secrets of secure sums."""
+        return self.folder / "secure"
 
     @property
     def status(self) -> Path:

@@ -12,12 +12,14 @@ from semisilo.common.data.form import OnError
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS
+from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.silo.site.working_hours import DAYS, Hours
 
-__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "check_task", "check_update", "load_policy",
+__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "Require", "check_task", "check_update", "load_policy",
            "policy_text"]
 
 _GIB = 2**30
@@ -128,6 +130,23 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Require:
+    """Table [require]: what a study must have, or no task of it is done here."""
+
+    secure_aggregation: bool = False
+    """Whether updates leave only behind masks that vanish in the sum of a round, so that nobody sees this site's
+    update, the coordinator included."""
+    min_silos: int = MIN_SILOS
+    """Silos that this one trusts, itself included, that a sum must have: see [peers]. At least 3."""
+    pinned_peers: bool = False
+    """Whether only silos that stand in [peers] are trusted. Without it a silo is trusted as it was first seen."""
+
+    def __post_init__(self) -> None:
+        if not MIN_SILOS <= self.min_silos <= MAX_SILOS:
+            raise ValueError(f"min_silos = {self.min_silos}: must be between {MIN_SILOS} and {MAX_SILOS}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
     """A whole silo.toml."""
 
@@ -136,6 +155,9 @@ class Policy:
     limits: Limits = field(default_factory=Limits)
     hours: Hours = field(default_factory=Hours)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    require: Require = field(default_factory=Require)
+    peers: dict[str, str] = field(default_factory=dict)
+    """Table [peers]: silo -> fingerprint of the key that it takes part in secure sums with; `silo peers` shows them."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -196,6 +218,10 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         if form not in policy.permit.encodings:
             raise NotPermitted(f"The study wants updates in the lossy form '{form}', which this silo does not permit.",
                                remedy=f"To allow it, add it to [permit] encodings in silo.toml of '{task.silo}'.")
+    if policy.require.secure_aggregation and not task.secure:
+        raise NotPermitted("This site requires secure aggregation, and the study sends updates in the clear.",
+                           remedy=f"[require] secure_aggregation in silo.toml of '{task.silo}' says so; the study has"
+                                  " [privacy] secure_aggregation.")
     size = sum(reference.size_bytes for reference in task.payloads)
     if size > policy.limits.max_download_bytes:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "
@@ -206,14 +232,19 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
 
 
 def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], metrics: Mapping[str, float],
-                 size_bytes: int) -> None:
+                 size_bytes: int, masked: bool = False) -> None:
     """Whether an outcome may leave, decided on what it really holds just before it is declared.
 
+    Args:
+        masked: whether it goes into a secure sum: then it may hold words behind masks and nothing else.
     Raises: NotPermitted, naming the first group or metric that the method does not declare or this site does not
         permit, or the size.
     """
     for group in groups:
-        if not (is_declared(group, spec.up) and is_declared(group, policy.permit.groups)):
+        if masked != (group == MASKED_GROUP):
+            raise NotPermitted(f"The update holds the tensor group '{group}', and this study's updates are"
+                               f" {'' if masked else 'not '}to be masked.")
+        if not masked and not (is_declared(group, spec.up) and is_declared(group, policy.permit.groups)):
             raise NotPermitted(f"The update holds the tensor group '{group}', which may not leave this silo.")
     for metric in metrics:
         if not (is_declared(metric, spec.metrics) and is_declared(metric, policy.permit.metrics)):
@@ -275,6 +306,20 @@ days = {_list(DAYS)}
 zone = ""
 # A task that is under way when the hours end: "finish" it, or "abort" it.
 at_end = "finish"
+
+[require]
+# What a study must have, or no task of it is done here. Secure aggregation: updates leave only behind masks that vanish
+# in the sum of a round, so that nobody sees this site's update, the coordinator included.
+secure_aggregation = {str(Require().secure_aggregation).lower()}
+# Silos trusted here, this one included, that such a sum must have.
+min_silos = {Require().min_silos}
+# Whether only the silos in [peers] are trusted; otherwise each as it was first seen here. A coordinator could make
+# silos of its own.
+pinned_peers = {str(Require().pinned_peers).lower()}
+
+# Silos that this one knows, by the fingerprint that `silo peers` shows here and there: read it to each other.
+# [peers]
+# hospital-b = "..."
 
 [metrics]
 # Where numbers about this silo are served for this site's own Prometheus, for example "127.0.0.1:9108"; "": nowhere.

@@ -1,0 +1,104 @@
+"""Masked updates added up: the mean that comes out when all masks are taken away.
+
+Words are added modulo 2^bits, so the sum is that of the same integers without masks, bit for bit; the coordinator never
+has one update.
+
+Tests: tests/coordinator/compute/test_masked_sum.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from semisilo.common.secure_aggregation.fixed_point import decode_sum, largest_level
+from semisilo.common.secure_aggregation.words import unpack
+
+from semisilo.common.errors import SecureSumFailed, StorageDamaged
+from semisilo.common.methods.contract import GroupLayout, TensorGroup
+from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, MaskForm, SumOutcome, share_count
+from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
+from semisilo.common.secure_aggregation.positions import chosen_positions
+from semisilo.common.storage.store import hash_file
+from semisilo.coordinator.compute.update_reader import check_groups
+
+__all__ = ["add_up", "check_masked", "decoded_mean"]
+
+
+def add_up(paths: Sequence[Path], form: MaskForm, *, elements: int, seeds: Sequence[MaskSeed]) -> np.ndarray:
+    """The sum of masked updates, without masks: words modulo 2^bits, uint32 with bits above them undefined.
+
+    Args:
+        paths: of their files, called by their digests.
+        elements: of an update in the clear.
+        seeds: of the masks that are to be added so that all vanish.
+    Raises: StorageDamaged when a file is not what was accepted.
+    """
+    count = share_count(form.random_k, elements) + EXTRA_WORDS
+    total = np.zeros(count, np.uint32)
+    for path in paths:
+        if hash_file(path) != path.name:
+            raise StorageDamaged(f"{path}: a spooled update is damaged.",
+                                 remedy="Check the disk. Stop the study, or restore the file from a backup.")
+        with PayloadReader(path) as reader:
+            ((_, packed),) = reader.tensors(MASKED_GROUP)
+        total += unpack(packed, bits=form.bits, count=count)
+    if seeds:
+        from semisilo.common.secure_aggregation.masks import add_masks  # a simulation has no cryptography
+
+        add_masks(total, seeds)
+    return total
+
+
+def decoded_mean(total: np.ndarray, form: MaskForm, layouts: Mapping[str, GroupLayout], *, silos: int, seed: int,
+                 round: int, phase: str) -> tuple[dict[str, TensorGroup], SumOutcome]:
+    """The mean of the updates from the sum of their words, and what the next sum's scale follows from.
+
+        mean = sum_k a_k x_k / sum_k a_k
+
+    Args:
+        total: of `add_up`.
+        layouts: of an update in the clear.
+        silos: that are in the sum.
+        seed, round, phase: of the study and the sum, which elements were chosen by.
+    Raises: SecureSumFailed where the sum cannot be one of so many silos: some were told other things than others, or
+        one of them lied.
+    """
+    level = largest_level(form.bits, form.silo_count)
+    weight = float(decode_sum(total[-2:-1], bits=form.bits, bound=1.0, level=level)[0])
+    cut = int(np.rint(decode_sum(total[-1:], bits=form.bits, bound=float(level), level=level)[0]))
+    if not 0 < weight <= silos * (1 + 1e-6) or not 0 <= cut <= silos * level:
+        raise SecureSumFailed(f"The sum of {silos} masked updates is noise: their silos were told different things, or"
+                              " one of them did not do as it was asked.")
+    elements = sum(spec.num_elements for layout in layouts.values() for spec in layout.tensors)
+    positions = chosen_positions(seed=seed, round=round, phase=phase, share=form.random_k, elements=elements)
+    groups: dict[str, TensorGroup] = {}
+    largest, start, bounds = [], 0, iter(form.bounds)
+    for name in sorted(layouts, key=str.encode):
+        layout, tensors = layouts[name], {}
+        for spec in layout.tensors:
+            end, bound = start + spec.num_elements, next(bounds)
+            first, last = (start, end) if positions is None else np.searchsorted(positions, (start, end))
+            values = (decode_sum(total[first:last], bits=form.bits, bound=bound, level=level) / weight).astype(
+                np.float32)
+            largest.append(float(np.abs(values).max()) if len(values) else 0.0)
+            if positions is not None:
+                sparse = np.zeros(spec.num_elements, np.float32)
+                sparse[positions[first:last] - start] = values
+                values = sparse
+            tensors[spec.name] = torch.from_numpy(values).reshape(spec.shape)
+            start = end
+        groups[name] = TensorGroup(tensors, layout.meaning, layout.base)
+    return groups, SumOutcome(silos=silos, weight=weight, cut=cut, elements=len(total) - EXTRA_WORDS,
+                              largest=tuple(largest))
+
+
+def check_masked(path: Path, layouts: Mapping[str, GroupLayout]) -> None:
+    """Whether a file is a masked update of that size. Raises: BadPayload or LayoutMismatch."""
+    with PayloadReader(path) as reader:
+        check_groups(reader.groups, layouts)
+        for _ in reader.tensors(MASKED_GROUP):  # decoding is the check
+            pass

@@ -1,0 +1,121 @@
+"""A silo's update as words behind masks: cut to the public scale, weighted, rounded at random, masked, packed.
+
+    words = round(a (w_k - w + e) level / bound) + sum of masks   modulo 2^bits
+    behind them round(a level), and how many elements were cut
+
+a is the silo's weight (`semisilo.common.secure_aggregation.mask_form.weight_of`). With a random share of the elements,
+e is what was not chosen so far (error feedback, as `semisilo.silo.compute.lossy_update` keeps it).
+
+Tests: tests/silo/compute/test_masked_update.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from semisilo.common.secure_aggregation.fixed_point import largest_level, quantise, to_words
+from semisilo.common.secure_aggregation.words import pack
+from torch import Tensor
+
+from semisilo.common.errors import ComputeFailed
+from semisilo.common.learning.seeds import numpy_generator
+from semisilo.common.methods.contract import PayloadRef, TensorGroup, TensorSpec
+from semisilo.common.payload.codec import Aim, Plan
+from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, weight_of
+from semisilo.common.secure_aggregation.messages import MASKED_GROUP
+from semisilo.common.secure_aggregation.positions import chosen_positions
+from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.compute.lossy_update import Sender
+from semisilo.silo.compute.mask_order import Masking
+
+__all__ = ["masked_words", "write_masked"]
+
+
+def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int,
+                 sender: Sender, residuals: Mapping[str, Tensor]) -> tuple[PayloadRef, dict[str, Tensor]]:
+    """Writes a masked update.
+
+    Args:
+        groups: of the update, float32.
+        num_examples: that the silo weighs by, where silos are weighted.
+        residuals: as `semisilo.silo.compute.lossy_update.Residuals`.
+    Returns: (the payload, the residuals of what was not chosen; empty where all elements are sent).
+    Raises: ComputeFailed when training has diverged.
+    """
+    words, left = masked_words(groups, masking, num_examples=num_examples, sender=sender, residuals=residuals)
+    packed = pack(words, masking.form.bits)
+    spec = TensorSpec("words", (len(packed),), "uint8")
+    payload = write_payload(store, {MASKED_GROUP: EncodedInput(
+        [TensorInput(spec, lambda: packed)], plan=Plan(aim=Aim("raw")))})
+    return payload, left
+
+
+def masked_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int, sender: Sender,
+                 residuals: Mapping[str, Tensor]) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """The words of `write_masked`, uint32, before they are packed: of the tensors in order (groups by name, tensors of
+    a group in its own order), then weight and number of elements that were cut."""
+    form = masking.form
+    flat, places = _flat(groups, sender, residuals)
+    positions = chosen_positions(seed=sender.seed, round=sender.round, phase=masking.phase, share=form.random_k,
+                                 elements=len(flat))
+    weight, level = weight_of(form, num_examples), largest_level(form.bits, form.silo_count)
+    generator = numpy_generator(sender.seed, f"secure rounding\n{sender.phase}", round=sender.round, silo=sender.silo)
+    if len(form.bounds) != len(places):
+        raise ComputeFailed(f"The secure sum has bounds for {len(form.bounds)} tensors, and the update {len(places)}.")
+    words = np.empty((len(flat) if positions is None else len(positions)) + EXTRA_WORDS, np.uint32)
+    cut = 0
+    for (start, end), bound in zip(places, form.bounds, strict=True):
+        if positions is None:
+            values, first, last = flat[start:end], start, end
+        else:
+            first, last = (int(each) for each in np.searchsorted(positions, (start, end)))
+            values = flat[positions[first:last]]
+        levels, over = quantise(values * np.float32(weight), bound=bound, level=level, generator=generator)
+        words[first:last] = to_words(levels)
+        cut += over
+    words[-2:] = np.uint32(round(weight * level)), np.uint32(min(cut, level))
+    if masking.seeds:
+        from semisilo.common.secure_aggregation.masks import add_masks  # a simulation has no cryptography
+
+        add_masks(words, masking.seeds)
+    return words, {} if positions is None else _left(groups, flat, positions, sender)
+
+
+def _flat(groups: Mapping[str, TensorGroup], sender: Sender,
+          residuals: Mapping[str, Tensor]) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """All elements one after another, float32, residuals added, and where each tensor lies."""
+    parts, places, start = [], [], 0
+    for name in sorted(groups, key=str.encode):
+        for tensor, values in groups[name].tensors.items():
+            assert values.dtype is torch.float32, f"{name}: {tensor}: only float32 is added up behind masks"
+            value, kept = values.detach().cpu().reshape(-1), residuals.get(_key(sender, name, tensor))
+            if kept is not None and kept.numel() == value.numel():
+                value = value + kept.reshape(-1)
+            if not bool(torch.isfinite(value).all()):
+                raise ComputeFailed(f"Training diverged: '{tensor}' of the update has an infinity or NaN.",
+                                    remedy="Lower [method] lr, or set clip_norm, in the study file.")
+            parts.append(value.numpy())
+            places.append((start, start + len(parts[-1])))
+            start = places[-1][1]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32), places
+
+
+def _left(groups: Mapping[str, TensorGroup], flat: np.ndarray, positions: np.ndarray,
+          sender: Sender) -> dict[str, Tensor]:
+    """What was not chosen."""
+    rest = flat.copy()
+    rest[positions] = 0.0
+    left, start = {}, 0
+    for name in sorted(groups, key=str.encode):
+        for tensor, values in groups[name].tensors.items():
+            left[_key(sender, name, tensor)] = torch.from_numpy(
+                rest[start:start + values.numel()].copy()).reshape(values.shape)
+            start += values.numel()
+    return left
+
+
+def _key(sender: Sender, group: str, tensor: str) -> str:
+    return "\n".join((sender.phase, group, tensor))

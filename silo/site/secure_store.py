@@ -1,0 +1,118 @@
+"""What a silo keeps for secure sums: the key that its peers know it by, the secrets of the sum under way, and the last
+round of every study in which it has sent a masked update.
+
+    home/secure/identity.key       Ed25519, made once (0600)
+    home/secure/sums.json          secrets and answers of the sums under way (0600)
+
+An answer is written here before it is sent, so a silo that is killed sends the same one again. The secrets of a sum go
+with the answer to its last step, or when the next round begins; what a disk keeps of a file that was removed is beyond
+this program.
+
+Tests: tests/silo/site/test_secure_store.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from semisilo.common.secure_aggregation.keys import identity_of, new_identity
+from semisilo.silo.secure_aggregation.session import SiloSession
+
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.storage.durable import write_secret
+
+__all__ = ["SecureStore"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Study:
+    session: SiloSession | None = None
+    """Of the sum under way."""
+    last_masked_round: int = 0
+    """In which a masked update was sent, or may have been; it never falls."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sums:
+    format: int = _FORMAT
+    last_study: str = ""
+    studies: dict[str, _Study] = field(default_factory=dict)
+
+
+class SecureStore:
+    """Used by one agent at a time (the agent's lock sees to that)."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is made when something is kept. Raises: StorageDamaged."""
+        self._folder = folder
+        self._sums = self._load()
+        self._private = b""
+
+    def private_identity(self) -> bytes:
+        """The private key that its peers know this silo by; made at the first call."""
+        if not self._private:
+            path = self._folder / "identity.key"
+            try:
+                self._private = bytes.fromhex(path.read_text().strip())
+            except FileNotFoundError:
+                self._private = new_identity()
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_secret(path, self._private.hex().encode() + b"\n")
+            except ValueError:
+                raise StorageDamaged(f"{path}: is no key.", remedy="Restore it from a backup, or remove it: peers that"
+                                     " have pinned this silo must then pin its new key.") from None
+        return self._private
+
+    def identity(self) -> bytes:
+        """The public key of it."""
+        return identity_of(self.private_identity())
+
+    @property
+    def last_study(self) -> str:
+        """The study of the last secure sum; empty before the first."""
+        return self._sums.last_study
+
+    def session(self, study: str) -> SiloSession | None:
+        """The sum of a study that is under way, with its secrets; None when there is none."""
+        return self._sums.studies.get(study, _Study()).session
+
+    def last_masked_round(self, study: str) -> int:
+        """The last round of a study in which a masked update was sent, or may have been; 0 for none."""
+        return self._sums.studies.get(study, _Study()).last_masked_round
+
+    def keep(self, study: str, session: SiloSession | None, *, masked_round: int = 0) -> None:
+        """Makes the state of a sum durable; the one before goes.
+
+        Args:
+            masked_round: where a masked update of that round is about to be made.
+        """
+        before = self._sums.studies.get(study, _Study())
+        after = _Study(session=session, last_masked_round=max(before.last_masked_round, masked_round))
+        if after != before:
+            self._write(replace(self._sums, last_study=study, studies={**self._sums.studies, study: after}))
+
+    def _load(self) -> _Sums:
+        path = self._folder / "sums.json"
+        try:
+            sums = from_dict(_Sums, json.loads(path.read_bytes()), where=str(path))
+        except FileNotFoundError:
+            return _Sums()
+        except (ValueError, BadConfiguration) as error:
+            # Not put aside: it says in which rounds this silo must not answer again.
+            raise StorageDamaged(f"{path}: cannot be read: {error}", remedy="Restore it from a backup. Without it this"
+                                 " silo could mask one update twice; remove it only where all studies are over."
+                                 ) from None
+        if sums.format != _FORMAT:
+            raise StorageDamaged(f"{path}: written by a newer version (format {sums.format}).",
+                                 remedy="Upgrade semisilo on this machine.")
+        return sums
+
+    def _write(self, sums: _Sums) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_secret(self._folder / "sums.json", canonical_json(sums).encode() + b"\n")
+        self._sums = sums
