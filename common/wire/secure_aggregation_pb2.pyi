@@ -144,11 +144,3 @@ class RevealedShare(_message.Message):
     silo: str
     share: bytes
     def __init__(self, silo: _Optional[str] = ..., share: _Optional[bytes] = ...) -> None: ...
-
-class SecureSettings(_message.Message):
-    __slots__ = ("min_silos", "bits")
-    MIN_SILOS_FIELD_NUMBER: _ClassVar[int]
-    BITS_FIELD_NUMBER: _ClassVar[int]
-    min_silos: int
-    bits: int
-    def __init__(self, min_silos: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...

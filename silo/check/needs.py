@@ -51,6 +51,8 @@ class StudyNeeds:
     typical_update_bytes: int
     typical_round_seconds: float | None
     round_timeout_seconds: float
+    secure_silos: int = 0
+    """Silos that a secure sum must have; 0 where updates go in the clear."""
     normalisation_images: int = 0
     """Images that mean and deviation of the form of images were measured on; 0: they are nothing to compare with."""
 
@@ -72,7 +74,8 @@ def needs_of(description: pb.DescribeStudyResponse | None, *,
     size = f", {describe_bytes(needs.dense_bytes)} dense" if needs.dense_bytes else ""
     return needs, Finding(
         what="study", state="ok",
-        text=f"{task.study} is {needs.state}, round {needs.round}/{task.rounds}: {task.method}, {network}{form}{size}",
+        text=f"{task.study} is {needs.state}, round {needs.round}/{task.rounds}: {task.method}, {network}{form}{size}"
+             + (f"; updates are added up behind masks, of {needs.secure_silos} silos or more" if task.secure else ""),
         facts={"study": task.study, "state": needs.state, "round": needs.round, "rounds": task.rounds,
                "method": task.method, "model": task.model.name, "dense_bytes": needs.dense_bytes})
 
@@ -88,7 +91,9 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         reference_to_proto,
         task_from_proto,
     )
+    from semisilo.common.secure_aggregation.messages import NONCE_BYTES
     from semisilo.common.wire import round_service_pb2 as pb
+    from semisilo.common.wire import secure_aggregation_pb2 as pb_secure
 
     begun = message.HasField("image")
     nothing = ImageForm(size=1, channels=1, mean=(0.0,), std=(1.0,))
@@ -101,7 +106,10 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         payloads=[reference_to_proto(PayloadRef("00" * 32, _bytes(message.frozen_bytes), (FROZEN,)))]
         if message.frozen_bytes else [],
         uplink=message.uplink if message.HasField("uplink") else None,
-        dp=message.dp if message.HasField("dp") else None), silo=silo)
+        dp=message.dp if message.HasField("dp") else None,
+        secure=pb_secure.SecureTask(step="STEP_KEYS", phase="check", nonce=bytes(NONCE_BYTES),
+                                    threshold=message.secure_silo_count) if message.secure_silo_count else None),
+        silo=silo)
     if len(message.own_rounds) > 64:
         raise BadPayload(f"The coordinator tells of {len(message.own_rounds)} rounds; 64 are plenty.")
     return StudyNeeds(
@@ -114,7 +122,7 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         typical_update_bytes=_bytes(message.typical_update_bytes),
         typical_round_seconds=_seconds(message.typical_round_duration)
         if message.HasField("typical_round_duration") else None,
-        round_timeout_seconds=_seconds(message.round_timeout),
+        round_timeout_seconds=_seconds(message.round_timeout), secure_silos=max(0, message.secure_silo_count),
         normalisation_images=_bytes(message.normalisation_image_count) if begun else 0)
 
 

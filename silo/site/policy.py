@@ -19,8 +19,8 @@ from semisilo.common.methods.uplink import LOSSY_FORMS
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.silo.site.working_hours import DAYS, Hours
 
-__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "Require", "check_task", "check_update", "load_policy",
-           "policy_text"]
+__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "Require", "check_task", "check_update",
+           "load_policy", "policy_text"]
 
 _GIB = 2**30
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")

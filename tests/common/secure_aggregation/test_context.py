@@ -1,0 +1,63 @@
+"""What all silos of a sum must be told alike goes into their masks, and nothing that differs between them does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import BadPayload
+from semisilo.common.methods.contract import ModelSettings, Numerics, PayloadRef, TaskSpec
+from semisilo.common.secure_aggregation.context import mask_context
+from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.messages import Member, RoundKeys
+
+TASK = TaskSpec(
+    task_id="s/3/2-train/a", study="s", round=3, rounds=9, phase="train", silo="a", method="fedavg",
+    settings={"lr": 0.1}, model=ModelSettings(name="small_cnn", classes=("0", "1")),
+    image=ImageForm(size=8, channels=1, mean=(0.0,), std=(1.0,)), augmentation=AugmentationSettings(),
+    numerics=Numerics(), payloads=(PayloadRef("11" * 32, 100, ("model",), tensors="22" * 32),), last_folded_round=2,
+    seed=7)
+FORM = MaskForm(bits=18, bounds=(1.0, 2.0), silo_count=3)
+MEMBER = Member(silo="a", identity=bytes(32), keys=RoundKeys(seal_key=b"s" * 32, mask_key=b"m" * 32,
+                                                             signature=bytes(64)))
+
+
+def context(task: TaskSpec = TASK, *, phase: str = "train", form: MaskForm = FORM,
+            members: tuple[Member, ...] = (MEMBER,), roster: bytes = b"r") -> bytes:
+    return mask_context(task, phase=phase, form=form, members=members, roster=roster)
+
+
+def test_what_differs_between_silos_is_not_in_it() -> None:
+    reference = PayloadRef("33" * 32, 50, ("model",), tensors="22" * 32, reference="44" * 32)
+    other = replace(TASK, task_id="s/3/2-train/b", silo="b", payloads=(reference,), last_folded_round=0,
+                    deadline_unix=9.0, secure="ff")
+    assert context(other) == context()
+    assert len(context()) == 32
+
+
+@pytest.mark.parametrize("other", [
+    {"study": "t"}, {"round": 4}, {"rounds": 10}, {"method": "semifl"}, {"settings": {"lr": 0.2}}, {"seed": 8},
+    {"model": ModelSettings(name="resnet9", classes=("0", "1"))},
+    {"image": ImageForm(size=9, channels=1, mean=(0.0,), std=(1.0,))},
+    {"augmentation": AugmentationSettings(horizontal_flip=True)},
+    {"payloads": (PayloadRef("11" * 32, 100, ("model",), tensors="23" * 32),)},
+    {"payloads": (PayloadRef("11" * 32, 100, ("batch_norm",), tensors="22" * 32),)},
+    {"payloads": ()},
+])
+def test_a_silo_that_was_told_something_else_has_another(other: dict[str, object]) -> None:
+    assert context(replace(TASK, **other)) != context()  # type: ignore[arg-type]
+
+
+def test_so_has_one_with_another_scale_list_of_silos_or_roster() -> None:
+    found = {context(), context(form=replace(FORM, bounds=(1.0, 2.5))), context(roster=b"q"), context(phase="other"),
+             context(form=replace(FORM, silo_count=4)), context(members=()),
+             context(members=(replace(MEMBER, identity=b"i" * 32),)),
+             context(members=(replace(MEMBER, keys=replace(MEMBER.keys, mask_key=b"n" * 32)),))}
+    assert len(found) == 8
+
+
+def test_a_group_without_its_digest_is_refused() -> None:
+    with pytest.raises(BadPayload, match="digest of every tensor group"):
+        context(replace(TASK, payloads=(PayloadRef("11" * 32, 100, ("model",)),)))
