@@ -9,25 +9,24 @@ Tests: tests/common/secure_aggregation/test_context.py.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.secure_aggregation.mask_form import MaskForm
-from semisilo.common.secure_aggregation.messages import Member
 
-__all__ = ["mask_context"]
+__all__ = ["told_alike"]
 
 
-def mask_context(task: TaskSpec, *, phase: str, form: MaskForm, members: Sequence[Member], roster: bytes) -> bytes:
-    """32 bytes that follow from all that is the same for every silo of a sum, and from nothing else.
+def told_alike(task: TaskSpec, *, phase: str, form: MaskForm, roster: bytes) -> bytes:
+    """32 bytes that follow from what is the same in the tasks of all silos of a sum, and from nothing else. Its name
+    and its members go into the masks besides (`semisilo.common.secure_aggregation.keys.mask_context`).
 
     Args:
         task: of step "mask", of any silo: what differs between silos (its id, which files bring the tensor groups,
             deadlines, what was folded) is left out; the digests of the tensors are in.
         phase: of the method.
-        members: U1, in order, with their keys.
         roster: chain value of the roster's last entry.
     Raises: BadPayload for a task that names a tensor group without its digest.
     """
@@ -40,7 +39,5 @@ def mask_context(task: TaskSpec, *, phase: str, form: MaskForm, members: Sequenc
         "study": task.study, "round": task.round, "rounds": task.rounds, "phase": phase, "method": task.method,
         "settings": task.settings, "model": to_dict(task.model), "image": to_dict(task.image),
         "augmentation": to_dict(task.augmentation), "seed": task.seed, "groups": groups, "form": to_dict(form),
-        "roster": roster.hex(),
-        "members": [[each.silo, each.identity.hex(), each.keys.seal_key.hex(), each.keys.mask_key.hex()]
-                    for each in members]}
-    return hashlib.sha256(b"semisilo mask context v1\0" + canonical_json(told).encode()).digest()
+        "roster": roster.hex()}
+    return hashlib.sha256(b"semisilo told alike v1\0" + canonical_json(told).encode()).digest()

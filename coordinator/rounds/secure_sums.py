@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 from semisilo.common.secure_aggregation.words import packed_bytes
 
-from semisilo.common.errors import SecureSumFailed
+from semisilo.common.errors import BadSignature, SecureSumFailed
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TaskSpec, TensorSpec
 from semisilo.common.methods.parts.privacy import PrivacySettings
 from semisilo.common.methods.parts.secure_sum import threshold_of
-from semisilo.common.secure_aggregation.context import mask_context
+from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import (
     SumQuestion,
     answer_from_proto,
@@ -247,7 +247,7 @@ class Sums:
         members = self._members(row, phase, found)
         answers = {silo: answer for silo, answer in self._answers(row, phase, "unmask").items()
                    if isinstance(answer, UnmaskAnswer)}
-        unmasked = unmasking(found.total, context=self._context(row, phase, found, members), members=members,
+        unmasked = unmasking(found.total, context=self._context(row, phase, found), members=members,
                              shares=self._shares(row, phase), survivors=self._survivors(row, phase), answers=answers)
         for silo in unmasked.wrong:
             _LOG.warning("round %d: %s has sent wrong shares; the sum is made without them", row.number, silo)
@@ -291,11 +291,10 @@ class Sums:
         number = self._number(row, phase, "mask")
         return in_order([task.silo for task, _ in self._ledger.accepted_updates(row.study, row.number, number)])
 
-    def _context(self, row: RoundRow, phase: Phase, found: _Sum, members: Sequence[Member]) -> bytes:
+    def _context(self, row: RoundRow, phase: Phase, found: _Sum) -> bytes:
         assert found.row.form is not None
-        task = self._mask_task(row, phase)
-        return mask_context(task, phase=found.row.phase, form=found.row.form, members=members,
-                            roster=roster_chain(self._ledger, found.row.roster_number))
+        return told_alike(self._mask_task(row, phase), phase=found.row.phase, form=found.row.form,
+                          roster=roster_chain(self._ledger, found.row.roster_number))
 
     def _mask_task(self, row: RoundRow, phase: Phase) -> TaskSpec:
         return self._ledger.tasks(row.study, row.number, self._number(row, phase, "mask"))[0].spec
@@ -303,17 +302,15 @@ class Sums:
     def _confirmations(self, row: RoundRow, phase: Phase, found: _Sum, members: Sequence[Member],
                        survivors: tuple[str, ...]) -> tuple[Confirmation, ...]:
         """Signatures under the list that are right; whose is not, is named."""
-        from semisilo.common.secure_aggregation.keys import check_survivors
+        from semisilo.coordinator.secure_aggregation.sum import check_confirmation
 
-        from semisilo.common.errors import BadSignature
-
-        context = self._context(row, phase, found, members)
-        known, right = {each.silo: each.identity for each in members}, []
+        context, right = self._context(row, phase, found), []
         for silo, signature in self._answers(row, phase, "confirm").items():
             assert isinstance(signature, bytes)
             confirmation = Confirmation(silo=silo, signature=signature)
             try:
-                check_survivors(found.total, context, survivors, confirmation, known[silo])
+                check_confirmation(found.total, context=context, members=members, survivors=survivors,
+                                   confirmation=confirmation)
             except BadSignature:
                 _LOG.warning("round %d: the signature of %s under the list of survivors is wrong", row.number, silo)
                 continue

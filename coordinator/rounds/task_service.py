@@ -81,8 +81,6 @@ class Hello:
     """Where the call comes from."""
     identity: bytes = b""
     """Public key by which other silos know it in secure sums; empty when it has none."""
-    roster_number: int = 0
-    """The last entry of the roster that it holds."""
     masked_study: str = ""
     masked_round: int = 0
     """The last round of that study in which it has masked an update; it does so once for a round."""

@@ -194,8 +194,8 @@ class RoundServicer:
                           away_until_unix=_unix(request.away.until_time),
                           evaluations=tuple(map(evaluation_from_proto, request.evaluations)),
                           process=request.process, address=address_of(context.peer()),
-                          identity=request.secure_identity, roster_number=request.roster_number,
-                          masked_study=printable(request.masked_study, limit=128), masked_round=request.masked_round)
+                          identity=request.secure_identity, masked_round=request.masked_round,
+                          masked_study=printable(request.masked_study, limit=128))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))

@@ -27,7 +27,7 @@ from semisilo.common.text.system_errors import explained
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.agent.away import Away, away_now
 from semisilo.silo.agent.daily_budget import DayBudget
-from semisilo.silo.agent.secure_steps import SecureSteps, trust_of
+from semisilo.silo.agent.secure_steps import SecureSteps
 from semisilo.silo.agent.shared_model import check_size, note_question
 from semisilo.silo.agent.site_evaluation import SiteEvaluator
 from semisilo.silo.agent.task_runner import TaskOutcome, TaskRunner
@@ -139,7 +139,7 @@ class Agent:
                                   last_upload_bytes={task.study: task.upload_bytes for task in read_tasks(home.rounds)
                                                      if task.upload_bytes},
                                   secure=SecureSteps(self._secure, federation=federation, silo=silo,
-                                                     trust=trust_of(policy, silo=silo)))
+                                                     policy=policy))
         self._sites = SiteEvaluator(home=home, silo=silo, policy=policy, choice=choice, compute=compute,
                                     cache=self._cache, display=display, disclosures=self._disclosures, clock=clock)
         self._labelled = 0

@@ -89,11 +89,13 @@ class ReadyAnswer:
     """Of the update's file; empty for an abstention."""
 
 
-async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: Masking | None = None) -> ReadyAnswer:
+async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: Masking | None = None,
+                      masked: Callable[[bytes], None] = lambda vector: None) -> ReadyAnswer:
     """Does a task, unless that was done before, up to the moment in which the answer can be sent.
 
     Args:
         masking: how the update is hidden, in step "mask" of a secure sum. Of such an answer nothing else leaves.
+        masked: told `Trained.vector` before the answer is kept; may raise, so that it is not.
     Raises: NotPermitted and what else `check_task` raises, before anything is fetched; NotPermitted when the answer
         holds what must not leave, and DailyBudget when it does not fit into the day: nothing is recorded as disclosed
         then; what `steps` and training raise.
@@ -106,6 +108,8 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
         trained = await steps.train(request if masking is None else replace(request, masking=masking))
         if masking is not None:
             trained = replace(trained, metrics={}, num_examples=0)
+            if trained.vector:
+                await _at_files(site, masked, trained.vector)
         pending = await _at_files(site, _made_durable, task, spec, site, trained)
     else:
         steps.ready_before()

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from semisilo.common.secure_aggregation.keys import check_keys
 from semisilo.silo.secure_aggregation import session as steps
 from semisilo.silo.secure_aggregation.session import SiloSession
-from semisilo.silo.secure_aggregation.trust import Trust
+from semisilo.silo.secure_aggregation.trust import Trust, parse_fingerprint
+from semisilo.silo.site.policy import Policy
 
 from semisilo.common.errors import SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
-from semisilo.common.secure_aggregation.context import mask_context
+from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
 from semisilo.common.secure_aggregation.messages import SecureSum
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.site.secure_store import SecureStore
 
-__all__ = ["STEP_TEXTS", "SecureSteps"]
+__all__ = ["STEP_TEXTS", "SecureSteps", "trust_of"]
 
 STEP_TEXTS: Mapping[SumStep, str] = {
     "keys": "new public keys for this sum, signed",
@@ -34,14 +34,22 @@ STEP_TEXTS: Mapping[SumStep, str] = {
 """What leaves in each, for a person."""
 
 
+def trust_of(policy: Policy, store: SecureStore, *, silo: str) -> Trust:
+    """Whom this silo takes for a silo: those pinned in silo.toml, and others as they were first seen."""
+    pinned = {name: parse_fingerprint(text, where=f"silo.toml: [peers] {name}") for name, text in policy.peers.items()}
+    return Trust(silo=silo, identity=store.identity(), pinned=pinned, require_pinned=policy.require.pinned_peers,
+                 known={name: key for name, key in store.known.items() if name not in pinned and name != silo},
+                 min_silos=policy.require.min_silos)
+
+
 class SecureSteps:
     """Answers the steps of secure sums, one after another. Every answer is durable before it is returned."""
 
-    def __init__(self, store: SecureStore, *, federation: str, silo: str, trust: Trust) -> None:
+    def __init__(self, store: SecureStore, *, federation: str, silo: str, policy: Policy) -> None:
         self._store = store
         self._federation = federation
         self._silo = silo
-        self._trust = trust
+        self._policy = policy
 
     def answer(self, task: TaskSpec, question: SumQuestion) -> StepAnswer:
         """The answer to a step that asks for no update. The same question gives the same answer.
@@ -54,10 +62,9 @@ class SecureSteps:
             return steps.round_keys(session, self._store.private_identity())
         session = self._session(task, total)
         if question.step == "shares":
-            for member in question.members:
-                check_keys(total, member)
-            after, shares = steps.share(session, question.members, self._trust)
+            after, shares = steps.share(session, question.members, self._trust())
             self._store.keep(task.study, after)
+            self._store.know({each.silo: each.identity for each in question.members})
             return shares
         if question.step == "confirm":
             after, signature = steps.confirm(session, question.survivors, self._store.private_identity())
@@ -76,16 +83,28 @@ class SecureSteps:
         session = self._session(task, total)
         if question.form is None:
             raise SecureSumRefused("The task does not say how its update becomes words.")
-        context = mask_context(task, phase=question.phase, form=question.form, members=session.members, roster=b"")
+        context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster_chain)
         after, seeds = steps.mask_seeds(session, given=question.sealed, context=context)
         self._store.keep(task.study, after, masked_round=task.round)
         return Masking(form=question.form, phase=question.phase, seeds=seeds)
+
+    def masked(self, task: TaskSpec, question: SumQuestion, vector: bytes) -> None:
+        """Remembers what was masked, before it leaves: the masks are for one vector.
+
+        Args:
+            vector: SHA-256 of the words before they were masked.
+        Raises: SecureSumRefused for another one than before, as after a change of this machine.
+        """
+        session = self._session(task, self._total(task, question))
+        self._store.keep(task.study, steps.one_vector(session, vector))
 
     def _begun(self, task: TaskSpec, total: SecureSum) -> SiloSession:
         """A new sum, or the one that this silo has begun already."""
         session = self._store.session(task.study)
         if session is not None and session.total == total:
             return session
+        if session is not None:
+            steps.check_follows(session, total)
         if task.round <= self._store.last_masked_round(task.study):
             raise SecureSumRefused(
                 f"This silo has masked an update of round {self._store.last_masked_round(task.study)} of study"
@@ -104,3 +123,6 @@ class SecureSteps:
     def _total(self, task: TaskSpec, question: SumQuestion) -> SecureSum:
         return SecureSum(federation=self._federation, study=task.study, round=task.round, phase=question.phase,
                          nonce=question.nonce, threshold=question.threshold)
+
+    def _trust(self) -> Trust:
+        return trust_of(self._policy, self._store, silo=self._silo)

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -45,7 +46,6 @@ from semisilo.silo.agent.secure_steps import STEP_TEXTS, SecureSteps
 from semisilo.silo.agent.task_times import TaskTook
 from semisilo.silo.agent.terminal import Display
 from semisilo.silo.agent.watch import HoursOver, TaskAborted, Watch, cut
-from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.link.link import Link, Verdict, is_fatal
 from semisilo.silo.site.disclosures import DisclosureLog, message
 from semisilo.silo.site.home import JoinChoice
@@ -167,14 +167,16 @@ class TaskRunner:
             await asyncio.sleep(min(max(0.05, end - now), 30.0))
 
     async def _work(self, task: TaskSpec, watch: Watch) -> TaskOutcome:
-        masking: Masking | None = None
-        if task.secure:
+        if not task.secure:
+            answer = await answer_task(task, self._site, self._steps)
+        else:
             question = question_from_hex(task.secure)
             if question.step != "mask":
                 return await self._answer_step(task, question)
             check_task(self._site.policy, task)
             masking = await asyncio.to_thread(self._sums().masking, task, question)
-        answer = await answer_task(task, self._site, self._steps, masking=masking)
+            answer = await answer_task(task, self._site, self._steps, masking=masking, masked=partial(
+                self._sums().masked, task, question))
         if answer.pending.payload is None:
             return await self._send_abstention(answer)
         return await self._send_update(answer, answer.pending.payload, watch)

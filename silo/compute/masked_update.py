@@ -11,6 +11,7 @@ Tests: tests/silo/compute/test_masked_update.py.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,32 +32,38 @@ from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute.lossy_update import Sender
 from semisilo.silo.compute.mask_order import Masking
 
-__all__ = ["masked_words", "write_masked"]
+__all__ = ["plain_words", "write_masked"]
 
 
 def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int,
-                 sender: Sender, residuals: Mapping[str, Tensor]) -> tuple[PayloadRef, dict[str, Tensor]]:
+                 sender: Sender, residuals: Mapping[str, Tensor]) -> tuple[PayloadRef, dict[str, Tensor], bytes]:
     """Writes a masked update.
 
     Args:
         groups: of the update, float32.
         num_examples: that the silo weighs by, where silos are weighted.
         residuals: as `semisilo.silo.compute.lossy_update.Residuals`.
-    Returns: (the payload, the residuals of what was not chosen; empty where all elements are sent).
+    Returns: (the payload, the residuals of what was not chosen: empty where all elements are sent, SHA-256 of the words
+        before they were masked).
     Raises: ComputeFailed when training has diverged.
     """
-    words, left = masked_words(groups, masking, num_examples=num_examples, sender=sender, residuals=residuals)
+    words, left = plain_words(groups, masking, num_examples=num_examples, sender=sender, residuals=residuals)
+    vector = hashlib.sha256(words).digest()
+    if masking.seeds:
+        from semisilo.common.secure_aggregation.masks import add_masks  # a simulation has no cryptography
+
+        add_masks(words, masking.seeds)
     packed = pack(words, masking.form.bits)
     spec = TensorSpec("words", (len(packed),), "uint8")
     payload = write_payload(store, {MASKED_GROUP: EncodedInput(
         [TensorInput(spec, lambda: packed)], plan=Plan(aim=Aim("raw")))})
-    return payload, left
+    return payload, left, vector
 
 
-def masked_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int, sender: Sender,
+def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_examples: int, sender: Sender,
                  residuals: Mapping[str, Tensor]) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """The words of `write_masked`, uint32, before they are packed: of the tensors in order (groups by name, tensors of
-    a group in its own order), then weight and number of elements that were cut."""
+    """The words of `write_masked`, uint32, before they are masked and packed: of the tensors in order (groups by name,
+    tensors of a group in its own order), then weight and number of elements that were cut. And the residuals."""
     form = masking.form
     flat, places = _flat(groups, sender, residuals)
     positions = chosen_positions(seed=sender.seed, round=sender.round, phase=masking.phase, share=form.random_k,
@@ -77,10 +84,6 @@ def masked_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_exa
         words[first:last] = to_words(levels)
         cut += over
     words[-2:] = np.uint32(round(weight * level)), np.uint32(min(cut, level))
-    if masking.seeds:
-        from semisilo.common.secure_aggregation.masks import add_masks  # a simulation has no cryptography
-
-        add_masks(words, masking.seeds)
     return words, {} if positions is None else _left(groups, flat, positions, sender)
 
 

@@ -64,6 +64,8 @@ class Trained:
     """What was in force in the compute process."""
     skipped: int = 0
     """Files that could not be read and were left out; told once, not in every round."""
+    vector: bytes = b""
+    """SHA-256 of the words of a masked update before they were masked; empty where it goes in the clear. Never sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

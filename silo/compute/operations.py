@@ -149,11 +149,11 @@ class Operations:
         update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
         metrics = _finite(spec, update)
         files = StateFiles(request.memory_folder)
-        payload, left = None, None
+        payload, left, vector = None, None, b""
         if not update.abstention:
             _assert_declared(spec, update, order.phase)
             leaving = _against_received(spec, update, groups)
-            payload, left = _written(order, leaving, open_outgoing(request.outgoing_folder),
+            payload, left, vector = _written(order, leaving, open_outgoing(request.outgoing_folder),
                                      _left_out(request.residuals), _left_out(request.pending_residuals),
                                      request.link_bytes_per_second, masking=request.masking,
                                      num_examples=update.num_examples)
@@ -163,7 +163,7 @@ class Operations:
         kept, kept_residuals = (None if state is None else files.path(files.save(state)) for state in (keep, left))
         return Trained(payload=payload, abstention=update.abstention, num_examples=update.num_examples, metrics=metrics,
                        memory=kept, residuals=kept_residuals, seconds=time.monotonic() - started, numerics=record,
-                       skipped=skipped)
+                       skipped=skipped, vector=vector)
 
     def evaluate_received(self, request: EvaluateReceived) -> Evaluated:
         """See `EvaluateReceived`."""
@@ -305,18 +305,19 @@ def _loaded(path: Path, cls: type[T], otherwise: str) -> T | None:
 def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: PayloadStore,
              committed: Mapping[str, torch.Tensor], pending: Mapping[str, torch.Tensor],
              link_bytes_per_second: float, *, masking: Masking | None,
-             num_examples: int) -> tuple[PayloadRef, Residuals | None]:
-    """The update's payload, and all residuals after it; None when there are none and were none."""
+             num_examples: int) -> tuple[PayloadRef, Residuals | None, bytes]:
+    """The update's payload; all residuals after it, None when there are none and were none; `Trained.vector`."""
+    vector = b""
     sender = Sender(seed=order.seed, round=order.round, phase=order.phase, silo=order.silo)
     if masking is None:
         payload, left = write_update(outgoing, groups, order.uplink, residuals=committed, sender=sender,
                                      link_bytes_per_second=link_bytes_per_second)
     else:
-        payload, left = write_masked(outgoing, groups, masking, num_examples=num_examples, sender=sender,
+        payload, left, vector = write_masked(outgoing, groups, masking, num_examples=num_examples, sender=sender,
                                      residuals=committed)
     keeps = (bool(order.uplink.lossy) or bool(left)) and order.uplink.error_feedback
     after = merged(committed=committed, pending=pending, left=left, phase=order.phase) if keeps else {}
-    return payload, Residuals(tensors=after) if after or committed or pending else None
+    return payload, Residuals(tensors=after) if after or committed or pending else None, vector
 
 
 def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:

@@ -14,6 +14,7 @@ Tests: tests/silo/site/test_secure_store.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,6 +42,9 @@ class _Study:
 class _Sums:
     format: int = _FORMAT
     last_study: str = ""
+    known: dict[str, bytes] = field(default_factory=dict)
+    """Silo -> its key, as it was first seen."""
+    roster_chain: bytes = b""
     studies: dict[str, _Study] = field(default_factory=dict)
 
 
@@ -76,6 +80,30 @@ class SecureStore:
     def last_study(self) -> str:
         """The study of the last secure sum; empty before the first."""
         return self._sums.last_study
+
+    @property
+    def known(self) -> Mapping[str, bytes]:
+        """Silo -> the key that it was first seen with."""
+        return self._sums.known
+
+    @property
+    def roster_chain(self) -> bytes:
+        """Chain value of the roster that this silo was told last."""
+        return self._sums.roster_chain
+
+    def know(self, silos: Mapping[str, bytes]) -> None:
+        """Notes silos that were not seen before."""
+        new = {silo: key for silo, key in silos.items() if silo not in self._sums.known}
+        if new:
+            self._write(replace(self._sums, known={**self._sums.known, **new}))
+
+    def forget(self, silo: str) -> bool:
+        """Drops the key that a silo was first seen with; whether there was one."""
+        known = {name: key for name, key in self._sums.known.items() if name != silo}
+        if len(known) == len(self._sums.known):
+            return False
+        self._write(replace(self._sums, known=known))
+        return True
 
     def session(self, study: str) -> SiloSession | None:
         """The sum of a study that is under way, with its secrets; None when there is none."""
