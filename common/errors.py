@@ -11,7 +11,10 @@ from typing import ClassVar
 __all__ = [
     "BadConfiguration",
     "BadData",
+    "BadKey",
     "BadPayload",
+    "BadShare",
+    "BadSignature",
     "CertificateExpired",
     "CertificateRevoked",
     "ClockSkew",
@@ -30,6 +33,8 @@ __all__ = [
     "OutsideHours",
     "PayloadNotServed",
     "PortInUse",
+    "SecureSumFailed",
+    "SecureSumRefused",
     "SemisiloError",
     "SiloLeft",
     "StorageDamaged",
@@ -133,22 +138,40 @@ class ComputeFailed(SemisiloError):
     code, status = "COMPUTE_FAILED", "INTERNAL"
 
 
-class SecureSumFailed(SemisiloError):
-    """The answers of silos are not enough to take the masks off a sum; nothing is learned of it."""
-
-    code, status = "SECURE_SUM_FAILED", "FAILED_PRECONDITION"
-
-
-class SecureSumRefused(SemisiloError):
-    """A silo does not answer a step of a secure sum, since the answer could show its update to somebody."""
-
-    code, status = "SECURE_SUM_REFUSED", "PERMISSION_DENIED"
-
-
 class BadPayload(SemisiloError):
     """Bytes that arrived are not what was declared or allowed."""
 
     code, status = "BAD_PAYLOAD", "INVALID_ARGUMENT"
+
+
+class BadKey(SemisiloError):
+    """A key is of the wrong size, or none that a secret can be agreed on with."""
+
+    code, status = "BAD_KEY", "INVALID_ARGUMENT"
+
+
+class BadShare(SemisiloError):
+    """A share of a secret is damaged, belongs elsewhere, or too few are there."""
+
+    code, status = "BAD_SHARE", "INVALID_ARGUMENT"
+
+
+class BadSignature(SemisiloError):
+    """A signature of secure aggregation is not that of the silo whose name it bears."""
+
+    code, status = "BAD_SIGNATURE", "INVALID_ARGUMENT"
+
+
+class SecureSumRefused(SemisiloError):
+    """A silo does not go on with a secure sum: what it was asked for would not protect its update."""
+
+    code, status = "SECURE_SUM_REFUSED", "FAILED_PRECONDITION"
+
+
+class SecureSumFailed(SemisiloError):
+    """The coordinator cannot unmask a sum: too few right shares are left."""
+
+    code, status = "SECURE_SUM_FAILED", "FAILED_PRECONDITION"
 
 
 class LayoutMismatch(SemisiloError):

@@ -43,6 +43,7 @@ from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.live_file import LiveStatus, write
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.secure_sums import Sums
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc.connection_limits import ConnectionLimits, strangers_kept
@@ -135,6 +136,7 @@ class _Server:
         self._engine = Engine(ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute,
                               payloads=payloads, spool=spool, accountant=self._meter, hearing=self._hearing,
                               slowest_link=self._rates.slowest, steady=time.monotonic,
+                              sums=Sums(ledger, self._roster, federation=federation.name),
                               folders=EngineFolders(
                                   studies=federation.studies, payloads=federation.payloads,
                                   images=federation.images if federation.config.limits.images_on_disk else None))

@@ -29,9 +29,10 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskRequest,
     in_order,
 )
+from semisilo.common.secure_aggregation.roster import RosterEntry
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 
-__all__ = ["StepAnswer", "SumQuestion", "answer_from_proto", "answer_to_proto", "message_from_hex", "question_from_hex",
+__all__ = ["MAX_ROSTER", "StepAnswer", "SumQuestion", "answer_from_proto", "answer_to_proto", "message_from_hex", "question_from_hex",
            "question_from_proto", "question_to_hex"]
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ _MAX_NAME_BYTES = 128
 _MAX_SEALED_BYTES = 512
 _MAX_SHARE_BYTES = 128
 _MAX_TENSORS = 65_536
+MAX_ROSTER = 1024
+"""Entries that a federation's roster may have: it goes to every silo with every sum, 100 bytes each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,7 @@ class SumQuestion:
     form: MaskForm | None = None
     survivors: tuple[str, ...] = ()
     confirmations: tuple[Confirmation, ...] = ()
+    roster: tuple[RosterEntry, ...] = ()
 
     @property
     def unmasking(self) -> UnmaskRequest:
@@ -79,7 +83,9 @@ def question_to_hex(question: SumQuestion) -> str:
             bits=form.bits, bounds=form.bounds, silo_count=form.silo_count, weight_reference=form.weight_reference,
             random_k=form.random_k),
         survivors=question.survivors,
-        confirmations=[pb.Confirmation(silo=each.silo, signature=each.signature) for each in question.confirmations])
+        confirmations=[pb.Confirmation(silo=each.silo, signature=each.signature) for each in question.confirmations],
+        roster=[pb.RosterEntry(number=each.number, silo=each.silo, identity=each.identity, removed=each.removed,
+                               chain=each.chain) for each in question.roster])
     return message.SerializeToString(deterministic=True).hex()
 
 
@@ -116,7 +122,8 @@ def question_from_proto(message: pb.SecureTask) -> SumQuestion:
         sealed=_sealed(message.sealed), survivors=survivors,
         form=_form(message.form) if message.HasField("form") else None,
         confirmations=tuple(Confirmation(silo=_silo(each.silo), signature=_sized(
-            "signature", each.signature, SIGNATURE_BYTES)) for each in _few(message.confirmations)))
+            "signature", each.signature, SIGNATURE_BYTES)) for each in _few(message.confirmations)),
+        roster=_roster(message.roster))
 
 
 def answer_to_proto(answer: StepAnswer) -> pb.SecureAnswer:
@@ -167,6 +174,14 @@ def _form(message: pb.MaskForm) -> MaskForm:
                         weight_reference=message.weight_reference, random_k=message.random_k)
     except ValueError as error:
         raise BadPayload(f"The form of the secure sum: {error}") from None
+
+
+def _roster(messages: Sequence[pb.RosterEntry]) -> tuple[RosterEntry, ...]:
+    if len(messages) > MAX_ROSTER:
+        raise BadPayload(f"The roster has {len(messages)} entries; at most {MAX_ROSTER} are possible.")
+    return tuple(RosterEntry(number=each.number, silo=_silo(each.silo), removed=each.removed,
+                             identity=_sized("identity", each.identity, KEY_BYTES),
+                             chain=_sized("chain", each.chain, SEED_BYTES)) for each in messages)
 
 
 def _sealed(messages: Sequence[pb.SealedShare]) -> tuple[SealedShare, ...]:

@@ -15,14 +15,13 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from semisilo.common.secure_aggregation.words import packed_bytes
-
 from semisilo.common.errors import BadSignature, SecureSumFailed
 from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, SumStep, TaskSpec, TensorSpec
 from semisilo.common.methods.parts.privacy import PrivacySettings
 from semisilo.common.methods.parts.secure_sum import threshold_of
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import (
+    MAX_ROSTER,
     SumQuestion,
     answer_from_proto,
     question_to_hex,
@@ -48,6 +47,7 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskAnswer,
     in_order,
 )
+from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import RoundRow
@@ -60,6 +60,7 @@ from semisilo.coordinator.ledger.secure_sums import (
     note_outcome,
     open_sum,
     roster_chain,
+    roster_entries,
     roster_number,
     step_answers,
     sum_row,
@@ -191,7 +192,10 @@ class Sums:
         question = SumQuestion(step=phase.step, phase=found.row.phase, nonce=found.row.nonce,
                                threshold=found.row.threshold)
         if phase.step == "keys":
-            return dict.fromkeys(asked, question_to_hex(question))
+            roster = roster_entries(self._ledger, number=found.row.roster_number)
+            if len(roster) > MAX_ROSTER:
+                raise SecureSumFailed(f"the roster of silos has {len(roster)} entries, and {MAX_ROSTER} are possible")
+            return dict.fromkeys(asked, question_to_hex(replace(question, roster=roster)))
         members = self._members(row, phase, found) if self._masked else ()
         question = replace(question, members=members)
         if phase.step == "shares":

@@ -27,6 +27,7 @@ from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundSt
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.hearing import Hearing
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.secure_sums import Sums
 from semisilo.coordinator.rounds.study_lifecycle import refused_rounds
 from semisilo.coordinator.rounds.task_service import Hello, TaskService
 from semisilo.coordinator.studies.study_file import StudyConfig
@@ -94,7 +95,8 @@ class SimulatedFederation:
             ledger=ledger, roster=self._roster, runtime=self._runtime, compute=self._compute, payloads=payloads,
             spool=spool, accountant=_Accountant(), beside_rounds=False, operated=False, clock=self._clock,
             hearing=Hearing(roster=self._roster, runtime=self._runtime, clock=self._clock, silent_seconds=math.inf),
-            folders=EngineFolders(studies=folder.studies, payloads=folder.payloads))
+            folders=EngineFolders(studies=folder.studies, payloads=folder.payloads),
+            sums=Sums(ledger, self._roster, federation="", masked=False))
         self._folder = folder
         self._payloads, self._spool = payloads, spool
         self._policy = _policy_of(dealt.config)

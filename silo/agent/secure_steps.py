@@ -8,23 +8,25 @@ Tests: tests/silo/agent/test_secure_steps.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from semisilo.silo.secure_aggregation import session as steps
-from semisilo.silo.secure_aggregation.session import SiloSession
-from semisilo.silo.secure_aggregation.trust import Trust, parse_fingerprint
-from semisilo.silo.site.policy import Policy
+import logging
+from collections.abc import Mapping, Sequence
 
 from semisilo.common.errors import SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
 from semisilo.common.secure_aggregation.messages import SecureSum
+from semisilo.common.secure_aggregation.roster import EMPTY_ROSTER, RosterEntry, next_entry
 from semisilo.silo.compute.mask_order import Masking
-from semisilo.silo.site.secure_store import SecureStore
+from semisilo.silo.secure_aggregation import session as steps
+from semisilo.silo.secure_aggregation.session import SiloSession
+from semisilo.silo.secure_aggregation.trust import Trust, parse_fingerprint
+from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.secure_store import RosterHead, SecureStore
 
 __all__ = ["STEP_TEXTS", "SecureSteps", "trust_of"]
 
+_LOG = logging.getLogger("semisilo.silo")
 STEP_TEXTS: Mapping[SumStep, str] = {
     "keys": "new public keys for this sum, signed",
     "shares": "shares of this silo's secrets, sealed for the other silos",
@@ -58,7 +60,7 @@ class SecureSteps:
         """
         total = self._total(task, question)
         if question.step == "keys":
-            session = self._begun(task, total)
+            session = self._begun(task, total, question.roster)
             return steps.round_keys(session, self._store.private_identity())
         session = self._session(task, total)
         if question.step == "shares":
@@ -83,7 +85,7 @@ class SecureSteps:
         session = self._session(task, total)
         if question.form is None:
             raise SecureSumRefused("The task does not say how its update becomes words.")
-        context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster_chain)
+        context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster.chain)
         after, seeds = steps.mask_seeds(session, given=question.sealed, context=context)
         self._store.keep(task.study, after, masked_round=task.round)
         return Masking(form=question.form, phase=question.phase, seeds=seeds)
@@ -98,7 +100,7 @@ class SecureSteps:
         session = self._session(task, self._total(task, question))
         self._store.keep(task.study, steps.one_vector(session, vector))
 
-    def _begun(self, task: TaskSpec, total: SecureSum) -> SiloSession:
+    def _begun(self, task: TaskSpec, total: SecureSum, roster: Sequence[RosterEntry]) -> SiloSession:
         """A new sum, or the one that this silo has begun already."""
         session = self._store.session(task.study)
         if session is not None and session.total == total:
@@ -109,9 +111,32 @@ class SecureSteps:
             raise SecureSumRefused(
                 f"This silo has masked an update of round {self._store.last_masked_round(task.study)} of study"
                 f" '{task.study}' already, and does so once for a round. Later rounds are answered.")
+        self._replay(roster)
         session = steps.begin(total, silo=self._silo)
         self._store.keep(task.study, session)
         return session
+
+    def _replay(self, roster: Sequence[RosterEntry]) -> None:
+        """Takes the roster that the coordinator tells all silos; its end goes into the masks, so silos that were told
+        different ones get noise.
+
+        Raises: SecureSumRefused for one that is no chain, or that lists this silo with another key.
+        """
+        before, head = self._store.roster, EMPTY_ROSTER
+        for number, entry in enumerate(roster, start=1):
+            if entry != next_entry(number - 1, head, silo=entry.silo, identity=entry.identity, removed=entry.removed):
+                raise SecureSumRefused("The roster of silos is no unbroken chain.")
+            head = entry.chain
+            if number == before.number and head != before.chain:
+                _LOG.warning("the coordinator tells another history of its silos than before: it has gone back to an"
+                             " earlier state, or hides something. `silo peers` shows whom this silo knows")
+        if len(roster) < before.number:
+            _LOG.warning("the coordinator's roster of silos has %d entries, and had %d: it has gone back to an earlier"
+                         " state. `silo peers` shows whom this silo knows", len(roster), before.number)
+        own = next((entry for entry in reversed(roster) if entry.silo == self._silo), None)
+        if own is None or own.removed or own.identity != self._store.identity():
+            raise SecureSumRefused("The roster does not list this silo with its own key.")
+        self._store.take_roster(RosterHead(number=len(roster), chain=head))
 
     def _session(self, task: TaskSpec, total: SecureSum) -> SiloSession:
         session = self._store.session(task.study)

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from semisilo.common.secure_aggregation.fixed_point import largest_level, quantise, to_words
-from semisilo.common.secure_aggregation.words import pack
 from torch import Tensor
 
 from semisilo.common.errors import ComputeFailed
@@ -25,9 +23,11 @@ from semisilo.common.learning.seeds import numpy_generator
 from semisilo.common.methods.contract import PayloadRef, TensorGroup, TensorSpec
 from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.writer import EncodedInput, TensorInput, write_payload
+from semisilo.common.secure_aggregation.fixed_point import largest_level, quantise, to_words
 from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, weight_of
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.common.secure_aggregation.positions import chosen_positions
+from semisilo.common.secure_aggregation.words import pack
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute.lossy_update import Sender
 from semisilo.silo.compute.mask_order import Masking
@@ -48,7 +48,7 @@ def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking
     Raises: ComputeFailed when training has diverged.
     """
     words, left = plain_words(groups, masking, num_examples=num_examples, sender=sender, residuals=residuals)
-    vector = hashlib.sha256(words).digest()
+    vector = hashlib.sha256(words.data).digest()
     if masking.seeds:
         from semisilo.common.secure_aggregation.masks import add_masks  # a simulation has no cryptography
 

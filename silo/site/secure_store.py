@@ -18,16 +18,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from semisilo.common.secure_aggregation.keys import identity_of, new_identity
-from semisilo.silo.secure_aggregation.session import SiloSession
-
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.secure_aggregation.keys import identity_of, new_identity
+from semisilo.common.secure_aggregation.roster import EMPTY_ROSTER
 from semisilo.common.storage.durable import write_secret
+from semisilo.silo.secure_aggregation.session import SiloSession
 
-__all__ = ["SecureStore"]
+__all__ = ["RosterHead", "SecureStore"]
 
 _FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RosterHead:
+    """The end of the roster of silos."""
+
+    number: int = 0
+    """Of the last entry."""
+    chain: bytes = EMPTY_ROSTER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +53,7 @@ class _Sums:
     last_study: str = ""
     known: dict[str, bytes] = field(default_factory=dict)
     """Silo -> its key, as it was first seen."""
-    roster_chain: bytes = b""
+    roster: RosterHead = field(default_factory=RosterHead)
     studies: dict[str, _Study] = field(default_factory=dict)
 
 
@@ -87,9 +96,14 @@ class SecureStore:
         return self._sums.known
 
     @property
-    def roster_chain(self) -> bytes:
-        """Chain value of the roster that this silo was told last."""
-        return self._sums.roster_chain
+    def roster(self) -> RosterHead:
+        """The end of the roster that this silo was told last."""
+        return self._sums.roster
+
+    def take_roster(self, head: RosterHead) -> None:
+        """Keeps it."""
+        if head != self._sums.roster:
+            self._write(replace(self._sums, roster=head))
 
     def know(self, silos: Mapping[str, bytes]) -> None:
         """Notes silos that were not seen before."""

@@ -21,7 +21,7 @@ def test_positions_are_ascending_and_different() -> None:
     found = chosen()
     assert len(found) == 100
     assert (np.diff(found) > 0).all()
-    assert 0 <= found[0]
+    assert found[0] >= 0
     assert found[-1] < 1000
 
 
