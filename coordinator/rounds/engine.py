@@ -359,7 +359,8 @@ class Engine:
         self._resumed = False
         self._runtime.silos.clear()
         self._runtime.set(reason=StandbyReason.COLLECTING, activity="")
-        _LOG.info("round %d/%d: phase %s opened for %s", row.number, study.config.study.rounds, phase.name,
+        _LOG.log(logging.INFO if phase.step in ("", "mask") else logging.DEBUG,
+                 "round %d/%d: phase %s opened for %s", row.number, study.config.study.rounds, phase.name,
                   ", ".join(asked) or "nobody")
 
     def _task_spec(self, study: RunningStudy, row: RoundRow, phase: str, silo: str, task: WrittenTask,
@@ -554,6 +555,9 @@ class Engine:
             state=row.state_digest, round=row.number, phase=method_phase(row.phases[row.phase]), updates=updates,
             masked=MaskedSum(form=ready.form, seeds=self._sums.seeds(row) if updates else ())),
             activity=f"adding up {len(updates)} masked updates")
+        if folded.outcome is not None:
+            _LOG.info("round %d/%d: masked updates of %s added up", row.number, study.config.study.rounds,
+                      counted(folded.outcome.silos, "silo"))
         with self._ledger.transaction(lasting=False):
             if folded.outcome is not None:
                 self._sums.made(row, folded.outcome)

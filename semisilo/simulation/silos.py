@@ -20,11 +20,13 @@ from semisilo.common.errors import SemisiloError, StorageDamaged
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import OnProgress
+from semisilo.common.secure_aggregation.conversion import question_from_hex
 from semisilo.common.storage.store import PayloadStore
 from semisilo.coordinator.ledger.costs import has_downloads
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.rounds.task_service import Hello, TaskService, UpdateDeclaration
 from semisilo.silo.agent.answer import ReadyAnswer, Site, abstention_request, answer_task
+from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
 from semisilo.silo.site.disclosures import DisclosureLog
 from semisilo.silo.site.home import JoinChoice, SiloHome
@@ -142,7 +144,8 @@ class SimulatedSilo:
 
         Raises: SemisiloError where a real silo would refuse the task.
         """
-        return await answer_task(task, self._site, _LinkedSteps(self, workplace, on_progress))
+        return await answer_task(task, self._site, _LinkedSteps(self, workplace, on_progress),
+                                 masking=_without_masks(task))
 
     def fetch(self, task: TaskSpec) -> dict[str, Path]:
         """Takes in the tensor groups of a task that are not here, as links to the coordinator's own files; the payload
@@ -228,3 +231,13 @@ def link_or_copy(source: Path, target: Path) -> None:
         half = target.with_name(f".{target.name}.tmp")
         shutil.copyfile(source, half)
         os.replace(half, target)
+
+
+def _without_masks(task: TaskSpec) -> Masking | None:
+    """The form in which a study with secure aggregation adds updates up: the integers are those of real silos, and so is
+    their sum, but nobody is there to hide them from."""
+    if not task.secure:
+        return None
+    question = question_from_hex(task.secure)
+    assert question.form is not None
+    return Masking(form=question.form, phase=question.phase, seeds=())

@@ -350,13 +350,18 @@ class Agent:
         self._on_task(outcome)
         if outcome.kind in _HAD_MODEL:
             self._sites.begin(task)
-        if outcome.took is not None:
+        if outcome.took is not None and outcome.kind != "answered":
             with contextlib.suppress(OSError):
                 note_task(self._home.rounds, replace(outcome.took, sent_bytes=carried.sent_bytes,
                                                      received_bytes=carried.received_bytes))
         about = "about " if carried.estimated else ""
-        self._display.event(f"{name}: {outcome.text}; on the wire {about}{describe_bytes(carried.sent_bytes)} out, "
-                            f"{about}{describe_bytes(carried.received_bytes)} in")
+        text = (f"{name}: {outcome.text}; on the wire {about}{describe_bytes(carried.sent_bytes)} out, "
+                f"{about}{describe_bytes(carried.received_bytes)} in")
+        if outcome.kind == "answered":  # four small messages a round, which the record of disclosures has as well
+            _LOG.debug("%s", text)
+            self._display.state(f"{name}: {outcome.text}")
+        else:
+            self._display.event(text)
         answered = self._status.now.tasks_answered + int(outcome.answered)
         self._save(last_outcome=outcome.text, tasks_answered=answered, **self._refusal(outcome))
         return outcome.answered

@@ -233,9 +233,10 @@ class TaskRunner:
         self._steps.took = replace(self._steps.took, upload_bytes=payload.size_bytes, upload_seconds=seconds)
         if not verdict.accepted:
             await asyncio.to_thread(self._site.memory.refused, task.task_id)
-        return _outcome(verdict, f"update of {describe_bytes(payload.size_bytes)} sent in "
-                                 f"{describe_seconds(seconds)} ({pending.num_examples} examples, "
-                                 f"trained in {describe_seconds(pending.seconds)})", kind="updated")
+        what, examples = ("masked update", "") if task.secure else ("update", f"{pending.num_examples} examples, ")
+        return _outcome(verdict, f"{what} of {describe_bytes(payload.size_bytes)} sent in "
+                                 f"{describe_seconds(seconds)} ({examples}trained in "
+                                 f"{describe_seconds(pending.seconds)})", kind="updated")
 
     async def _send_abstention(self, answer: ReadyAnswer) -> TaskOutcome:
         request = abstention_request(answer.task.task_id, answer.pending)

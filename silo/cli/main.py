@@ -12,7 +12,7 @@ import typer
 
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
-from semisilo.silo.cli import check, data, disclosures, leave, model, move
+from semisilo.silo.cli import check, data, disclosures, leave, model, move, peers
 from semisilo.silo.cli.options import HomeOption, MetricsOption, home_of
 
 __all__ = ["app", "main"]
@@ -193,6 +193,7 @@ disclosures.add_to(app)
 leave.add_to(app)
 model.add_to(app)
 move.add_to(app)
+peers.add_to(app)
 
 
 def main() -> None:

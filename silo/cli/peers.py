@@ -1,0 +1,57 @@
+"""`silo peers`: which silos this one knows, so that engineers can compare their keys.
+
+Tests: tests/silo/cli/test_peers.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from semisilo.common.text.command_line import JsonOption
+from semisilo.silo.cli.options import HomeOption, home_of
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(peers)
+
+
+def peers(
+    home: HomeOption = None,
+    forget: Annotated[str, typer.Option(
+        "--forget", metavar="SILO", show_default=False,
+        help="Forget the key that this silo was first seen with, once its engineer has said that it has a new one."
+        )] = "",
+    json_: JsonOption = False,
+) -> None:
+    """Shows the silos that this one knows, with a number for each that engineers read to each other.
+
+    Secure aggregation hides a silo's update among those of other silos. The coordinator says which silos there are, and
+    could make some up. So call the other hospitals: if the numbers are equal there and here, put their lines into
+    [peers] of silo.toml. With [require] pinned_peers = true only those count.
+
+    \b
+    Examples:
+      silo peers
+      silo peers --forget hospital-b
+      silo peers --json
+    """
+    import json
+
+    from semisilo.silo.site.home import SiloHome
+    from semisilo.silo.site.peers import forget_peer, peer_lines, peers_of
+
+    folder = home_of(home)
+    if forget:
+        typer.echo(forget_peer(SiloHome(folder), forget))
+        return
+    found = peers_of(SiloHome(folder))
+    if json_:
+        typer.echo(json.dumps([each.facts() for each in found], indent=2))
+    else:
+        for line in peer_lines(found):
+            typer.echo(line)

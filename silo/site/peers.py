@@ -1,0 +1,81 @@
+"""The silos that this one knows, as `silo peers` shows them.
+
+Tests: tests/silo/cli/test_peers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from semisilo.common.errors import UsageError
+from semisilo.silo.secure_aggregation.trust import fingerprint, parse_fingerprint, short_number
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.identity_store import load_identity
+from semisilo.silo.site.policy import load_policy
+from semisilo.silo.site.secure_store import SecureStore
+
+__all__ = ["Peer", "forget_peer", "peer_lines", "peers_of"]
+
+State = Literal["this silo", "pinned", "seen", "pinned, and seen with another key"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """One silo."""
+
+    silo: str
+    identity: bytes
+    """Its public key: as pinned, else as it was first seen."""
+    state: State
+
+    @property
+    def number(self) -> str:
+        """To be read to each other."""
+        return short_number(self.identity)
+
+    def facts(self) -> dict[str, str]:
+        """For programs."""
+        return {"silo": self.silo, "state": self.state, "number": self.number,
+                "fingerprint": fingerprint(self.identity)}
+
+
+def peers_of(home: SiloHome) -> list[Peer]:
+    """This silo first, then others in order of names.
+
+    Raises: UsageError before it is enrolled; BadConfiguration for silo.toml.
+    """
+    own, store, policy = load_identity(home.folder), SecureStore(home.secure), load_policy(home.policy)
+    pinned = {silo: parse_fingerprint(text, where=f"{home.policy}: [peers] {silo}")
+              for silo, text in policy.peers.items()}
+    found = [Peer(silo=own.silo, identity=store.identity(), state="this silo")]
+    for silo in sorted({*pinned, *store.known} - {own.silo}, key=str.encode):
+        seen = store.known.get(silo)
+        if silo not in pinned:
+            found.append(Peer(silo=silo, identity=store.known[silo], state="seen"))
+        else:
+            found.append(Peer(silo=silo, identity=pinned[silo], state="pinned" if seen in (None, pinned[silo])
+                              else "pinned, and seen with another key"))
+    return found
+
+
+def peer_lines(peers: Sequence[Peer]) -> list[str]:
+    """For a person."""
+    width = max(len(peer.silo) for peer in peers)
+    lines = [f"{peer.silo:<{width}}  {peer.number}  {peer.state}" for peer in peers]
+    new = [peer for peer in peers if peer.state == "seen"]
+    if len(peers) == 1:
+        lines += ["", "No other silo was seen yet: that comes with the first round of a study with secure aggregation."]
+    if new:
+        lines += ["", "Compare the numbers with those silos by telephone. Where they are equal, put into silo.toml:",
+                  "", "[peers]", *(f'{peer.silo} = "{fingerprint(peer.identity)}"' for peer in new)]
+    return lines
+
+
+def forget_peer(home: SiloHome, silo: str) -> str:
+    """Drops the key that a silo was first seen with. Returns: a line for a person. Raises: UsageError."""
+    with home.lock():
+        if not SecureStore(home.secure).forget(silo):
+            raise UsageError(f"No silo '{silo}' was seen here.", remedy="`silo peers` lists those that were.")
+    return f"forgotten: the key of {silo} that is seen next counts as its own"
