@@ -66,9 +66,11 @@ def load_toml(path: Path) -> Tables:
 
 
 def to_dict(value: Any) -> Any:
-    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text."""
+    """Plain JSON types from a dataclass (recursively); tuples become lists, paths and enums text, bytes hex."""
     if value is None or type(value) in _PLAIN:
         return value  # most values, before anything that takes time
+    if isinstance(value, bytes):
+        return value.hex()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: to_dict(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, Enum):
@@ -92,7 +94,7 @@ def from_dict(cls: type[T], data: Any, *, where: str = "") -> T:
 
     Args:
         cls: a dataclass; its fields may be dataclasses, enums, Literal, tuple[X, ...], dict[str, X],
-            Mapping[str, X], Path, X | None.
+            Mapping[str, X], Path, bytes (as hex text), X | None.
         data: a mapping with at most the fields of `cls`; those without a default must be there.
         where: where the mapping stands, for the error, for example "studies/first/study.toml: [method]".
     Raises: BadConfiguration for an unknown or missing key, a wrong type, or what `__post_init__` refuses
@@ -191,6 +193,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
                                    remedy=f"Choose one of: {options}.") from None
     if hint is Path and isinstance(value, str):
         return Path(value)
+    if hint is bytes and isinstance(value, str):
+        return _bytes(value, where)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
@@ -198,3 +202,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     wanted = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false",
               Path: "a path in quotes"}.get(hint, str(hint))
     raise BadConfiguration(f"{_at(where)}expected {wanted}, found {_kind(value)}.")
+
+
+def _bytes(text: str, where: str) -> bytes:
+    try:
+        value = bytes.fromhex(text)
+    except ValueError:
+        value = None
+    if value is None or value.hex() != text:  # fromhex also takes capitals and spaces: one value, one text
+        raise BadConfiguration(f"{_at(where)}{_kind(text)} is not an even number of lower-case hex digits.")
+    return value

@@ -11,7 +11,10 @@ from typing import ClassVar
 __all__ = [
     "BadConfiguration",
     "BadData",
+    "BadKey",
     "BadPayload",
+    "BadShare",
+    "BadSignature",
     "CertificateExpired",
     "CertificateRevoked",
     "ClockSkew",
@@ -30,6 +33,8 @@ __all__ = [
     "OutsideHours",
     "PayloadNotServed",
     "PortInUse",
+    "SecureSumFailed",
+    "SecureSumRefused",
     "SemisiloError",
     "SiloLeft",
     "StorageDamaged",
@@ -137,6 +142,36 @@ class BadPayload(SemisiloError):
     """Bytes that arrived are not what was declared or allowed."""
 
     code, status = "BAD_PAYLOAD", "INVALID_ARGUMENT"
+
+
+class BadKey(SemisiloError):
+    """A key is of the wrong size, or none that a secret can be agreed on with."""
+
+    code, status = "BAD_KEY", "INVALID_ARGUMENT"
+
+
+class BadShare(SemisiloError):
+    """A share of a secret is damaged, belongs elsewhere, or too few are there."""
+
+    code, status = "BAD_SHARE", "INVALID_ARGUMENT"
+
+
+class BadSignature(SemisiloError):
+    """A signature of secure aggregation is not that of the silo whose name it bears."""
+
+    code, status = "BAD_SIGNATURE", "INVALID_ARGUMENT"
+
+
+class SecureSumRefused(SemisiloError):
+    """A silo does not go on with a secure sum: what it was asked for would not protect its update."""
+
+    code, status = "SECURE_SUM_REFUSED", "FAILED_PRECONDITION"
+
+
+class SecureSumFailed(SemisiloError):
+    """The coordinator cannot unmask a sum: too few right shares are left."""
+
+    code, status = "SECURE_SUM_FAILED", "FAILED_PRECONDITION"
 
 
 class LayoutMismatch(SemisiloError):
