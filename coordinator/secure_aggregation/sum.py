@@ -38,7 +38,7 @@ from semisilo.common.secure_aggregation.shamir import SHARE_BYTES, combine, shar
 __all__ = ["MAX_TRIES", "Unmasked", "check_confirmation", "deliveries", "list_members", "unmasking"]
 
 MAX_TRIES = 1000
-"""Sets of shares that are tried for one secret. All sets that leave out any two of 32 shares are 529."""
+"""Sets of shares that are tried in vain for one sum, some 2 ms each. All that leave out two or fewer of 32 are 529."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,8 @@ class Unmasked:
     seeds: tuple[MaskSeed, ...]
     """To be added to the sum of the survivors' words, with their signs."""
     wrong: tuple[str, ...]
-    """Silos that have answered with a wrong share, or without one that was asked for."""
+    """Silos that have answered with a share that is wrong, or without one that was asked for. A wrong share may also be
+    the fault of the one whose secret it is of, who has dealt it so."""
 
 
 def list_members(total: SecureSum, answers: Mapping[str, RoundKeys],
@@ -102,8 +103,8 @@ def unmasking(total: SecureSum, *, context: bytes, members: Sequence[Member], sh
 
     These are the self mask of each survivor, and the masks between each survivor and each silo that dropped out after
     it had handed in its shares. Their secrets are put together from the answers' shares and compared with what their
-    owners have published. Where that fails, other sets of shares are tried, at most MAX_TRIES for a secret; any two
-    silos that lie are found. (A silo whose published key or commitment does not fit its own shares cannot be told from
+    owners have published. Where that fails, other sets of shares are tried, at most MAX_TRIES in all; any two silos
+    that lie are got around. (A silo whose published key or commitment does not fit its own shares cannot be told from
     too many liars; it is named, and the sum fails.)
 
     Args:
@@ -152,6 +153,7 @@ class _Collector:
     def __init__(self, threshold: int, points: Mapping[str, int]) -> None:
         self.wrong: set[str] = set()
         self._threshold = threshold
+        self._tries_left = MAX_TRIES
         self._points = points
         self._names = {point: silo for silo, point in points.items()}
 
@@ -167,16 +169,28 @@ class _Collector:
         if len(sized) < self._threshold:
             raise SecureSumFailed(f"{len(sized)} shares of the {what} of '{owner}' have come back, and "
                                   f"{self._threshold} are needed.")
-        for chosen in itertools.islice(self._sets(sized), MAX_TRIES):
+        secret = None
+        for chosen in self._sets(sized):
             try:
-                secret = combine(chosen, threshold=self._threshold)
+                candidate = combine(chosen, threshold=self._threshold)
             except BadShare:
-                continue
-            if publish(secret) == published:
-                self._note_liars(sized, chosen)
-                return secret
-        raise SecureSumFailed(f"No {self._threshold} of the {len(sized)} shares of the {what} of '{owner}' give what it "
-                              "has published: it has dealt wrong shares, or several silos lie.")
+                candidate = b""
+            if candidate and publish(candidate) == published:
+                secret = candidate
+                # Liars can also make up shares that give the right secret and another polynomial, which honest shares
+                # do not fit. Two polynomials that agree at 0 agree at threshold - 2 points at most: so this is the
+                # right one if those that do not fit it are too few to be all the honest ones but threshold - 2.
+                odd = self._odd(sized, chosen)
+                if 2 * len(odd) < len(sized) - self._threshold + 2:
+                    self.wrong |= odd
+                    return secret
+            if not self._tries_left:
+                break
+            self._tries_left -= 1
+        if secret is not None:
+            return secret  # the sum is right; who has lied cannot be told from who is framed
+        raise SecureSumFailed(f"No {self._threshold} of the {len(sized)} shares of the {what} of '{owner}' give what "
+                              "it has published: it has dealt wrong shares, or several silos lie.")
 
     def _sets(self, shares: Mapping[int, bytes]) -> Iterator[dict[int, bytes]]:
         """Sets of `threshold` shares, the likeliest first: without known liars, then without one more share, then
@@ -192,7 +206,7 @@ class _Collector:
                     seen.add(kept)
                     yield {point: shares[point] for point in kept}
 
-    def _note_liars(self, shares: Mapping[int, bytes], right: Mapping[int, bytes]) -> None:
-        for point, value in shares.items():
-            if point not in right and value != share_at(right, threshold=self._threshold, point=point):
-                self.wrong.add(self._names[point])
+    def _odd(self, shares: Mapping[int, bytes], chosen: Mapping[int, bytes]) -> set[str]:
+        """The silos whose shares do not lie on the polynomial of the chosen ones."""
+        return {self._names[point] for point, value in shares.items()
+                if point not in chosen and value != share_at(chosen, threshold=self._threshold, point=point)}

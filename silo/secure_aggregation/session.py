@@ -116,8 +116,8 @@ def check_follows(earlier: SiloSession, total: SecureSum) -> None:
     same = (earlier.total.federation, earlier.total.study, earlier.total.round, earlier.total.phase) == \
         (total.federation, total.study, total.round, total.phase)
     if same and earlier.total != total and (earlier.context is not None or earlier.answer is not None):
-        raise SecureSumRefused(f"Silo '{earlier.silo}' has masked its update of round {total.round} for another sum: two "
-                               "sums of one round would show how they differ.",
+        raise SecureSumRefused(f"Silo '{earlier.silo}' has masked its update of round {total.round} for another sum: "
+                               "two sums of one round would show how they differ.",
                                remedy="Let the round fail; the next one has a sum of its own.")
 
 
