@@ -32,8 +32,8 @@ from semisilo.common.secure_aggregation.messages import (
 from semisilo.common.secure_aggregation.roster import RosterEntry
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 
-__all__ = ["MAX_ROSTER", "StepAnswer", "SumQuestion", "answer_from_proto", "answer_to_proto", "message_from_hex", "question_from_hex",
-           "question_from_proto", "question_to_hex"]
+__all__ = ["MAX_ROSTER", "StepAnswer", "SumQuestion", "answer_from_proto", "answer_to_proto", "message_from_hex",
+           "question_from_hex", "question_from_proto", "question_to_hex"]
 
 T = TypeVar("T")
 StepAnswer: TypeAlias = RoundKeys | Shares | bytes | UnmaskAnswer

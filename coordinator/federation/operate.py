@@ -25,7 +25,6 @@ from semisilo.coordinator.ledger.progress import round_heads
 from semisilo.coordinator.ledger.records import PhaseRow, RoundHead, StudyRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState, StudyState, TaskState
-from semisilo.coordinator.studies.study_file import config_from_dict
 
 __all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "returnable_rounds", "revoke", "rollback",
            "running_study", "set_aside", "stop", "take_back"]
@@ -221,7 +220,7 @@ def rollback(ledger: Ledger, study: str, to_round: int, *, study_folder: Path, r
         if row.state not in (*ENDED_STUDY, StudyState.PAUSED):
             raise UsageError(f"Study '{study}' is {row.state}: it can go back while it is paused or over.",
                              remedy=f"First: coordinator pause {study}.")
-        if config_from_dict(row.config, where=f"study {study}").privacy.secure_aggregation:
+        if (row.config.get("privacy") or {}).get("secure_aggregation"):
             raise UsageError(f"Study '{study}' has secure aggregation: its silos mask an update of a round once, so no"
                              " round can be done again.",
                              remedy="Queue a new study that starts from a round of it: [model] weights.")

@@ -402,8 +402,9 @@ class Engine:
 
     def _has_masked(self, silo: str, row: RoundRow) -> bool:
         """Whether a silo says that it has had part in the sum of a round: in one that this ledger knows nothing of."""
-        study, number = self._runtime.masked.get(silo, ("", 0))
-        return study == row.study and number >= row.number
+        study, number, phase = self._runtime.masked.get(silo, ("", 0, ""))
+        return study == row.study and (number > row.number or (
+            number == row.number and phase == method_phase(row.phases[row.phase]).name))
 
     def _step_tasks(self, study: RunningStudy, row: RoundRow, phase: Phase, asked: list[str],
                     written: WrittenTasks) -> tuple[WrittenTasks, dict[str, str]]:
@@ -430,7 +431,7 @@ class Engine:
             num_asked: silos that are asked in it.
         """
         quorum = 0
-        if phase.quorum == "study" and phase.step in ("", "keys", "mask"):
+        if phase.quorum == "study" and phase.step in ("", "keys", "shares", "mask"):
             aside = self._roster.aside()
             quorum = max(1, study.config.participation.quorum_of(sum(silo not in aside for silo in row.sample)))
         return max(quorum, self._sums.fewest(row, phase, study.config.privacy, num_asked)) if phase.step else quorum

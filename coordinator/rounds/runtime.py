@@ -99,8 +99,8 @@ class RuntimeState:
     """Silo -> when one of its RPCs last began or ended; Unix seconds."""
     held: dict[str, frozenset[str]] = field(default_factory=dict)
     """Silo -> digests of the tensor groups that it last said to hold."""
-    masked: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Silo -> (study, last round in which it has masked an update of it), as it last said."""
+    masked: dict[str, tuple[str, int, str]] = field(default_factory=dict)
+    """Silo -> (study, last round in which it has masked an update of it, phase of that), as it last said."""
     _event: asyncio.Event = field(default_factory=asyncio.Event)
     _called: asyncio.Event = field(default_factory=asyncio.Event)
     _turns: deque[asyncio.Future[None]] = field(default_factory=deque)

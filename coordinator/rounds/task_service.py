@@ -83,7 +83,8 @@ class Hello:
     """Public key by which other silos know it in secure sums; empty when it has none."""
     masked_study: str = ""
     masked_round: int = 0
-    """The last round of that study in which it has masked an update; it does so once for a round."""
+    masked_phase: str = ""
+    """The last round of that study, and phase of it, in which it has masked an update; it does so once for each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +151,7 @@ class TaskService:
         for each in hello.evaluations:
             self._note_evaluation(silo, each)
         self._runtime.held[silo] = hello.held
-        self._runtime.masked[silo] = hello.masked_study, hello.masked_round
+        self._runtime.masked[silo] = hello.masked_study, hello.masked_round, hello.masked_phase
         self._runtime.notify()
         first = self._runtime.reason
         end = time.monotonic() + (min(timeout_seconds, _IDLE_POLL_SECONDS) if first is StandbyReason.NO_STUDY

@@ -195,7 +195,8 @@ class RoundServicer:
                           evaluations=tuple(map(evaluation_from_proto, request.evaluations)),
                           process=request.process, address=address_of(context.peer()),
                           identity=request.secure_identity, masked_round=request.masked_round,
-                          masked_study=printable(request.masked_study, limit=128))
+                          masked_study=printable(request.masked_study, limit=128),
+                          masked_phase=printable(request.masked_phase, limit=128))
             wanted = _seconds(request.poll_timeout) or _POLL_SECONDS
             answer = await self._task_service.await_task(silo, hello,
                                                          timeout_seconds=min(max(wanted, 0.0), _MAX_POLL_SECONDS))

@@ -234,8 +234,8 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _without_masks(task: TaskSpec) -> Masking | None:
-    """The form in which a study with secure aggregation adds updates up: the integers are those of real silos, and so is
-    their sum, but nobody is there to hide them from."""
+    """The form in which a study with secure aggregation adds updates up: the integers are those of real silos, and so
+    is their sum, but nobody is there to hide them from."""
     if not task.secure:
         return None
     question = question_from_hex(task.secure)

@@ -273,8 +273,8 @@ class Agent:
             version=__version__, methods=self._policy.methods, labelled_count=self._labelled,
             unlabelled_count=self._unlabelled, memory_study=study, memory_round=round_number,
             held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]],
-            process=self._process, secure_identity=self._secure.identity(), masked_study=self._secure.last_study,
-            masked_round=self._secure.last_masked_round(self._secure.last_study))
+            process=self._process, secure_identity=self._secure.identity(), masked_study=self._secure.last_study)
+        request.masked_round, request.masked_phase = self._secure.last_masked(self._secure.last_study)
         now, away = self._clock(), self._away()
         self._said_away = away is not None
         if away is not None:

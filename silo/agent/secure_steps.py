@@ -9,6 +9,7 @@ Tests: tests/silo/agent/test_secure_steps.py.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 
 from semisilo.common.errors import SecureSumRefused
@@ -87,7 +88,7 @@ class SecureSteps:
             raise SecureSumRefused("The task does not say how its update becomes words.")
         context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster.chain)
         after, seeds = steps.mask_seeds(session, given=question.sealed, context=context)
-        self._store.keep(task.study, after, masked_round=task.round)
+        self._store.keep(task.study, after, masks=True)
         return Masking(form=question.form, phase=question.phase, seeds=seeds)
 
     def masked(self, task: TaskSpec, question: SumQuestion, vector: bytes) -> None:
@@ -107,12 +108,12 @@ class SecureSteps:
             return session
         if session is not None:
             steps.check_follows(session, total)
-        if task.round <= self._store.last_masked_round(task.study):
+        if self._store.has_masked(task.study, task.round, total.phase):
             raise SecureSumRefused(
-                f"This silo has masked an update of round {self._store.last_masked_round(task.study)} of study"
+                f"This silo has masked an update of round {self._store.last_masked(task.study)[0]} of study"
                 f" '{task.study}' already, and does so once for a round. Later rounds are answered.")
         self._replay(roster)
-        session = steps.begin(total, silo=self._silo)
+        session = steps.begin(total, silo=self._silo, random=os.urandom)
         self._store.keep(task.study, session)
         return session
 

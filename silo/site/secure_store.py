@@ -43,8 +43,10 @@ class RosterHead:
 class _Study:
     session: SiloSession | None = None
     """Of the sum under way."""
-    last_masked_round: int = 0
-    """In which a masked update was sent, or may have been; it never falls."""
+    masked_round: int = 0
+    """The last one in which a masked update was sent, or may have been; it never falls."""
+    masked_phases: tuple[str, ...] = ()
+    """Of that round, in which there was one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,18 +125,27 @@ class SecureStore:
         """The sum of a study that is under way, with its secrets; None when there is none."""
         return self._sums.studies.get(study, _Study()).session
 
-    def last_masked_round(self, study: str) -> int:
-        """The last round of a study in which a masked update was sent, or may have been; 0 for none."""
-        return self._sums.studies.get(study, _Study()).last_masked_round
+    def last_masked(self, study: str) -> tuple[int, str]:
+        """(round, phase) in which a masked update of a study was last sent, or may have been; round 0 for none."""
+        kept = self._sums.studies.get(study, _Study())
+        return kept.masked_round, kept.masked_phases[-1] if kept.masked_phases else ""
 
-    def keep(self, study: str, session: SiloSession | None, *, masked_round: int = 0) -> None:
+    def has_masked(self, study: str, round: int, phase: str) -> bool:
+        """Whether a masked update of that phase was sent, or of a later round."""
+        kept = self._sums.studies.get(study, _Study())
+        return round < kept.masked_round or (round == kept.masked_round and phase in kept.masked_phases)
+
+    def keep(self, study: str, session: SiloSession, *, masks: bool = False) -> None:
         """Makes the state of a sum durable; the one before goes.
 
         Args:
-            masked_round: where a masked update of that round is about to be made.
+            masks: whether its masked update is about to be made.
         """
         before = self._sums.studies.get(study, _Study())
-        after = _Study(session=session, last_masked_round=max(before.last_masked_round, masked_round))
+        after = replace(before, session=session)
+        if masks and not self.has_masked(study, session.total.round, session.total.phase):
+            phases = before.masked_phases if session.total.round == before.masked_round else ()
+            after = replace(after, masked_round=session.total.round, masked_phases=(*phases, session.total.phase))
         if after != before:
             self._write(replace(self._sums, last_study=study, studies={**self._sums.studies, study: after}))
 

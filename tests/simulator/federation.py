@@ -32,6 +32,7 @@ from semisilo.coordinator.ledger.oversight.signed_heads import note_start
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
+from semisilo.coordinator.rounds.secure_sums import Sums
 from semisilo.coordinator.rounds.shared_model import SharedModels
 from semisilo.coordinator.rounds.task_service import TaskService
 from semisilo.coordinator.rpc import call as call_module
@@ -94,7 +95,8 @@ def _study_config(schedule: Schedule) -> Any:
                   "labelled_only_baseline": False},
         "data": {"test": "digits", "classes": ["a", "b"], "image": {"size": 8, "channels": 1, "mean": [0.5],
                                                                     "std": [0.5]}},
-        "method": {"name": "scaffold", "scenario": "labels-at-silo"},
+        "method": {"name": "fedavg" if schedule.masked else "scaffold", "scenario": "labels-at-silo"},
+        "privacy": {"secure_aggregation": schedule.masked},
         "participation": {"quorum": schedule.quorum,
                           "round_timeout": "40s" if schedule.quorum < len(schedule.silos) else "30m"},
     }, where="simulator")
@@ -260,7 +262,8 @@ class SimulatedFederation:
                                    compute=compute, clock=lambda: time.time())
         engine = Engine(ledger=ledger, roster=roster, runtime=runtime, compute=compute, payloads=payloads, spool=spool,
                         accountant=meter, clock=lambda: time.time(), steady=lambda: time.monotonic(),
-                        folders=EngineFolders(studies=_FOLDER / "studies", payloads=_FOLDER / "payloads"))
+                        folders=EngineFolders(studies=_FOLDER / "studies", payloads=_FOLDER / "payloads"),
+                        sums=Sums(ledger, roster, federation="f"))
         heads = HeadSigner(ledger, audit_key())
         with contextlib.suppress(SystemTrouble):
             note_start(ledger)
@@ -348,7 +351,8 @@ class SimulatedFederation:
         self.violations += self.network.complaints
 
     def _begin_ledger(self) -> None:
-        key = self.schedule.phases, self.schedule.quorum, self.schedule.rounds, self.schedule.silos
+        schedule = self.schedule
+        key = schedule.phases, schedule.masked, schedule.quorum, schedule.rounds, schedule.silos
         machine = self.machines[COORDINATOR]
         deaths, machine.deaths = machine.deaths, []  # nobody dies before it begins
         if key in _templates:

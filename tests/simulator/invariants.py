@@ -13,6 +13,7 @@ from semisilo.common.audit.record import find_head
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
+from semisilo.coordinator.ledger.secure_sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.silo.site.audit_heads import SeenHead, read_heads
 from semisilo.silo.site.memory import SiloMemory
@@ -28,7 +29,9 @@ from tests.simulator.training import (
     folded,
     frozen_vector,
     kept_after,
+    mean_of_words,
     memory_after,
+    words_of,
 )
 
 if TYPE_CHECKING:
@@ -81,33 +84,52 @@ def _bits(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[s
             found.append(f"round {row.number} is {row.state}")
             continue
         now, pending, pending_kept = w, dict[str, Numbers](), dict[str, Numbers]()
-        incomplete: set[str] = set()
+        incomplete, folded_now = set[str](), set[str]()
         for number, phase in enumerate(row.phases):
             states = ledger.task_states(study, row.number, number)
+            if phase.step not in ("", "mask"):  # whoever drops out here may be in the sum all the same
+                continue
             updates = []
+            plain_sum, form = None, None
+            if phase.step:
+                sum_of = sum_row(ledger, study, row.number, phase.name)
+                form = sum_of.form
+                too_few = sum(state is TaskState.UPDATED for state in states.values()) < sum_of.threshold
             for silo, state in states.items():
                 c = pending_kept.get(silo, kept[silo])
                 delta = delta_of(now, ZEROS if c is None else c, memory[silo], f, round=row.number, phase=phase.name,
                                  silo=silo)
                 quiet = abstains(silo, round=row.number, phase=phase.name)
-                if state is TaskState.UPDATED and not quiet:
+                if state is TaskState.UPDATED and not quiet and form is not None:
+                    words = words_of(delta, form, silo=silo, round=row.number, phase=phase.name)
+                    plain_sum = words if plain_sum is None else plain_sum + words
+                    updates.append((examples_of(silo), delta))
+                    pending[silo] = memory_after(memory[silo], delta)
+                    folded_now.add(silo)
+                elif state is TaskState.UPDATED and not quiet:
                     updates.append((examples_of(silo), delta))
                     pending[silo] = memory_after(memory[silo], delta)
                     pending_kept[silo] = kept_after(ZEROS if c is None else c, delta)
+                    folded_now.add(silo)
                 elif state is TaskState.ABSTAINED and quiet:
                     pending[silo] = memory_after(memory[silo], delta)
                 elif state in (TaskState.UPDATED, TaskState.ABSTAINED):
                     found.append(f"round {row.number}: {silo} has {state}, which it does not do there")
                 else:
                     incomplete.add(silo)
+                    if form is not None and too_few and state is TaskState.REFUSED:
+                        continue  # left out
                     if federation.schedule.quorum == len(silos) and state is not TaskState.EXPIRED:
                         found.append(f"round {row.number}: {silo} has {state}")
             if federation.schedule.quorum == len(silos) and len(states) != len(silos):
                 found.append(f"round {row.number} asked {sorted(states)}")
-            if updates:
+            if form is not None and plain_sum is not None:
+                mean, _ = mean_of_words(plain_sum, form, silos=len(updates))
+                now = (now + mean).astype(np.float32)
+            elif updates:
                 now = folded(now, updates)
-        for silo in pending_kept.keys() - incomplete:
-            memory[silo], kept[silo], last[silo] = pending[silo], pending_kept[silo], row.number
+        for silo in folded_now - incomplete:
+            memory[silo], kept[silo], last[silo] = pending[silo], pending_kept.get(silo), row.number
         w = now
         if row.state_digest != digest_of(w):
             found.append(f"round {row.number} has other bits than an undisturbed run")
@@ -156,7 +178,7 @@ def _bytes(federation: SimulatedFederation, ledger: Ledger, study: str) -> list[
     want: Counter[tuple[int, str, str]] = Counter()
     for row in ledger.query("SELECT task.round, phase.name, silo, size_bytes FROM declared_update JOIN task USING"
                             " (update_id) JOIN phase ON phase.study = task.study AND phase.round = task.round AND"
-                            " phase.number = task.phase WHERE task.state = ?", TaskState.UPDATED):
+                            " phase.number = task.phase WHERE accepted_unix IS NOT NULL"):
         want[row["round"], row["name"], row["silo"]] += row["size_bytes"]
     if up != want:
         found.append(f"payloads up: counted {sorted((up - want).items())} too much, {sorted((want - up).items())}"

@@ -18,6 +18,8 @@ CHUNK_BYTES = (120, 4096)
 """Of a payload of some 200 bytes: two chunks, or one."""
 _LINE_KINDS = ("cut", "cut", "cut after", "cut after", "refuse", "half open", "vanish", "stall", "delay", "duplicate",
                "duplicate", "spoil")
+_MASKED_SHARE = 0.1
+"""Of the schedules: such a run takes three times as long."""
 _DEATH_KINDS = ("callback", "disk", "disk", "commit", "message")
 
 
@@ -66,6 +68,8 @@ class Schedule:
     rounds: int = 3
     phases: int = 1
     """Of a round."""
+    masked: bool = False
+    """Whether updates are added up behind masks: every phase has five steps then."""
     quorum: int = len(SILOS)
     """Answers that a phase must have; below all it also closes without the late ones, at its deadline."""
     chunk_bytes: int = 4096
@@ -89,7 +93,8 @@ class Schedule:
 
     def lines(self) -> list[str]:
         """For a person."""
-        found = [f"{self.phases} phases, quorum {self.quorum}, chunks of {self.chunk_bytes} bytes,"
+        masks = " behind masks" if self.masked else ""
+        found = [f"{self.phases} phases{masks}, quorum {self.quorum}, chunks of {self.chunk_bytes} bytes,"
                  f" work of up to {self.slow_seconds:.1f} s"]
         found += [f"line: {fault}" for fault in self.line_faults]
         found += [f"{name}: {death}" for name, deaths in self.deaths.items() for death in deaths]
@@ -144,6 +149,8 @@ def draw_schedule(seed: int) -> Schedule:
         else:
             lines.append(LineFault(number=draw.randint(1, messages), kind="cut"))
     steps += _set_right(steps, random.Random(f"clocks {seed}"))
-    return Schedule(seed=seed, phases=phases, quorum=quorum, chunk_bytes=chunk_bytes, slow_seconds=slow_seconds,
+    masked = random.Random(f"masked {seed}").random() < _MASKED_SHARE
+    return Schedule(seed=seed, phases=phases, masked=masked, quorum=quorum, chunk_bytes=chunk_bytes,
+                    slow_seconds=slow_seconds,
                     line_faults=tuple(lines), deaths={name: tuple(each) for name, each in deaths.items()},
                     clock_steps=tuple(steps), full_disks=tuple(full), compute_deaths=tuple(computes))

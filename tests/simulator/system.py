@@ -276,6 +276,7 @@ def _take_over_chance() -> None:
 
     secrets.token_hex = lambda nbytes=None: token(nbytes) if _machine() is None else some_bytes(nbytes or 32).hex()
     os.urandom = some_bytes
+    secrets.token_bytes = lambda nbytes=None: some_bytes(nbytes or 32)
     os.getpid = lambda: process if _machine() is None else 4242
 
     class Names:

@@ -6,6 +6,10 @@ folded and remembered as networks are, so that a wrong base, order, memory or re
     w'    = w + sum over silos in order of n_k / n * delta_k                        the coordinator's model
     c'    = c / 2 + delta                                                           what the strategy keeps for a silo
 
+Behind masks the coordinator keeps nothing for a silo (c = 0), and n_k delta_k are integers on a public scale:
+
+    w'    = w + sum over silos of levels_k / sum of n_k's levels                    `mean_of_words`
+
 w comes with every task, c is a silo's own, f is frozen: it comes once and is then held. All in float32. Files are real
 payloads and are written through the product's stores; only torch's checkpoints are replaced (`use_vector_files`).
 """
@@ -45,6 +49,11 @@ from semisilo.common.payload.usage import encodings_of_payload
 from semisilo.common.payload.writer import _tail
 from semisilo.common.process.child import ComputeAborted, ComputeDied
 from semisilo.common.process.messages import Request
+from semisilo.common.secure_aggregation.fixed_point import decode_sum, largest_level, quantise, to_words
+from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, MaskForm, SumOutcome, weight_of
+from semisilo.common.secure_aggregation.masks import add_masks
+from semisilo.common.secure_aggregation.messages import MASKED_GROUP
+from semisilo.common.secure_aggregation.words import pack, unpack
 from semisilo.common.storage.durable import sync_file, sync_folder
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore, hash_file
@@ -57,6 +66,7 @@ from semisilo.coordinator.compute.messages import (
     Evaluated,
     Export,
     Exported,
+    MaskedSum,
     OpenedStudy,
     OpenStudy,
     Phases,
@@ -73,7 +83,8 @@ from semisilo.silo.compute.messages import Survey, Surveyed, Train, Trained
 from semisilo.silo.site.stores import open_cache, open_outgoing
 
 __all__ = ["CoordinatorWork", "SiloWork", "SimulatedCompute", "Vector", "abstains", "delta_of", "digest_of",
-           "examples_of", "first_vector", "folded", "kept_after", "memory_after", "use_vector_files"]
+           "examples_of", "first_vector", "folded", "kept_after", "mean_of_words", "memory_after", "use_vector_files",
+           "words_of"]
 
 Numbers = NDArray[np.float32]
 AnswerT = TypeVar("AnswerT")
@@ -149,6 +160,30 @@ def folded(w: Numbers, updates: list[tuple[int, Numbers]]) -> Numbers:
     return w
 
 
+def words_of(delta: Numbers, form: MaskForm, *, silo: str, round: int, phase: str) -> NDArray[np.uint32]:
+    """A silo's update as words without masks."""
+    level, weight = largest_level(form.bits, form.silo_count), weight_of(form, examples_of(silo))
+    seed = int.from_bytes(hashlib.sha256(repr(("round", silo, round, phase)).encode()).digest()[:8], "big")
+    levels, cut = quantise(delta * np.float32(weight), bound=form.bounds[0], level=level,
+                           generator=np.random.default_rng(seed))
+    return np.concatenate([to_words(levels), np.array([round_half(weight * level), cut], dtype=np.uint32)])
+
+
+def round_half(value: float) -> int:
+    """The nearest whole number."""
+    return int(np.rint(value))
+
+
+def mean_of_words(total: NDArray[np.uint32], form: MaskForm, *, silos: int) -> tuple[Numbers, SumOutcome]:
+    """The mean of updates from the sum of their words, and what the next scale follows from."""
+    level = largest_level(form.bits, form.silo_count)
+    weight = float(decode_sum(total[-2:-1], bits=form.bits, bound=1.0, level=level)[0])
+    cut = round_half(float(decode_sum(total[-1:], bits=form.bits, bound=float(level), level=level)[0]))
+    assert 0 < weight <= silos * (1 + 1e-6), "the masks have not vanished"
+    mean = (decode_sum(total[:-2], bits=form.bits, bound=form.bounds[0], level=level) / weight).astype(np.float32)
+    return mean, SumOutcome(silos=silos, weight=weight, cut=cut, elements=_SIZE, largest=(float(np.abs(mean).max()),))
+
+
 def examples_of(silo: str) -> int:
     """How many images a silo has."""
     return 10 + sum(silo.encode()) % 7
@@ -210,11 +245,27 @@ def _write_payload(store: PayloadStore, groups: Mapping[str, tuple[Numbers, Mean
     """A real payload file, by the store's own way, without the threads of the real writer."""
     parts, manifest = [MAGIC], []
     for name, (numbers, meaning, base) in groups.items():
-        blocks = b"".join(b"".join((header, index, bytes(values))) for header, index, values in encode_blocks(
-            np.frombuffer(numbers.tobytes(), dtype="<u4"), ELEMENT_TYPES["float32"], _PLAN))
+        blocks = _blocks(np.frombuffer(numbers.tobytes(), dtype="<u4"), "float32")
         parts.append(blocks)
         manifest.append(GroupManifest(name, meaning, base, (_SPEC,), len(blocks), tensors))
-    content = b"".join([*parts, _tail(manifest)])
+    return _write_file(store, b"".join([*parts, _tail(manifest)]), tuple(groups), tensors=tensors, durable=durable)
+
+
+def _write_words(store: PayloadStore, packed: NDArray[np.uint8]) -> PayloadRef:
+    """A masked update's payload file."""
+    blocks = _blocks(packed, "uint8")
+    manifest = [GroupManifest(MASKED_GROUP, Meaning.VALUES, "", (TensorSpec("words", (len(packed),), "uint8"),),
+                              len(blocks))]
+    return _write_file(store, b"".join([MAGIC, blocks, _tail(manifest)]), (MASKED_GROUP,))
+
+
+def _blocks(bits: Any, kind: str) -> bytes:
+    return b"".join(b"".join((header, index, bytes(values)))
+                    for header, index, values in encode_blocks(bits, ELEMENT_TYPES[kind], _PLAN))
+
+
+def _write_file(store: PayloadStore, content: bytes, groups: tuple[str, ...], *, tensors: str = "",
+                durable: bool = True) -> PayloadRef:
     temporary = store.temporary(expected_bytes=len(content))
     handle = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -222,7 +273,7 @@ def _write_payload(store: PayloadStore, groups: Mapping[str, tuple[Numbers, Mean
     finally:
         os.close(handle)
     digest = store.add_file(temporary, digest=hashlib.sha256(content).hexdigest(), durable=durable)
-    return PayloadRef(digest, len(content), tuple(groups), tensors=tensors)
+    return PayloadRef(digest, len(content), groups, tensors=tensors)
 
 
 def _read_group(path: Path, name: str) -> Numbers:
@@ -270,6 +321,7 @@ class CoordinatorWork:
 
     def _open(self, request: OpenStudy) -> OpenedStudy:
         self._study = request
+        self._masked = request.config.privacy.secure_aggregation
         self._states = StateFiles(request.study_folder / "states")
         self._states.clean()
         self._payloads = open_payloads(request.payloads_folder)
@@ -287,9 +339,11 @@ class CoordinatorWork:
         written = {}
         for silo, kept in request.silos.items():
             groups = {"model": w, "correction": self._vector(kept), "frozen": frozen_vector()}
+            if self._masked:  # fedavg has none
+                del groups["correction"]
             written[silo] = WrittenTask(settings=self._settings, brings_model=True, payloads=tuple(
                 self._payload(name, numbers, request.held.get(silo, ())) for name, numbers in groups.items()))
-        return WrittenTasks(tasks=written, expects={
+        return WrittenTasks(tasks=written, largest=(float(np.abs(w).max()),), expects={
             "model": GroupLayout(Meaning.DIFFERENCE, _tensors_digest(w), (_SPEC,))})
 
     def _payload(self, name: str, numbers: Numbers, held: tuple[str, ...]) -> PayloadRef:
@@ -300,6 +354,12 @@ class CoordinatorWork:
 
     def _check(self, request: CheckUpdate) -> CheckedUpdate:
         w = self._vector(request.state)
+        if request.masked is not None:
+            with PayloadReader(request.update.path) as reader:
+                check_manifest(reader.groups, allowed={MASKED_GROUP: Meaning.VALUES}, max_bytes=10_000,
+                               layouts={MASKED_GROUP: request.masked[MASKED_GROUP].tensors}, required=(MASKED_GROUP,))
+                list(reader.tensors(MASKED_GROUP))
+            return CheckedUpdate(encoded=tuple(encodings_of_payload(request.update.path)))
         with PayloadReader(request.update.path, require_finite=True) as reader:
             check_manifest(reader.groups, allowed={"model": Meaning.DIFFERENCE}, layouts={"model": (_SPEC,)},
                            max_bytes=10_000, required=("model",))
@@ -312,6 +372,8 @@ class CoordinatorWork:
         w, updates, kept = self._vector(request.state), [], {}
         names = [update.header.silo for update in request.updates]
         assert names == sorted(set(names), key=str.encode), "each silo once, in order"
+        if request.masked is not None:
+            return self._add_up(request, request.masked, w)
         for update in request.updates:
             path, silo = update.path, update.header.silo
             if not path.exists() or hash_file(path) != path.name:
@@ -320,6 +382,22 @@ class CoordinatorWork:
             updates.append((update.header.num_examples, delta))
             kept[silo] = self._states.save(Vector(kept_after(self._vector(update.kept), delta).tobytes()))
         return Aggregated(state=self._states.save(Vector(folded(w, updates).tobytes())), kept=dict(kept), metrics={})
+
+
+    def _add_up(self, request: Aggregate, masked: MaskedSum, w: Numbers) -> Aggregated:
+        if not request.updates:
+            return Aggregated(state=request.state, kept={}, metrics={})
+        total = np.zeros(_SIZE + EXTRA_WORDS, dtype=np.uint32)
+        for update in request.updates:
+            if not update.path.exists() or hash_file(update.path) != update.path.name:
+                raise StorageDamaged(f"{update.path}: a spooled update is missing or damaged.")
+            with PayloadReader(update.path) as reader:
+                (_, packed), = list(reader.tensors(MASKED_GROUP))
+            total += unpack(packed, bits=masked.form.bits, count=len(total))
+        add_masks(total, masked.seeds)
+        mean, outcome = mean_of_words(total, masked.form, silos=len(request.updates))
+        return Aggregated(state=self._states.save(Vector((w + mean).astype(np.float32).tobytes())), kept={}, metrics={},
+                          outcome=outcome)
 
 
 class SiloWork:
@@ -336,12 +414,19 @@ class SiloWork:
         groups = {payload.groups[0]: self._received(task, payload, request, store) for payload in task.payloads}
         files = StateFiles(request.memory_folder)
         memory = ZEROS if request.memory is None else files.load(request.memory.name.partition(".")[0], Vector).array
-        delta = delta_of(groups["model"], groups["correction"], memory, groups["frozen"], round=task.round,
+        delta = delta_of(groups["model"], groups.get("correction", ZEROS), memory, groups["frozen"], round=task.round,
                          phase=task.phase, silo=task.silo)
         keep = files.path(files.save(Vector(memory_after(memory, delta).tobytes())))
         if abstains(task.silo, round=task.round, phase=task.phase):
             return Trained(payload=None, abstention="no_confident_example", num_examples=0, metrics={}, memory=keep,
                            residuals=None, seconds=0.1)
+        if request.masking is not None:
+            words = words_of(delta, request.masking.form, silo=task.silo, round=task.round, phase=task.phase)
+            vector = hashlib.sha256(words.tobytes()).digest()
+            add_masks(words, request.masking.seeds)
+            payload = _write_words(open_outgoing(request.outgoing_folder), pack(words, request.masking.form.bits))
+            return Trained(payload=payload, num_examples=examples_of(task.silo), metrics={}, memory=keep,
+                           residuals=None, seconds=0.1, vector=vector)
         payload = _write_payload(open_outgoing(request.outgoing_folder),
                                  {"model": (delta, Meaning.DIFFERENCE, _tensors_digest(groups["model"]))})
         return Trained(payload=payload, num_examples=examples_of(task.silo), metrics={"steps": 3.0}, memory=keep,
