@@ -13,6 +13,7 @@ __all__ = [
     "BadData",
     "BadKey",
     "BadPayload",
+    "BadRoster",
     "BadShare",
     "BadSignature",
     "CertificateExpired",
@@ -148,6 +149,12 @@ class BadKey(SemisiloError):
     """A key is of the wrong size, or none that a secret can be agreed on with."""
 
     code, status = "BAD_KEY", "INVALID_ARGUMENT"
+
+
+class BadRoster(SemisiloError):
+    """The roster of identities has a gap, or is another one than a silo has seen before."""
+
+    code, status = "BAD_ROSTER", "FAILED_PRECONDITION"
 
 
 class BadShare(SemisiloError):

@@ -69,7 +69,8 @@ def some_words(silo: str, count: int) -> Words:
 
 def plain_sum(vectors: Sequence[Words]) -> Words:
     """With Python's integers, one element at a time: nothing in common with what is tested."""
-    return np.array([sum(int(vector[i]) for vector in vectors) % 2**32 for i in range(len(vectors[0]))], dtype=np.uint32)
+    return np.array([sum(int(vector[i]) for vector in vectors) % 2**32 for i in range(len(vectors[0]))],
+                    dtype=np.uint32)
 
 
 @dataclass
@@ -128,8 +129,8 @@ def identity_private(name: str) -> bytes:
     return hashlib.sha256(b"identity of " + name.encode()).digest()
 
 
-def make_silos(count: int, total: SecureSum, *, words: int = 50, pinned: Sequence[str] | None = None, min_silos: int = 3,
-               seed: str = "") -> dict[str, Silo]:
+def make_silos(count: int, total: SecureSum, *, words: int = 50, pinned: Sequence[str] | None = None,
+               min_silos: int = 3, seed: str = "") -> dict[str, Silo]:
     """Silos that have pinned one another: all of them, or those of `pinned`."""
     names = [name_of(number) for number in range(count)]
     pins = {name: identity_of(identity_private(name)) for name in (names if pinned is None else pinned)}

@@ -29,7 +29,7 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskRequest,
     in_order,
 )
-from semisilo.common.secure_aggregation.roster import RosterEntry
+from semisilo.common.secure_aggregation.roster import ADDED, REMOVED, RosterEntry
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 
 __all__ = ["MAX_ROSTER", "StepAnswer", "SumQuestion", "answer_from_proto", "answer_to_proto", "message_from_hex",
@@ -84,8 +84,8 @@ def question_to_hex(question: SumQuestion) -> str:
             random_k=form.random_k),
         survivors=question.survivors,
         confirmations=[pb.Confirmation(silo=each.silo, signature=each.signature) for each in question.confirmations],
-        roster=[pb.RosterEntry(number=each.number, silo=each.silo, identity=each.identity, removed=each.removed,
-                               chain=each.chain) for each in question.roster])
+        roster=[pb.RosterEntry(number=each.number, silo=each.silo, identity=each.identity, chain=each.chain,
+                               removed=each.change == REMOVED) for each in question.roster])
     return message.SerializeToString(deterministic=True).hex()
 
 
@@ -179,7 +179,7 @@ def _form(message: pb.MaskForm) -> MaskForm:
 def _roster(messages: Sequence[pb.RosterEntry]) -> tuple[RosterEntry, ...]:
     if len(messages) > MAX_ROSTER:
         raise BadPayload(f"The roster has {len(messages)} entries; at most {MAX_ROSTER} are possible.")
-    return tuple(RosterEntry(number=each.number, silo=_silo(each.silo), removed=each.removed,
+    return tuple(RosterEntry(number=each.number, silo=_silo(each.silo), change=REMOVED if each.removed else ADDED,
                              identity=_sized("identity", each.identity, KEY_BYTES),
                              chain=_sized("chain", each.chain, SEED_BYTES)) for each in messages)
 

@@ -25,12 +25,13 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadKey, BadShare, BadSignature
 from semisilo.common.secure_aggregation.messages import KEY_BYTES, SEED_BYTES, Confirmation, Member, SecureSum
 
-__all__ = ["SEAL_OVERHEAD_BYTES", "agree", "check_keys", "check_survivors", "commitment", "identity_of", "mask_context",
-           "new_identity", "new_key", "pair_seed", "public_of", "seal", "self_seed", "sign_keys", "sign_survivors",
+__all__ = ["SEAL_OVERHEAD_BYTES", "agree", "check_identity", "check_keys", "check_survivors", "commitment", "identity_of", "mask_context",
+           "new_identity", "new_key", "pair_seed", "prove_identity", "public_of", "seal", "self_seed", "sign_keys", "sign_survivors",
            "unseal"]
 
 SEAL_OVERHEAD_BYTES = 16
 """What a sealed text has beyond the plain one: the tag of Poly1305."""
+_SIGNED_NAME = b"semisilo secure aggregation identity v1\0"
 _SIGNED_KEYS = b"semisilo secure aggregation keys v1\0"
 _SIGNED_SURVIVORS = b"semisilo secure aggregation survivors v1\0"
 _SEAL = b"semisilo secure aggregation seal v1\0"
@@ -80,6 +81,17 @@ def agree(private: bytes, peer_public: bytes) -> bytes:
         return own.exchange(X25519PublicKey.from_public_bytes(peer_public))
     except ValueError:
         raise BadKey("The other side's key is not a key to agree on a secret with.") from None
+
+
+def prove_identity(identity_private: bytes, *, federation: str, silo: str) -> bytes:
+    """A silo's word that this is its key in a federation: who does not hold the key cannot take it for its own."""
+    return _identity(identity_private).sign(_SIGNED_NAME + canonical_json([federation, silo]).encode())
+
+
+def check_identity(identity: bytes, proof: bytes, *, federation: str, silo: str) -> None:
+    """Whether a key is a silo's own. Raises: BadSignature."""
+    if not _is_signed(identity, proof, _SIGNED_NAME + canonical_json([federation, silo]).encode()):
+        raise BadSignature(f"The key for secure sums is not that of silo '{silo}'.")
 
 
 def sign_keys(identity_private: bytes, total: SecureSum, silo: str, seal_key: bytes, mask_key: bytes) -> bytes:

@@ -417,10 +417,11 @@ CREATE TABLE silo_identity (                -- the roster: keys that silos know 
     number INTEGER PRIMARY KEY,
     silo TEXT NOT NULL,
     identity BLOB NOT NULL,
-    removed INTEGER NOT NULL,               -- 1: the silo was removed
+    change TEXT NOT NULL,                   -- 'added' or 'removed'
     chain BLOB NOT NULL,
     unix REAL NOT NULL
 ) STRICT;
+CREATE INDEX identity_by_silo ON silo_identity (silo, number);
 DROP TRIGGER round_is_totalled;
 CREATE TRIGGER round_is_totalled AFTER UPDATE OF closed_unix ON round
     WHEN NEW.closed_unix IS NOT NULL

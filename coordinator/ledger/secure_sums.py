@@ -11,16 +11,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semisilo.common.secure_aggregation.roster import EMPTY_ROSTER, RosterEntry, next_entry
-
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.secure_aggregation.mask_form import MaskForm, SumOutcome
+from semisilo.common.secure_aggregation.roster import ADDED, REMOVED, Roster, RosterEntry, append, roster_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import TaskState
 
-__all__ = ["SumRow", "answer_step", "identities", "last_sum", "note_form", "note_identity", "note_outcome", "open_sum",
-           "remove_identity", "roster_chain", "roster_entries", "roster_number", "step_answers", "sum_row"]
+__all__ = ["SumRow", "answer_step", "last_sum", "note_form", "note_identity", "note_outcome", "open_sum",
+           "remove_identity", "roster_entries", "roster_number", "step_answers", "sum_row"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,19 +107,27 @@ def step_answers(ledger: Ledger, study: str, round: int, phase: int) -> Mapping[
 
 
 def note_identity(ledger: Ledger, silo: str, identity: bytes, *, now_unix: float) -> bool:
-    """Appends a silo's key to the roster, where it is not the one that stands there. Returns: whether it is new."""
-    rows = ledger.query("SELECT identity, removed FROM silo_identity WHERE silo = ? ORDER BY number DESC LIMIT 1", silo)
-    if rows and not rows[0]["removed"] and rows[0]["identity"] == identity:
+    """Says in the roster that a silo takes part with a key, where that does not stand there.
+
+    Returns: whether it is new.
+    Raises: BadRoster when another silo has that key.
+    """
+    held = _held(ledger, silo)
+    if held == identity:
         return False
-    _append(ledger, silo, identity, removed=False, now_unix=now_unix)
+    with ledger.part():
+        roster = roster_of(roster_entries(ledger))
+        if held is not None:
+            roster = _append(ledger, roster, silo, held, REMOVED, now_unix=now_unix)
+        _append(ledger, roster, silo, identity, ADDED, now_unix=now_unix)
     return True
 
 
 def remove_identity(ledger: Ledger, silo: str, *, now_unix: float) -> None:
     """Says in the roster that a silo takes part no more; nothing where it has no key there."""
-    rows = ledger.query("SELECT identity, removed FROM silo_identity WHERE silo = ? ORDER BY number DESC LIMIT 1", silo)
-    if rows and not rows[0]["removed"]:
-        _append(ledger, silo, rows[0]["identity"], removed=True, now_unix=now_unix)
+    if (held := _held(ledger, silo)) is not None:
+        with ledger.part():
+            _append(ledger, roster_of(roster_entries(ledger)), silo, held, REMOVED, now_unix=now_unix)
 
 
 def roster_number(ledger: Ledger) -> int:
@@ -128,34 +135,24 @@ def roster_number(ledger: Ledger) -> int:
     return int(ledger.query("SELECT coalesce(max(number), 0) AS number FROM silo_identity")[0]["number"])
 
 
-def roster_entries(ledger: Ledger, *, after: int = 0, number: int | None = None) -> tuple[RosterEntry, ...]:
-    """Entries behind one, up to another or the last, in order."""
-    rows = ledger.query("SELECT * FROM silo_identity WHERE number > ? AND number <= ? ORDER BY number", after,
+def roster_entries(ledger: Ledger, *, number: int | None = None) -> tuple[RosterEntry, ...]:
+    """All entries up to one, or to the last, in order."""
+    rows = ledger.query("SELECT * FROM silo_identity WHERE number <= ? ORDER BY number",
                         2**62 if number is None else number)
-    return tuple(RosterEntry(number=row["number"], silo=row["silo"], identity=row["identity"],
-                             removed=bool(row["removed"]), chain=row["chain"]) for row in rows)
+    return tuple(RosterEntry(number=row["number"], silo=row["silo"], identity=row["identity"], change=row["change"],
+                             chain=row["chain"]) for row in rows)
 
 
-def roster_chain(ledger: Ledger, number: int) -> bytes:
-    """Chain value of an entry; that of an empty roster for number 0."""
-    rows = ledger.query("SELECT chain FROM silo_identity WHERE number = ?", number)
-    return rows[0]["chain"] if rows else EMPTY_ROSTER
+def _held(ledger: Ledger, silo: str) -> bytes | None:
+    """The key that stands for a silo; None where none does. Asked at every call of a silo."""
+    rows = ledger.query("SELECT identity, change FROM silo_identity WHERE silo = ? ORDER BY number DESC LIMIT 1", silo)
+    return bytes(rows[0]["identity"]) if rows and rows[0]["change"] == ADDED else None
 
 
-def identities(ledger: Ledger, *, number: int) -> dict[str, bytes]:
-    """Silo -> its key, as the roster was after an entry; without those that were removed."""
-    found: dict[str, bytes] = {}
-    for entry in roster_entries(ledger, number=number):
-        found.pop(entry.silo, None)
-        if not entry.removed:
-            found[entry.silo] = entry.identity
-    return found
-
-
-def _append(ledger: Ledger, silo: str, identity: bytes, *, removed: bool, now_unix: float) -> None:
+def _append(ledger: Ledger, roster: Roster, silo: str, identity: bytes, change: str, *, now_unix: float) -> Roster:
+    roster, entry = append(roster, silo=silo, identity=identity, change=change)
     with ledger.part() as db:
-        before = roster_number(ledger)
-        entry = next_entry(before, roster_chain(ledger, before), silo=silo, identity=identity, removed=removed)
         db.execute("INSERT INTO silo_identity VALUES (?, ?, ?, ?, ?, ?)",
-                   (entry.number, silo, identity, int(removed), entry.chain, now_unix))
-        ledger.event("silo_identity", silo=silo, number=entry.number, identity=identity.hex(), removed=removed)
+                   (entry.number, silo, identity, change, entry.chain, now_unix))
+        ledger.event("silo_identity", silo=silo, number=entry.number, identity=identity.hex(), change=change)
+    return roster

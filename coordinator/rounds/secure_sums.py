@@ -47,6 +47,7 @@ from semisilo.common.secure_aggregation.messages import (
     UnmaskAnswer,
     in_order,
 )
+from semisilo.common.secure_aggregation.roster import Roster, roster_of
 from semisilo.common.secure_aggregation.words import packed_bytes
 from semisilo.common.wire import secure_aggregation_pb2 as pb
 from semisilo.coordinator.ledger.ledger import Ledger
@@ -54,12 +55,10 @@ from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.coordinator.ledger.secure_sums import (
     SumRow,
-    identities,
     last_sum,
     note_form,
     note_outcome,
     open_sum,
-    roster_chain,
     roster_entries,
     roster_number,
     step_answers,
@@ -285,7 +284,11 @@ class Sums:
 
         keys = {silo: answer for silo, answer in self._answers(row, phase, "keys").items()
                 if isinstance(answer, RoundKeys)}
-        return list_members(found.total, keys, identities(self._ledger, number=found.row.roster_number))
+        return list_members(found.total, keys, self._roster_of(found.row).present)
+
+    def _roster_of(self, row: SumRow) -> Roster:
+        """As it was when the sum was opened."""
+        return roster_of(roster_entries(self._ledger, number=row.roster_number))
 
     def _shares(self, row: RoundRow, phase: Phase) -> dict[str, Shares]:
         return {silo: answer for silo, answer in self._answers(row, phase, "shares").items()
@@ -298,7 +301,7 @@ class Sums:
     def _context(self, row: RoundRow, phase: Phase, found: _Sum) -> bytes:
         assert found.row.form is not None
         return told_alike(self._mask_task(row, phase), phase=found.row.phase, form=found.row.form,
-                          roster=roster_chain(self._ledger, found.row.roster_number))
+                          roster=self._roster_of(found.row).head.digest())
 
     def _mask_task(self, row: RoundRow, phase: Phase) -> TaskSpec:
         return self._ledger.tasks(row.study, row.number, self._number(row, phase, "mask"))[0].spec

@@ -17,6 +17,7 @@ from typing import Literal
 
 from semisilo.common.errors import (
     BadPayload,
+    BadRoster,
     PayloadNotServed,
     SemisiloError,
     StorageDamaged,
@@ -129,6 +130,8 @@ class TaskService:
         """What silos should hear beside the answers to their calls for a task."""
         self._above: dict[str, str] = {}
         """Silo -> the task whose update last claimed more images than the silo has announced."""
+        self._refused_identities: dict[str, bytes] = {}
+        """Silo -> the key that it gives as its own and another silo has."""
         self._told_aside: dict[str, str] = {}
         """Silo -> why it is set aside, as it was told: at once, and then when its call has waited as long as it may."""
 
@@ -144,8 +147,8 @@ class TaskService:
                                 labelled_count=hello.labelled_count, unlabelled_count=hello.unlabelled_count,
                                 memory_study=hello.memory_study, memory_round=hello.memory_round, now_unix=now)
             self._roster.away(silo, reason=hello.away_reason if away else "", until_unix=until if away else 0.0)
-            if hello.identity and note_identity(self._ledger, silo, hello.identity, now_unix=now):
-                _LOG.info("silo %s: the roster has its key for secure sums", silo)
+            if hello.identity:
+                self._note_identity(silo, hello.identity, now)
         self.warnings.called(silo, hello.process, address=hello.address, memory_study=hello.memory_study,
                              memory_round=hello.memory_round)
         for each in hello.evaluations:
@@ -176,6 +179,19 @@ class TaskService:
                 return Standby(reason=reason.for_silo(), study=self._runtime.study, round=self._runtime.round,
                                rounds=self._runtime.rounds, text=self._runtime.text)
             await self._runtime.wait_for_call(end - time.monotonic())
+
+    def _note_identity(self, silo: str, identity: bytes, now_unix: float) -> None:
+        """Takes a silo's key for secure sums into the roster. A home that was copied brings the key of another silo:
+        then this one has none, and takes part in everything else."""
+        try:
+            new = note_identity(self._ledger, silo, identity, now_unix=now_unix)
+        except BadRoster as error:
+            if self._refused_identities.get(silo) != identity:
+                self._refused_identities[silo] = identity
+                _LOG.warning("silo %s can have no part in secure sums: %s", silo, error.text)
+            return
+        if new:
+            _LOG.debug("silo %s: the roster has its key for secure sums", silo)
 
     def _why_aside(self, silo: str) -> str | None:
         """Why the operator leaves a silo out of what runs; None where it takes part, or no study runs."""

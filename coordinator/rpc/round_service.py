@@ -51,7 +51,7 @@ from semisilo.common.rpc.convert import (
     task_to_proto,
 )
 from semisilo.common.rpc.grpc_errors import CHECK_SECONDS_KEY, answering_errors
-from semisilo.common.secure_aggregation.messages import IDENTITY_BYTES
+from semisilo.common.secure_aggregation.keys import check_identity
 from semisilo.common.storage.store import PartialFile
 from semisilo.common.text.log_context import bind, request_id_in
 from semisilo.common.text.logs import log_call, printable
@@ -181,8 +181,9 @@ class RoundServicer:
                 raise BadPayload("At most 256 methods and digests.")
             if len(request.process) > _MAX_PROCESS_BYTES:
                 raise BadPayload(f"At most {_MAX_PROCESS_BYTES} bytes name a process.")
-            if len(request.secure_identity) not in (0, IDENTITY_BYTES):
-                raise BadPayload(f"A public key for secure sums has {IDENTITY_BYTES} bytes.")
+            if request.secure_identity:
+                check_identity(request.secure_identity, request.secure_identity_proof, federation=self._federation,
+                               silo=silo)
             if len(request.evaluations) > _MAX_EVALUATIONS:
                 raise BadPayload(f"At most {_MAX_EVALUATIONS} evaluations.")
             hello = Hello(version=printable(request.version, limit=64),

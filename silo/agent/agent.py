@@ -19,6 +19,7 @@ from semisilo.common import __version__
 from semisilo.common.errors import DailyBudget, OutsideHours, SemisiloError, SystemTrouble, Unreachable
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import Compute
+from semisilo.common.secure_aggregation.keys import prove_identity
 from semisilo.common.storage.store import PayloadStore
 from semisilo.common.text.describe import counted, describe_bytes
 from semisilo.common.text.log_context import bound
@@ -132,6 +133,7 @@ class Agent:
         self._budget = DayBudget(home.day, bytes_per_day=policy.limits.bytes_per_day, hours=policy.hours,
                                  now_unix=clock())
         self._secure = SecureStore(home.secure)
+        self._proof = prove_identity(self._secure.private_identity(), federation=federation, silo=silo)
         self._runner = TaskRunner(silo=silo, policy=policy, choice=choice, link=link, compute=compute,
                                   memory=self._memory, cache=self._cache, display=display,
                                   disclosures=self._disclosures, budget=self._budget, clock=clock,
@@ -273,7 +275,8 @@ class Agent:
             version=__version__, methods=self._policy.methods, labelled_count=self._labelled,
             unlabelled_count=self._unlabelled, memory_study=study, memory_round=round_number,
             held_digests=[bytes.fromhex(digest) for digest in self._tensors.digests()[:_MAX_HELD_DIGESTS]],
-            process=self._process, secure_identity=self._secure.identity(), masked_study=self._secure.last_study)
+            process=self._process, secure_identity=self._secure.identity(), masked_study=self._secure.last_study,
+            secure_identity_proof=self._proof)
         request.masked_round, request.masked_phase = self._secure.last_masked(self._secure.last_study)
         now, away = self._clock(), self._away()
         self._said_away = away is not None

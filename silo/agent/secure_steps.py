@@ -12,18 +12,18 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from semisilo.common.errors import SecureSumRefused
+from semisilo.common.errors import BadRoster, SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
 from semisilo.common.secure_aggregation.messages import SecureSum
-from semisilo.common.secure_aggregation.roster import EMPTY_ROSTER, RosterEntry, next_entry
+from semisilo.common.secure_aggregation.roster import RosterEntry, replay, roster_of
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.secure_aggregation import session as steps
 from semisilo.silo.secure_aggregation.session import SiloSession
 from semisilo.silo.secure_aggregation.trust import Trust, parse_fingerprint
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.secure_store import RosterHead, SecureStore
+from semisilo.silo.site.secure_store import SecureStore
 
 __all__ = ["STEP_TEXTS", "SecureSteps", "trust_of"]
 
@@ -86,7 +86,7 @@ class SecureSteps:
         session = self._session(task, total)
         if question.form is None:
             raise SecureSumRefused("The task does not say how its update becomes words.")
-        context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster.chain)
+        context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster.head.digest())
         after, seeds = steps.mask_seeds(session, given=question.sealed, context=context)
         self._store.keep(task.study, after, masks=True)
         return Masking(form=question.form, phase=question.phase, seeds=seeds)
@@ -117,27 +117,30 @@ class SecureSteps:
         self._store.keep(task.study, session)
         return session
 
-    def _replay(self, roster: Sequence[RosterEntry]) -> None:
+    def _replay(self, entries: Sequence[RosterEntry]) -> None:
         """Takes the roster that the coordinator tells all silos; its end goes into the masks, so silos that were told
         different ones get noise.
 
-        Raises: SecureSumRefused for one that is no chain, or that lists this silo with another key.
+        A coordinator that goes on from a backup tells another history than before. It is taken, and said, where no
+        silo has another key in it than this one has seen.
+        Raises: SecureSumRefused for one that is no chain, in which a silo has another key, or this one has not its own.
         """
-        before, head = self._store.roster, EMPTY_ROSTER
-        for number, entry in enumerate(roster, start=1):
-            if entry != next_entry(number - 1, head, silo=entry.silo, identity=entry.identity, removed=entry.removed):
-                raise SecureSumRefused("The roster of silos is no unbroken chain.")
-            head = entry.chain
-            if number == before.number and head != before.chain:
-                _LOG.warning("the coordinator tells another history of its silos than before: it has gone back to an"
-                             " earlier state, or hides something. `silo peers` shows whom this silo knows")
-        if len(roster) < before.number:
-            _LOG.warning("the coordinator's roster of silos has %d entries, and had %d: it has gone back to an earlier"
-                         " state. `silo peers` shows whom this silo knows", len(roster), before.number)
-        own = next((entry for entry in reversed(roster) if entry.silo == self._silo), None)
-        if own is None or own.removed or own.identity != self._store.identity():
+        before = self._store.roster
+        try:
+            try:
+                roster = replay(before, entries)
+            except BadRoster as error:
+                roster = roster_of(entries)
+                changed = [silo for silo, key in roster.present.items() if before.present.get(silo, key) != key]
+                if changed:
+                    raise
+                _LOG.warning("%s No silo has another key than before, so this silo goes on; `silo peers` shows whom it"
+                             " knows.", error.text)
+        except BadRoster as error:
+            raise SecureSumRefused(error.text, remedy=error.remedy) from None
+        if roster.present.get(self._silo) != self._store.identity():
             raise SecureSumRefused("The roster does not list this silo with its own key.")
-        self._store.take_roster(RosterHead(number=len(roster), chain=head))
+        self._store.take_roster(roster)
 
     def _session(self, task: TaskSpec, total: SecureSum) -> SiloSession:
         session = self._store.session(task.study)

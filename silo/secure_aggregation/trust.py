@@ -57,8 +57,8 @@ def check_members(trust: Trust, members: Sequence[Member], threshold: int) -> tu
 
     What it is for: every trusted silo reveals, of each member, one kind of share, and it does so for one list of
     survivors that at least t members have signed. Names and keys of all members are in what is signed, so that the
-    signers of a list have seen the same members. Which of them it trusts, each silo says for itself, and so protects its
-    own secrets whatever others trust.
+    signers of a list have seen the same members. Which of them it trusts, each silo says for itself, and so protects
+    its own secrets whatever others trust.
 
     - No two lists. A trusted silo signs one list a sum; the c may sign any number. A list with t signatures has at
       least t - c trusted signers, and two lists have none in common: two would need 2 (t - c) trusted silos, and there

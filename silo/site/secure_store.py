@@ -21,22 +21,13 @@ from pathlib import Path
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, StorageDamaged
 from semisilo.common.secure_aggregation.keys import identity_of, new_identity
-from semisilo.common.secure_aggregation.roster import EMPTY_ROSTER
+from semisilo.common.secure_aggregation.roster import Roster
 from semisilo.common.storage.durable import write_secret
 from semisilo.silo.secure_aggregation.session import SiloSession
 
-__all__ = ["RosterHead", "SecureStore"]
+__all__ = ["SecureStore"]
 
 _FORMAT = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RosterHead:
-    """The end of the roster of silos."""
-
-    number: int = 0
-    """Of the last entry."""
-    chain: bytes = EMPTY_ROSTER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +46,7 @@ class _Sums:
     last_study: str = ""
     known: dict[str, bytes] = field(default_factory=dict)
     """Silo -> its key, as it was first seen."""
-    roster: RosterHead = field(default_factory=RosterHead)
+    roster: Roster = field(default_factory=Roster)
     studies: dict[str, _Study] = field(default_factory=dict)
 
 
@@ -98,14 +89,14 @@ class SecureStore:
         return self._sums.known
 
     @property
-    def roster(self) -> RosterHead:
-        """The end of the roster that this silo was told last."""
+    def roster(self) -> Roster:
+        """The roster of silos that this one was told last."""
         return self._sums.roster
 
-    def take_roster(self, head: RosterHead) -> None:
+    def take_roster(self, roster: Roster) -> None:
         """Keeps it."""
-        if head != self._sums.roster:
-            self._write(replace(self._sums, roster=head))
+        if roster != self._sums.roster:
+            self._write(replace(self._sums, roster=roster))
 
     def know(self, silos: Mapping[str, bytes]) -> None:
         """Notes silos that were not seen before."""

@@ -75,7 +75,7 @@ def test_every_bit_of_a_seed_changes_the_mask() -> None:
         other = bytearray(seed)
         other[bit // 8] ^= 1 << bit % 8
         seen.add(tuple(masked(4, MaskSeed(seed=bytes(other), sign=1))))
-        other[(bit // 8 + 4) % 32] ^= 1 << bit % 8  # the same bit of the next 32: gone if words of the seed are added up
+        other[(bit // 8 + 4) % 32] ^= 1 << bit % 8  # and the same bit of the next word: no change of a sum
         seen.add(tuple(masked(4, MaskSeed(seed=bytes(other), sign=1))))
     assert len(seen) == 1 + 2 * 256
 

@@ -101,7 +101,8 @@ def test_a_repeat_gives_equal_shares_and_another_secret_another_polynomial() -> 
     first = split(SECRET, threshold=2, points=(1, 2), coefficients=SEED)
     assert split(SECRET, threshold=2, points=(1, 2), coefficients=SEED) == first
     other = split(bytes(32), threshold=2, points=(1, 2), coefficients=SEED)
-    slopes = [(int.from_bytes(shares[2], "big") - int.from_bytes(shares[1], "big")) % PRIME for shares in (first, other)]
+    slopes = [(int.from_bytes(shares[2], "big") - int.from_bytes(shares[1], "big")) % PRIME
+              for shares in (first, other)]
     assert slopes[0] != slopes[1], "with one slope for both, the difference of two shares is that of the secrets"
 
 

@@ -72,7 +72,7 @@ def test_other_widths_are_our_own_mistake(bits: int) -> None:
 
 
 def test_neither_torch_nor_cryptography_is_imported() -> None:
-    code = ("import sys; import semisilo.common.secure_aggregation.words, semisilo.common.secure_aggregation.fixed_point; "
+    code = ("import sys; from semisilo.common.secure_aggregation import fixed_point, words; "
             "sys.exit(' '.join({'torch', 'cryptography', 'grpc'} & set(sys.modules)) or None)")
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr

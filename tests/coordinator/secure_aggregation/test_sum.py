@@ -191,8 +191,10 @@ def test_a_confirmation_of_another_list_is_found() -> None:
 
 
 def bend(answer: UnmaskAnswer) -> UnmaskAnswer:
-    return UnmaskAnswer(self_shares=tuple((silo, value[:-1] + bytes([value[-1] ^ 1])) for silo, value in answer.self_shares),
-                        key_shares=tuple((silo, value[:-1] + bytes([value[-1] ^ 1])) for silo, value in answer.key_shares))
+    def bent(shares: tuple[tuple[str, bytes], ...]) -> tuple[tuple[str, bytes], ...]:
+        return tuple((silo, value[:-1] + bytes([value[-1] ^ 1])) for silo, value in shares)
+
+    return UnmaskAnswer(self_shares=bent(answer.self_shares), key_shares=bent(answer.key_shares))
 
 
 @pytest.mark.parametrize("liars", [(0,), (7,), (0, 1), (2, 6)])
