@@ -30,7 +30,7 @@ from PIL import Image
 
 from semisilo.common.data.form import Reading, patient_key
 from semisilo.common.data.formats import grey
-from semisilo.common.data.formats.codestream import stream_bits, stream_size
+from semisilo.common.data.formats.codestream import stream_size
 from semisilo.common.data.formats.extras import needed, silence
 from semisilo.common.data.formats.picture import Header, Picture, chosen, part_of
 from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError, fitted
@@ -93,9 +93,9 @@ class Opened:
         """See `OpenedImage`."""
         those = chosen(self.frames, reading.frames)
         burned_in, patient = _text(self.data, "BurnedInAnnotation").upper() == "YES", _patient(self.data)
-        return [Picture(burned_in=burned_in, patient=patient, square=fitted(Image.fromarray(self.frame(number, reading)), form), width=self.width,
+        return [Picture(square=fitted(Image.fromarray(self.frame(number, reading)), form), width=self.width,
                         height=self.height, channels=self.channels, bits=self.bits,
-                        part=part_of(those, self.frames, number),
+                        part=part_of(those, self.frames, number), burned_in=burned_in, patient=patient,
                         unwindowed=reading.window == "file" and not self.has_window) for number in those]
 
     def frame(self, number: int, reading: Reading) -> NDArray[np.uint8]:
@@ -240,7 +240,8 @@ def _deflated(path: Path, file: BinaryIO, size: int) -> Opened:
     filereader = needed("pydicom.filereader", DICOM)
     meta = filereader.read_file_meta_info(path)
     file.seek(_BEFORE_META + int(meta.FileMetaInformationGroupLength))
-    check_room(2 * size, what="A deflated DICOM file", remedy="Use a machine with more memory, or save it uncompressed.")
+    check_room(2 * size, what="A deflated DICOM file",
+               remedy="Use a machine with more memory, or save it uncompressed.")
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
     inflated = stream.decompress(file.read(), _LARGEST_INFLATED)
     if stream.unconsumed_tail:

@@ -52,7 +52,7 @@ class Listing:
     """Names of the top folders, sorted, also of those without images."""
     skipped: tuple[Skipped, ...]
     question: BadData | None = None
-    """Of a table: why it is not clear which column holds the labels, so that no image has one."""
+    """Of a table: what must be said before its labels can be used; without them it can be read."""
 
 
 def list_images(folder: Path) -> Listing:

@@ -63,16 +63,16 @@ class OpenedRaster:
 
     def header(self, reading: Reading) -> Header:
         """See `OpenedImage`."""
-        if (deep := self._deep_jpeg()) is not None:
-            return Header(size=deep.size, channels=1 if deep.samples == 1 else 3, bits=deep.bits, pictures=1)
+        if (jpeg := self._deep_jpeg()) is not None:
+            return Header(size=jpeg.size, channels=1 if jpeg.samples == 1 else 3, bits=jpeg.bits, pictures=1)
         with self._image() as image:
             pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
             return Header(size=image.size, channels=1 if _is_grey(image) else 3, bits=_bits(image), pictures=pages)
 
     def pictures(self, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
         """See `OpenedImage`."""
-        if (deep := self._deep_jpeg()) is not None:
-            return [deep.picture(self._bytes(), form, reading, ranges)]
+        if (jpeg := self._deep_jpeg()) is not None:
+            return [jpeg.picture(self._bytes(), form, reading, ranges)]
         found = []
         with self._image() as image:
             several = image.format == "TIFF" and self.content is None

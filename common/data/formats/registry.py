@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from semisilo.common.data.formats.picture import OpenedImage
 
-__all__ = ["DICOM", "DIGITS", "IMAGE_FORMATS", "JPEG", "NIFTI", "NPZ", "PARQUET", "SOURCES", "SOURCE_FORMATS", "TABLE", "TIFF",
-           "ImageFormat", "SourceFormat", "format_by_name", "format_of", "has_suffix", "names_of_images",
+__all__ = ["DICOM", "DIGITS", "IMAGE_FORMATS", "JPEG", "NIFTI", "NPZ", "PARQUET", "SOURCES", "SOURCE_FORMATS", "TABLE",
+           "TIFF", "ImageFormat", "SourceFormat", "format_by_name", "format_of", "has_suffix", "names_of_images",
            "source_named"]
 
 _START = 256
