@@ -26,6 +26,7 @@ from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours
 __all__ = ["OpenedRaster", "is_raster", "most_pixels", "open_raster"]
 
 _DEEP_PNG = 16
+_END_OF_IMAGE = b"\xff\xd9"
 _START = 2**18
 """Bytes in which a JPEG says how large it is, whatever stands before."""
 _FORMATS = tuple(each.pillow for each in IMAGE_FORMATS if each.pillow)
@@ -137,6 +138,8 @@ class _DeepJpeg:
         decoder = needed("libjpeg", JPEG, what=f"JPEG files of {self.bits} bits")
         silence("libjpeg")
         try:
+            if _END_OF_IMAGE not in content:  # the library fills up what is missing
+                raise ValueError("cut off")
             values = decoder.decode(content)
         except Exception:  # the library on bytes of any kind
             raise UnusableError(f"it is a JPEG of {self.bits} bits that is damaged, cut off, or compressed in a way"

@@ -325,7 +325,7 @@ def test_jpeg_of_12_bits_is_read_in_a_dicom_file_and_alone(tmp_path):
 
 def test_jpeg_of_12_bits_that_cannot_be_decoded_is_named_as_what_it_is(tmp_path, monkeypatch):
     (tmp_path / "a.jpg").write_bytes(jpeg_of_12_bits(VALUES)[:-20])
-    (tmp_path / "b.jpg").write_bytes(jpeg_of_12_bits(VALUES).replace(b"\xff\xc1", b"\xff\xc9"))  # arithmetic coding
+    (tmp_path / "b.jpg").write_bytes(jpeg_of_12_bits(VALUES).replace(b"\xff\xc4\x00\x23", b"\xff\xc4\x00\x03"))
     for name in ("a.jpg", "b.jpg"):
         with pytest.raises(UnusableError, match="JPEG of 12 bits"):
             open_raster(tmp_path / name).pictures(Geometry(size=8, channels=1, resize="fit"), Reading(), {})
@@ -348,17 +348,19 @@ def test_only_files_whose_tags_are_chosen_count(tmp_path):
     assert names(Modality=("cr", "DX"), ViewPosition=("PA", "AP")) == list("adf")
     assert names(Modality=("CR", "")) == list("aef")
     assert names(Modality="CT") == list("cf")
-    with pytest.raises(BadConfiguration, match=r"no tag 'Modalitie'. Did you mean 'Modality'\?"):
+    with pytest.raises(BadConfiguration, match=r"no tag .Modalitie.\.") as caught:
         names(Modalitie="CT")
+    assert caught.value.remedy == "Did you mean 'Modality'?"
     (tmp_path / "f.png").unlink()
-    with pytest.raises(BadData, match=r"none of 5 DICOM files has the tags that \[data\] dicom asks for .*5 by Modality"):
+    with pytest.raises(BadData, match=r"none of 5 DICOM files has the tags that \[data\] dicom asks .*5 by Modality"):
         names(Modality="XX")
 
 
 def test_a_tag_of_several_values_counts_by_any_of_them(tmp_path):
     made(tmp_path / "a.dcm", STORED, ImageType=["ORIGINAL", "PRIMARY", "AXIAL"])
     made(tmp_path / "b.dcm", STORED, ImageType=["DERIVED", "SECONDARY"])
-    found = read_images(str(tmp_path), size=8, channels=1, labelled=False, selection=Selection(dicom={"ImageType": "primary"}))
+    found = read_images(str(tmp_path), size=8, channels=1, labelled=False,
+                        selection=Selection(dicom={"ImageType": "primary"}))
     assert found.images.names == ("a.dcm",)
 
 
@@ -367,7 +369,8 @@ def test_writing_in_the_picture_is_counted(tmp_path):
         made(tmp_path / f"{name}.dcm", STORED, WindowCenter=40, WindowWidth=400, **tags)
     found = look_at(str(tmp_path), form=Geometry(size=8, channels=1, resize="fit"))
     assert found.burned_in == 1
-    assert any(note.startswith("DICOM images that say of themselves that there is writing in them: 1") for note in found.notes)
+    assert any(note.startswith("DICOM images that say of themselves that there is writing in them: 1")
+               for note in found.notes)
 
 
 def test_patients_are_told_apart_by_number_and_issuer_and_their_numbers_are_not_kept(tmp_path):
@@ -376,7 +379,9 @@ def test_patients_are_told_apart_by_number_and_issuer_and_their_numbers_are_not_
         made(tmp_path / f"{name}.dcm", STORED, **tags)
     found = read_images(str(tmp_path), size=8, channels=1, labelled=False).images.patients
     a, b, c, d, e = found
-    assert a == b and len({a, c, d, ""}) == 4 and e == ""
+    assert a == b
+    assert len({a, c, d, ""}) == 4
+    assert e == ""
     assert "7" not in found
 
 
