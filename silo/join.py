@@ -41,7 +41,8 @@ _COUNT_SECONDS = 0.5
 
 
 def join(folder: Path, *, data: str | None = None, labelled: str | None = None, test: str | None = None,
-         on_error: OnError | None = None, exit_when_finished: bool = False, metrics: str | None = None) -> int:
+         no_labels: bool = False, on_error: OnError | None = None, exit_when_finished: bool = False,
+         metrics: str | None = None) -> int:
     """Takes part until stopped; what `silo join` does.
 
     Args:
@@ -50,6 +51,7 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
         labelled: labelled images apart from `data`; None where `data` holds them as well, or for what silo.toml or the
             last time says when `data` is None too.
         test: labelled images to measure this silo's own model on, likewise.
+        no_labels: all images of `data` are unlabelled.
         on_error: at a file that cannot be read; None for what silo.toml says.
         exit_when_finished: end when there is no study any more after this silo has taken part in one.
         metrics: host:port to serve numbers for Prometheus at; None for what silo.toml says.
@@ -61,7 +63,8 @@ def join(folder: Path, *, data: str | None = None, labelled: str | None = None, 
     identity = load_identity(folder)
     with home.lock():
         policy = load_policy(home.policy)
-        choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, on_error=on_error)
+        choice = choose_data(home, policy.data, data=data, labelled=labelled, test=test, no_labels=no_labels,
+                             on_error=on_error)
         display: Display = open_display()
         compute = ProcessCompute("semisilo.silo.compute.operations:Operations")
         with ExitStack() as stack:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "ImageForm", "OnError", "Reading"]
+__all__ = ["LABELLED", "UNLABELLED", "AugmentationSettings", "DicomRules", "ImageForm", "OnError", "PatientRule",
+           "Reading", "Selection", "patient_key"]
 
 OnError = Literal["stop", "skip", "report"]
 """At a file that cannot be read: stop; leave it out; or read everything, list all that is wrong, then stop."""
@@ -50,6 +54,42 @@ class Reading:
                 raise ValueError(f'{name} = "{value}": give {", ".join(map(repr, words))} or a number.')
             if not isinstance(value, str) and not 1 <= value <= 10_000:
                 raise ValueError(f"{name} = {value}: must be between 1 and 10000.")
+
+
+DicomRules = Mapping[str, tuple[str, ...] | str]
+"""Keyword of a DICOM tag -> values of which the file must have one; "" stands for a file without the tag."""
+PatientRule = Literal["auto", "folder", "name", "none"]
+"""How an image's patient is known. "auto": the PatientID of a DICOM file, the column of a table; "folder": the folder
+below that of the class; "name": the file's name up to the first "_"; "none": every image stands for itself."""
+_KEYWORD = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Which files of a source count, and which of them are of one patient. Each site says so of its own images."""
+
+    dicom: DicomRules = field(default_factory=dict)
+    """What the tags of a DICOM file must say; files of other formats always count."""
+    patient: PatientRule = "auto"
+
+    def __post_init__(self) -> None:
+        for keyword, values in self.dicom.items():
+            if _KEYWORD.fullmatch(keyword) is None:
+                raise ValueError(f"dicom: '{keyword}' is no keyword of a DICOM tag: write for example Modality = "
+                                 '["CR", "DX"].')
+            if not values and values != "":
+                raise ValueError(f"dicom: {keyword} has no value: give those that count, or leave it out.")
+
+    @property
+    def rules(self) -> dict[str, frozenset[str]]:
+        """`dicom` as it is compared: values in small letters, without spaces around them."""
+        return {keyword: frozenset(value.strip().casefold() for value in (
+            (values,) if isinstance(values, str) else values)) for keyword, values in self.dicom.items()}
+
+
+def patient_key(text: str) -> str:
+    """What stands for a patient in memory: equal for equal texts, and not the text itself. "" stays ""."""
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest() if text else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,12 +38,16 @@ class ImageSet:
     """int64 (N,), or None when unlabelled."""
     names: tuple[str, ...]
     """A name per image for messages: path within the folder, or "file.npz[12]". Never leaves the site."""
+    patients: tuple[str, ...] = ()
+    """A key of each image's patient, "" where none is known; () when of no image. Never leaves the site."""
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.images_NCHW):
             raise ValueError(f"{len(self.images_NCHW)} images but {len(self.names)} names.")
         if self.labels_N is not None and len(self.labels_N) != len(self.images_NCHW):
             raise ValueError(f"{len(self.images_NCHW)} images but {len(self.labels_N)} labels.")
+        if self.patients and len(self.patients) != len(self.images_NCHW):
+            raise ValueError(f"{len(self.images_NCHW)} images but {len(self.patients)} patients.")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -62,11 +66,20 @@ class ImageSet:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise IndexError(f"index out of range for {len(self)} images.")
         labels_N = None if self.labels_N is None else self.labels_N[index]
-        return ImageSet(self.images_NCHW[index], labels_N, tuple(self.names[i] for i in index.tolist()))
+        return ImageSet(self.images_NCHW[index], labels_N, tuple(self.names[i] for i in index.tolist()),
+                        self._patients_at(index.tolist()))
 
     def without_labels(self) -> ImageSet:
         """The same images, unlabelled; the pixels are shared."""
-        return ImageSet(self.images_NCHW, None, self.names)
+        return ImageSet(self.images_NCHW, None, self.names, self.patients)
+
+    @property
+    def num_patients(self) -> int:
+        """How many patients the images are of; 0 unless that is known of every image."""
+        return len(set(self.patients)) if self.patients and all(self.patients) else 0
+
+    def _patients_at(self, indices: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.patients[index] for index in indices) if self.patients else ()
 
 
 def joined(first: ImageSet, second: ImageSet, *, disk: Path | None = None) -> ImageSet:
@@ -84,14 +97,16 @@ def joined(first: ImageSet, second: ImageSet, *, disk: Path | None = None) -> Im
     if first.labels_N is not None and second.labels_N is not None:
         labels_N = torch.cat([first.labels_N, second.labels_N])
     names, (channels, size) = first.names + second.names, first.images_NCHW.shape[1:3]
+    patients = () if not (first.patients or second.patients) else (
+        (first.patients or ("",) * len(first)) + (second.patients or ("",) * len(second)))
     place = _place(len(names), channels, size, disk)
     if place is None:
-        return ImageSet(torch.cat([first.images_NCHW, second.images_NCHW]), labels_N, names)
+        return ImageSet(torch.cat([first.images_NCHW, second.images_NCHW]), labels_N, names, patients)
     squares = Squares(len(names), channels=channels, size=size, disk=place)
     for images, start in ((first, 0), (second, len(first))):
         for at in range(0, len(images), _BLOCK):
             squares.put(start + at, images.images_NCHW[at : at + _BLOCK].numpy())
-    return ImageSet(torch.from_numpy(squares.finish(len(names))), labels_N, names)
+    return ImageSet(torch.from_numpy(squares.finish(len(names))), labels_N, names, patients)
 
 
 def part_of(images: ImageSet, indices: NDArray[np.integer], *, disk: Path | None = None) -> ImageSet:
@@ -115,7 +130,7 @@ def part_of(images: ImageSet, indices: NDArray[np.integer], *, disk: Path | None
         squares.put(at, images.images_NCHW[torch.from_numpy(np.array(indices[at : at + _BLOCK]))].numpy())
     labels_N = None if images.labels_N is None else images.labels_N[torch.from_numpy(np.array(indices))]
     return ImageSet(torch.from_numpy(squares.finish(len(indices))), labels_N,
-                    tuple(images.names[index] for index in indices.tolist()))
+                    tuple(images.names[index] for index in indices.tolist()), images._patients_at(indices.tolist()))
 
 
 def _place(count: int, channels: int, size: int, disk: Path | None) -> Path | None:
@@ -134,6 +149,8 @@ class Skipped:
     reason: str
     broken: bool = False
     """Whether it should have been an image; False for a report among scans, say, which is never a reason to stop."""
+    unchosen: bool = False
+    """Whether it is an image that a setting of this site leaves out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import LABELLED, UNLABELLED, ImageForm, OnError
+from semisilo.common.data.form import LABELLED, UNLABELLED, ImageForm, OnError, PatientRule, Selection
 from semisilo.common.data.formats import archive, folder, parquet
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
 from semisilo.common.data.readers import (
     ReadPart,
+    arrays_of,
     check_folders,
+    check_labels,
     kind_of,
     listing_of,
     parse_source,
@@ -43,7 +45,8 @@ from semisilo.common.data.readers import (
 )
 from semisilo.common.errors import BadData
 
-__all__ = ["PartlyLabelled", "PartlySurvey", "apart", "parts_of", "read_partly_labelled", "survey_partly_labelled"]
+__all__ = ["PartlyLabelled", "PartlySurvey", "apart", "check_partly_labelled", "parts_of", "read_partly_labelled",
+           "survey_partly_labelled"]
 
 _NEARLY = (LABELLED, UNLABELLED, "labeled", "unlabeled")
 Progress = Callable[[float, str], None]
@@ -74,7 +77,7 @@ class PartlySurvey:
 
 def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ...], use_labels: bool,
                          on_error: OnError = "stop", progress: Progress | None = None,
-                         disk: Path | None = None) -> PartlyLabelled:
+                         disk: Path | None = None, selection: Selection = Selection()) -> PartlyLabelled:
     """All images of a source in a study's geometry, apart by whether they are labelled.
 
     Args:
@@ -82,28 +85,60 @@ def read_partly_labelled(source: str, form: ImageForm, *, classes: tuple[str, ..
         use_labels: False drops every label: all images are unlabelled, those that had labels are there in every step.
         progress: told the share that is done, 0 to 1, and a line of text that names no file.
         disk: a folder on whose disk images lie that are too many for memory; None where they must not.
+        selection: which DICOM files count, and how the patients of images are known.
     Raises: BadData, naming the file, also for a class that the study does not have.
     """
     path, split = parse_source(source)
     kind = kind_of(path)
     if path is not None and use_labels and kind in ("folder", "table"):
-        listing = listing_of(path, split, source=source, classes=classes)
+        listing = listing_of(path, split, source=source, classes=classes, selection=selection)
         divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
-        return _read_apart(source, listing, divided, form, classes, on_error, progress, disk)
+        _check_apart(source, listing, divided, classes)
+        return _read_apart(source, listing, divided, form, classes, on_error, progress, disk, selection.patient)
     if path is not None and use_labels and kind == "parquet":
         return _read_rows(parquet.open_rows(parquet.parquet_files(path), split, source=source), form, classes, on_error,
                           progress, disk)
     parts = parts_of(source, path, split)
     if parts is not None:
         return _read_parts(source, parts, form, classes, use_labels, progress)
-    labelled = use_labels and sum(survey(source).class_counts.values()) > 0
+    labelled = use_labels and sum(survey(source, selection).class_counts.values()) > 0
     found = read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
-                        labelled=labelled, on_error=on_error, progress=progress, reading=form.reading, disk=disk)
+                        labelled=labelled, on_error=on_error, progress=progress, reading=form.reading, disk=disk,
+                        selection=selection)
     return PartlyLabelled(labelled=found.images if labelled else None, unlabelled=None if labelled else found.images,
                           skipped=found.skipped)
 
 
-def survey_partly_labelled(source: str) -> PartlySurvey:
+def check_partly_labelled(source: str, *, classes: tuple[str, ...], selection: Selection = Selection()) -> None:
+    """Refuses what `read_partly_labelled` with `use_labels` would refuse of names and labels, in the same words;
+    decodes nothing.
+
+    Args:
+        classes: the study's class names in label order.
+    Raises: BadData for folders of which it is not clear what they are, and for a class that the study does not have.
+    """
+    path, split = parse_source(source)
+    kind = kind_of(path)
+    if path is not None and kind in ("folder", "table"):
+        listing = listing_of(path, split, source=source, classes=classes, selection=selection)
+        divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
+        _check_apart(source, listing, divided, classes)
+        check_folders(divided.where, divided.labelled.folders, classes)
+        return
+    if kind == "parquet":
+        assert path is not None
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        if rows.labels_N is not None:
+            check_labels(rows.source, rows.labels_N, rows.classes, rows.classes_named, classes)
+        return
+    parts = parts_of(source, path, split)
+    for name in ("",) if parts is None else (LABELLED,) if parts.labelled else ():
+        arrays = arrays_of(source, path, name or split, labels="if there", pixels=False)
+        if arrays.labels_N is not None:
+            check_labels(arrays.source, arrays.labels_N, arrays.classes, arrays.classes_named, classes)
+
+
+def survey_partly_labelled(source: str, selection: Selection = Selection()) -> PartlySurvey:
     """What `read_partly_labelled` would find, from names and headers only. Needs no torch.
 
     Raises: BadData as `read_partly_labelled`, except for what only decoding or the study's classes show.
@@ -111,7 +146,7 @@ def survey_partly_labelled(source: str) -> PartlySurvey:
     path, split = parse_source(source)
     kind = kind_of(path)
     if path is not None and kind in ("folder", "table"):
-        listing = listing_of(path, split, source=source)
+        listing = listing_of(path, split, source=source, selection=selection)
         divided = _apart(source, path, listing) if kind == "folder" else _by_label(source, listing)
         return PartlySurvey(labelled=sum(bool(file.class_name) for file in divided.labelled.images),
                             unlabelled=len(divided.unlabelled.images))
@@ -119,7 +154,7 @@ def survey_partly_labelled(source: str) -> PartlySurvey:
     if parts is not None:
         steps = 0 if parts.steps_N is None else int(parts.steps_N.max(initial=-1)) + 1
         return PartlySurvey(labelled=parts.labelled, unlabelled=parts.unlabelled, steps=steps)
-    found = survey(source)
+    found = survey(source, selection)
     labelled_count = sum(found.class_counts.values())
     return PartlySurvey(labelled=labelled_count, unlabelled=found.num_images - labelled_count)
 
@@ -144,6 +179,8 @@ def _apart(source: str, path: Path, listing: folder.Listing) -> _Apart:
     if LABELLED in listing.folders:
         inside = path / LABELLED
         found = folder.list_images(inside) if folder.holds_files(inside) else folder.Listing((), (), ())
+        counting = {file.path for file in listing.images}
+        found = replace(found, images=tuple(file for file in found.images if file.path in counting))
         return _Apart(f"{source}/{LABELLED}", replace(found, skipped=()),
                       folder.Listing(tuple(file for file in listing.images if file.class_name != LABELLED), (), ()),
                       tuple(name for name in listing.folders if name not in (LABELLED, UNLABELLED)))
@@ -166,8 +203,10 @@ def _by_label(source: str, listing: folder.Listing) -> _Apart:
                   folder.Listing(tuple(file for file in listing.images if not file.class_name), (), ()), ())
 
 
-def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: ImageForm, classes: tuple[str, ...],
-                on_error: OnError, progress: Progress | None, disk: Path | None) -> PartlyLabelled:
+def _check_apart(source: str, listing: folder.Listing, divided: _Apart, classes: tuple[str, ...]) -> None:
+    """Raises: BadData where it is not clear which images have a label."""
+    if listing.question is not None:
+        raise listing.question
     if divided.others:
         raise BadData(f"{source}: it is not clear what the folder '{divided.others[0]}' beside '{LABELLED}' is.",
                       remedy=f"Class folders belong into '{LABELLED}', images without a class into '{UNLABELLED}'.")
@@ -175,6 +214,11 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
         if name.casefold() in _NEARLY and name not in classes:
             raise BadData(f"{source}: the folder '{name}' is not a class of the study.",
                           remedy=f"Call it '{LABELLED}' if it holds class folders, '{UNLABELLED}' if images without.")
+
+
+def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: ImageForm, classes: tuple[str, ...],
+                on_error: OnError, progress: Progress | None, disk: Path | None, patient: PatientRule
+                ) -> PartlyLabelled:
     broken = next((item for item in listing.skipped if item.broken), None)
     if on_error == "stop" and broken is not None:
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
@@ -189,7 +233,7 @@ def _read_apart(source: str, listing: folder.Listing, divided: _Apart, form: Ima
             return None
         done = 0 if with_class else len(divided.labelled.images)
         return read_listing(where, part, form=_geometry(form), reading=form.reading, classes=classes,
-                            labelled=with_class, on_error=_later(on_error), ranges=ranges, disk=disk,
+                            labelled=with_class, on_error=_later(on_error), ranges=ranges, disk=disk, patient=patient,
                             progress=_share_of(progress, done, len(part.images), len(listing.images)))
 
     return _together(source, read, listing.skipped, on_error)

@@ -23,37 +23,48 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semisilo.common.data.form import OnError, Reading
-from semisilo.common.data.formats import archive, decoding, folder, parquet, pixels, table
+from semisilo.common.data.form import UNLABELLED, OnError, PatientRule, Reading, Selection, patient_key
+from semisilo.common.data.formats import archive, decoding, dicom, folder, parquet, pixels, table
 from semisilo.common.data.formats.folder import ImageFile, Listing
-from semisilo.common.data.formats.registry import DIGITS, NPZ, PARQUET, SOURCES, TABLE, has_suffix
+from semisilo.common.data.formats.registry import (
+    DICOM,
+    DIGITS,
+    NPZ,
+    PARQUET,
+    SOURCES,
+    TABLE,
+    format_of,
+    has_suffix,
+)
 from semisilo.common.data.image_set import ImageSet, ReadResult, Skipped, Survey, measure_form
 from semisilo.common.data.squares import disk_for
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.common.text.describe import describe_bytes
 from semisilo.common.text.logs import printable
 
-__all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_of", "check_folders", "kind_of",
-           "listing_of", "measure_form", "parse_source", "read_images", "read_listing", "read_rows", "refuse_broken",
-           "survey"]
+__all__ = ["ImageSet", "ReadResult", "Skipped", "SourceKind", "Survey", "arrays_of", "check_folders", "check_labelled",
+           "check_labels", "kind_of", "listing_of", "measure_form", "parse_source", "patient_of", "read_images",
+           "read_listing", "read_rows", "refuse_broken", "survey"]
 
 SourceKind = Literal["folder", "table", "parquet", "npz", "digits"]
 _LOG = logging.getLogger("semisilo.data")
 _SAMPLE = 500
+_HEADER_THREADS = 4
 _RESIZES = get_args(pixels.Resize)
 
 
 def read_images(
     source: str, *, size: int, channels: int, resize: str = "fit", classes: tuple[str, ...] | None = None,
     labelled: bool = True, on_error: OnError = "stop", progress: Callable[[float, str], None] | None = None,
-    reading: Reading = Reading(), disk: Path | None = None,
+    reading: Reading = Reading(), disk: Path | None = None, selection: Selection = Selection(),
 ) -> ReadResult:
     """All images of a source, in the study's geometry.
 
@@ -68,6 +79,7 @@ def read_images(
         reading: how files of more than 8 bits or several pictures are read.
         disk: a folder on whose disk images lie that are too many for memory; None where they must not. Those of an .npz
             are always in memory.
+        selection: which DICOM files count, and how the patients of images are known.
     Returns: images uint8 (N, C, S, S) with int64 labels (N,), N >= 1, in byte order of paths, then of frames or rows.
     Raises: BadData, naming the file; BadConfiguration for a form that does not exist.
     """
@@ -78,8 +90,9 @@ def read_images(
     form = pixels.Geometry(size=size, channels=channels, resize=resize)
     if kind in ("folder", "table"):
         assert path is not None
-        return read_listing(source, listing_of(path, split, source=source, classes=classes), form=form, reading=reading,
-                            classes=classes, labelled=labelled, on_error=on_error, progress=progress, disk=disk)
+        listing = listing_of(path, split, source=source, classes=classes, selection=selection)
+        return read_listing(source, listing, form=form, reading=reading, classes=classes, labelled=labelled,
+                            on_error=on_error, progress=progress, disk=disk, patient=selection.patient)
     if kind == "parquet":
         assert path is not None
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
@@ -112,17 +125,41 @@ def kind_of(path: Path | None) -> SourceKind:
     return "table" if table.is_table(path) and path.exists() else "npz"
 
 
-def listing_of(path: Path, split: str, *, source: str, classes: tuple[str, ...] = ()) -> Listing:
-    """The images of a folder or a table.
+def listing_of(path: Path, split: str, *, source: str, classes: tuple[str, ...] = (),
+               selection: Selection = Selection()) -> Listing:
+    """The images of a folder or a table; of DICOM files those that the selection asks for.
 
-    Raises: BadData when it cannot be listed or understood, or holds no image.
+    Raises: BadData when it cannot be listed or understood, or holds no image; BadConfiguration for a tag that there is
+        not.
     """
     if table.is_table(path) and not path.is_dir():
-        return table.list_table(path, split, source=source, classes=classes)
-    return folder.list_images(path)
+        listing = table.list_table(path, split, source=source, classes=classes)
+    else:
+        listing = folder.list_images(path)
+    return _chosen(listing, selection, source) if selection.dicom else listing
 
 
-def survey(source: str) -> Survey:
+def _chosen(listing: Listing, selection: Selection, source: str) -> Listing:
+    """The listing without DICOM files whose tags say something else than what is asked for."""
+    rules = selection.rules
+    dicom.check_rules(rules)
+    files = [file for file in listing.images if format_of(file.path) is DICOM]
+    with ThreadPoolExecutor(_HEADER_THREADS, thread_name_prefix="tags") as pool:
+        why = dict(zip((file.name for file in files), pool.map(lambda file: dicom.unlike(file.path, rules), files),
+                       strict=True))
+    kept = tuple(file for file in listing.images if not why.get(file.name))
+    if not kept:
+        by_tag = Counter(why.values())
+        wanted = ", ".join(f"{by_tag[keyword]} by {keyword}" for keyword in rules if by_tag[keyword])
+        raise BadData(f"{source}: none of {len(files)} DICOM file{'s' * (len(files) != 1)} has the tags that [data]"
+                      f" dicom asks for (left out: {wanted}).",
+                      remedy='Mend the values there; "" stands for a file without the tag.')
+    left_out = tuple(Skipped(name, f"its {keyword} is none of those that [data] dicom asks for", unchosen=True)
+                     for name, keyword in why.items() if keyword)
+    return replace(listing, images=kept, skipped=_in_order([*listing.skipped, *left_out]))
+
+
+def survey(source: str, selection: Selection = Selection()) -> Survey:
     """What a source holds, from names and headers only. Needs no torch.
 
     Raises: BadData as `read_images`, except for what only decoding shows.
@@ -139,7 +176,7 @@ def survey(source: str) -> Survey:
                       {(arrays.shape[2], arrays.shape[1]): arrays.shape[0]},
                       3 if len(arrays.shape) == 4 and arrays.shape[3] > 1 else 1)
     assert path is not None
-    listing = listing_of(path, split, source=source)
+    listing = listing_of(path, split, source=source, selection=selection)
     sizes, channels = _sampled(listing.images, len(listing.images))
     by_class = Counter(file.class_name for file in listing.images)
     in_classes = any(name for name in by_class)
@@ -180,7 +217,7 @@ class ReadPart(ReadResult):
 def read_listing(
     source: str, listing: Listing, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...],
     labelled: bool, on_error: OnError, progress: Callable[[float, str], None] | None = None,
-    ranges: Mapping[str, float] | None = None, disk: Path | None = None,
+    ranges: Mapping[str, float] | None = None, disk: Path | None = None, patient: PatientRule = "auto",
 ) -> ReadPart:
     """As `read_images`, of image files that were listed before.
 
@@ -194,15 +231,10 @@ def read_listing(
         raise BadData(f"{source}: {broken.name}: {broken.reason}.",
                       remedy='Mend it, or set on_error = "skip" to leave such files out.')
     if labelled:
-        of_table = has_suffix(source.partition("#")[0], TABLE)
-        if not any(file.class_name for file in files):
-            raise BadData(f"{source}: names {len(files)} images and no label." if of_table
-                          else f"{source}: holds {len(files)} images but no class folders.",
-                          remedy="Say which column holds the labels: add #label=COLUMN." if of_table else
-                          "Put the images of each class into a folder with its name, or use them as unlabelled.")
-        _refuse_unknown(source, listing.folders, classes, what="class" if of_table else "folder")
+        _check_listing(source, listing, classes)
         classes = classes or listing.folders
-        beside = "has no label" if of_table else "lies beside the class folders, so it has no class"
+        beside = "has no label" if has_suffix(source.partition("#")[0], TABLE) else \
+            "lies beside the class folders, so it has no class"
         skipped += [Skipped(file.name, beside) for file in files if not file.class_name]
         files = [file for file in files if file.class_name]
     number = sum(decoding.count_pictures(files, reading))
@@ -212,8 +244,8 @@ def read_listing(
     everything = _in_order([*skipped, *found.skipped])
     if on_error == "report":
         refuse_broken(source, everything)
-    return ReadPart(images=_labelled(found, classes if labelled else None), classes=classes, skipped=everything,
-                    ranges=found.ranges)
+    return ReadPart(images=_labelled(found, classes if labelled else None, patient), classes=classes,
+                    skipped=everything, ranges=found.ranges)
 
 
 def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, classes: tuple[str, ...], labelled: bool,
@@ -251,8 +283,8 @@ def read_rows(rows: parquet.Rows, *, form: pixels.Geometry, reading: Reading, cl
     everything = (*skipped, *found.skipped)
     if on_error == "report":
         refuse_broken(rows.source, everything)
-    return ReadPart(images=_labelled(found, classes if labelled else None), classes=classes, skipped=everything,
-                    ranges=found.ranges)
+    return ReadPart(images=_labelled(found, classes if labelled else None, "none"), classes=classes,
+                    skipped=everything, ranges=found.ranges)
 
 
 def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:
@@ -262,13 +294,33 @@ def _first_of(rows: parquet.Rows) -> list[tuple[str, int]]:
     return [(rows.classes[int(label)], int(row)) for label, row in zip(occurring, first, strict=True) if label >= 0]
 
 
-def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None) -> ImageSet:
+def _labelled(found: decoding.Decoded, classes: tuple[str, ...] | None, patient: PatientRule) -> ImageSet:
     labels_N = None
     if classes is not None:
         index = {name: label for label, name in enumerate(classes)}
         labels_N = np.array([index[file.class_name] for file in found.files], dtype=np.int64)
         _warn_of_twins(found, labels_N, classes)
-    return _image_set(found.squares, labels_N, found.names)
+    patients = tuple(patient_of(file, of_file, patient, in_class=classes is not None)
+                     for file, of_file in zip(found.files, found.patients, strict=True))
+    return _image_set(found.squares, labels_N, found.names, patients if any(patients) else ())
+
+
+def patient_of(file: ImageFile, of_tags: str, rule: PatientRule, *, in_class: bool) -> str:
+    """A key of an image's patient; "" where that is not known.
+
+    Args:
+        of_tags: what the file itself says, a key as well.
+        in_class: whether the first folder is that of the class.
+    """
+    if rule == "auto":
+        return file.patient or of_tags
+    if rule == "none":
+        return ""
+    *folders, name = file.name.split("/")
+    if rule == "name":
+        return patient_key(name.partition("_")[0]) if "_" in name else ""
+    inside = folders[1:] if folders and (in_class or folders[0] == UNLABELLED) else folders
+    return patient_key(inside[0]) if inside else ""
 
 
 def _warn_of_twins(found: decoding.Decoded, labels_N: NDArray[np.int64], classes: tuple[str, ...]) -> None:
@@ -290,9 +342,11 @@ def _digest(square: NDArray[np.uint8]) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(square).data, digest_size=16).digest()
 
 
-def refuse_broken(where: str, skipped: Iterable[Skipped]) -> None:
+def refuse_broken(where: str, skipped: Iterable[Skipped], *, any_left: bool = True) -> None:
     """What "report" does when everything was read: names all that is wrong on this machine, in its log.
 
+    Args:
+        any_left: whether there are images without those.
     Raises: BadData when there is anything.
     """
     broken = [item for item in skipped if item.broken]
@@ -300,7 +354,8 @@ def refuse_broken(where: str, skipped: Iterable[Skipped]) -> None:
         _LOG.warning("%s: %s", printable(item.name, limit=300), printable(item.reason, limit=300))
     if broken:
         raise BadData(f"{where}: {len(broken)} file{'s' * (len(broken) > 1)} cannot be used; each is named above.",
-                      remedy='Mend or remove them, or set on_error = "skip" to leave them out.')
+                      remedy='Mend or remove them, or set on_error = "skip" to leave them out.' if any_left else
+                      "There is no other: check how they were exported.")
 
 
 def _in_order(skipped: list[Skipped]) -> tuple[Skipped, ...]:
@@ -310,6 +365,47 @@ def _in_order(skipped: list[Skipped]) -> tuple[Skipped, ...]:
 def check_folders(source: str, folders: Sequence[str], classes: tuple[str, ...]) -> None:
     """Raises: BadData for a class folder that the study does not know, when its classes are frozen."""
     _refuse_unknown(source, folders, classes, what="folder")
+
+
+def check_labelled(source: str, *, classes: tuple[str, ...], selection: Selection = Selection()) -> None:
+    """Refuses what `read_images` with labels would refuse of names and labels, in the same words; decodes nothing.
+
+    Args:
+        classes: the study's class names in label order, once they are known.
+    Raises: BadData; BadConfiguration for a tag that there is not.
+    """
+    path, split = parse_source(source)
+    kind = kind_of(path)
+    if kind in ("folder", "table"):
+        assert path is not None
+        _check_listing(source, listing_of(path, split, source=source, classes=classes, selection=selection), classes)
+        return
+    if kind == "parquet":
+        assert path is not None
+        rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
+        check_labels(rows.source, _known(rows.labels_N, source=rows.source), rows.classes, rows.classes_named, classes)
+        return
+    arrays = arrays_of(source, path, split, labels="needed", pixels=False)
+    check_labels(arrays.source, _known(arrays.labels_N), arrays.classes, arrays.classes_named, classes)
+
+
+def _check_listing(source: str, listing: Listing, classes: tuple[str, ...]) -> None:
+    if listing.question is not None:
+        raise listing.question
+    if not any(file.class_name for file in listing.images):
+        of_table = has_suffix(source.partition("#")[0], TABLE)
+        raise BadData(f"{source}: names {len(listing.images)} images and no label." if of_table
+                      else f"{source}: holds {len(listing.images)} images but no class folders.",
+                      remedy="Say which column holds the labels: add #label=COLUMN." if of_table else
+                      "Put the images of each class into a folder with its name, or use them as unlabelled.")
+    _refuse_unknown(source, listing.folders, classes,
+                    what="class" if has_suffix(source.partition("#")[0], TABLE) else "folder")
+
+
+def check_labels(source: str, labels_N: NDArray[np.int64], own: tuple[str, ...], named: bool,
+                 classes: tuple[str, ...]) -> None:
+    """Whether labels of rows or of an array fit the study's classes, as reading them finds out. Raises: BadData."""
+    _align(source, labels_N, own, named, classes)
 
 
 def _told(progress: Callable[[float, str], None] | None) -> Callable[[float], None] | None:
@@ -414,8 +510,9 @@ def _check_form(size: int, channels: int, resize: str) -> None:
                                remedy=f"Did you mean '{near[0]}'?" if near else "Choose fit, crop, stretch or pad.")
 
 
-def _image_set(squares: NDArray[np.uint8], labels_N: NDArray[np.int64] | None, names: tuple[str, ...]) -> ImageSet:
+def _image_set(squares: NDArray[np.uint8], labels_N: NDArray[np.int64] | None, names: tuple[str, ...],
+               patients: tuple[str, ...] = ()) -> ImageSet:
     import torch
 
     labels = None if labels_N is None else torch.from_numpy(labels_N)
-    return ImageSet(torch.from_numpy(squares), labels, names)
+    return ImageSet(torch.from_numpy(squares), labels, names, patients)

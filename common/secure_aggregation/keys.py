@@ -25,9 +25,9 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadKey, BadShare, BadSignature
 from semisilo.common.secure_aggregation.messages import KEY_BYTES, SEED_BYTES, Confirmation, Member, SecureSum
 
-__all__ = ["SEAL_OVERHEAD_BYTES", "agree", "check_identity", "check_keys", "check_survivors", "commitment", "identity_of", "mask_context",
-           "new_identity", "new_key", "pair_seed", "prove_identity", "public_of", "seal", "self_seed", "sign_keys", "sign_survivors",
-           "unseal"]
+__all__ = ["SEAL_OVERHEAD_BYTES", "agree", "check_identity", "check_keys", "check_survivors", "commitment",
+           "identity_of", "mask_context", "new_identity", "new_key", "pair_seed", "prove_identity", "public_of", "seal",
+           "self_seed", "sign_keys", "sign_survivors", "unseal"]
 
 SEAL_OVERHEAD_BYTES = 16
 """What a sealed text has beyond the plain one: the tag of Poly1305."""

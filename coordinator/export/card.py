@@ -110,6 +110,10 @@ class CoordinatorImages:
     labelled: int
     validation: int
     test: int
+    labelled_patients: int = 0
+    """Of how many patients the images are; 0 where that is not known of every one."""
+    validation_patients: int = 0
+    test_patients: int = 0
     unreadable_files: int | None
     """Of those left out; None where that was not counted."""
     left_out_files: int

@@ -155,8 +155,12 @@ def _model(card: ModelCard) -> _Section:
 
 def _data(card: ModelCard) -> _Section:
     own, silos = card.data.coordinator, card.data.silos
-    table = _table("Images at the coordinator", ("Set", "Images"),
-                   (("labelled", str(own.labelled)), ("validation", str(own.validation)), ("test", str(own.test))))
+    sets = (("labelled", own.labelled, own.labelled_patients), ("validation", own.validation, own.validation_patients),
+            ("test", own.test, own.test_patients))
+    by_patient = any(patients for _, _, patients in sets)
+    table = _table("Images at the coordinator", ("Set", "Images", *(("Patients",) if by_patient else ())),
+                   tuple((name, str(images), *((str(patients) if patients else "not known",) if by_patient and images
+                                               else ("0",) if by_patient else ())) for name, images, patients in sets))
     rows = [(each.silo, *_counts(each)) for each in silos.silos]
     rows.append(("all; images of those that took part", *_counts(silos)))
     many = _table("Images at the silos, as announced", ("Silo", "Labelled", "Unlabelled", "Updates", "Abstentions",

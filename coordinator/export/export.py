@@ -40,6 +40,7 @@ from semisilo.common.models.exported import ModelFacts, inference_settings, logi
 from semisilo.common.numerics import numerics
 from semisilo.common.storage.durable import write_durably
 from semisilo.common.storage.state_files import StateFiles
+from semisilo.common.text.describe import counted
 from semisilo.coordinator.compute.labels_alone_model import prior_of_labels_alone, read_labels_alone
 from semisilo.coordinator.export.card import (
     CARD_FORMAT,
@@ -271,9 +272,11 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
         return opened.data.images.test, STUDY_TEST if opened.data.images.test is not None else ""
     form = opened.facts.image
     found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
-                        classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading)
+                        classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
+                        selection=config_from_dict(opened.chosen.study.config, where="study").data.selection)
     name = Path(choice.test).name or choice.test
-    left_out = f", {len(found.skipped)} unreadable files left out" if found.skipped else ""
+    broken = sum(item.broken for item in found.skipped)
+    left_out = f", {counted(broken, 'unreadable file')} left out" if broken else ""
     return found.images, f"other images ({name}{left_out})"
 
 
@@ -390,6 +393,8 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
         data=CardData(
             coordinator=CoordinatorImages(
                 labelled=frozen.num_labelled, validation=frozen.num_validation, test=frozen.num_test,
+                labelled_patients=frozen.labelled_patients,
+                validation_patients=frozen.validation_patients, test_patients=frozen.test_patients,
                 unreadable_files=frozen.num_broken, left_out_files=len(frozen.skipped)),
             silos=card_silos(summary, LedgerRoster(ledger).silos(), up_to=number, names=silo_names)),
         test=None if measures is None or images is None else

@@ -70,6 +70,13 @@ class FrozenStudy:
     began, where it is the accuracy."""
     measure_reason: str = ""
     """Why that one, for a person: "the labelled images are balanced, 20 images of ..."."""
+    by_patient: bool = False
+    """Whether patients of images are known, so that none is in two of the sets; False in a study that an earlier
+    version began."""
+    labelled_patients: int = 0
+    """Of how many patients `num_labelled` are; 0 unless that is known of every image. Likewise of the other sets."""
+    validation_patients: int = 0
+    test_patients: int = 0
     test_images: tuple[int, ...] = ()
     """Of `num_test`: how many there are of each class, in label order; () in a study that an earlier version began."""
 

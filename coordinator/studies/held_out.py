@@ -16,8 +16,8 @@ from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import BadData
 from semisilo.common.learning.seeds import numpy_generator
 
-__all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "check_apart", "draw_validation", "held_out_share",
-           "pixel_digests"]
+__all__ = ["ENOUGH_LABELS", "MOST_HELD_OUT", "SHARE_HELD_OUT", "check_apart", "check_patients_apart", "draw_validation",
+           "held_out_share", "pixel_digests"]
 
 ENOUGH_LABELS = 200
 """From so many labelled images on some are held out without being asked for."""
@@ -43,11 +43,15 @@ def held_out_share(stated: float | None, num_labelled: int) -> float:
 
 
 def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num_classes: int,
-                    digests: Digests | None = None) -> NDArray[np.int64]:
+                    digests: Digests | None = None, patients: Sequence[str] = ()) -> NDArray[np.int64]:
     """Which labelled images are held out: this share of each class at random, rounded, at least one of a class that has
     two, never the last of a class; at most `MOST_HELD_OUT` together, or the share of each class is smaller.
 
+    Where patients are known, all images of one are held out or none is: they are taken at random as long as each brings
+    a class closer to its share than it carries others beyond theirs; of a class that has none then, the patient with
+    the fewest images.
     Args:
+        patients: a key of each image's, "" where it is not known; () where none is.
         digests: of the pixels; an image that stands twice is not held out, for it would stand on both sides.
         seed: of the study; the stream is called "validation split".
     Returns: sorted indices, int64; empty for a share of 0.
@@ -59,6 +63,8 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
     once_N = np.array([seen[each] == 1 for each in digests], dtype=bool) if digests is not None else \
         np.ones(len(labels_N), dtype=bool)
     generator = numpy_generator(seed, "validation split")
+    if any(patients):
+        return _draw_patients(labels_N, share, generator, num_classes=num_classes, once_N=once_N, patients=patients)
     drawn: list[NDArray[np.int64]] = []
     for label in range(num_classes):
         members = np.flatnonzero(labels_N == label)
@@ -66,6 +72,74 @@ def draw_validation(labels_N: NDArray[np.int64], share: float, *, seed: int, num
         candidates = generator.permutation(members)
         drawn.append(candidates[once_N[candidates]][:max(0, wanted)])
     return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+def _draw_patients(labels_N: NDArray[np.int64], share: float, generator: np.random.Generator, *, num_classes: int,
+                   once_N: NDArray[np.bool_], patients: Sequence[str]) -> NDArray[np.int64]:
+    """`draw_validation` where whole patients are held out; an image of an unknown one stands for itself."""
+    groups: dict[str, list[int]] = {}
+    for index, patient in enumerate(patients):
+        groups.setdefault(patient or f"image {index}", []).append(index)
+    members = [np.array(each) for each in groups.values()]
+    counts_GK = np.stack([np.bincount(labels_N[each], minlength=num_classes)[:num_classes] for each in members])
+    left_K = counts_GK.sum(axis=0)
+    wanted_K = np.minimum(np.maximum(1, np.rint(share * left_K)), left_K - 1).clip(0)
+    may_G = [bool(once_N[each].all()) for each in members]
+    drawn: list[int] = []
+
+    def take(group: int) -> None:
+        nonlocal left_K, wanted_K
+        left_K, wanted_K = left_K - counts_GK[group], wanted_K - counts_GK[group]
+        drawn.append(group)
+
+    def possible(group: int) -> bool:
+        has_K = counts_GK[group]
+        return may_G[group] and group not in taken and bool((left_K - has_K >= np.minimum(1, left_K)).all())
+
+    taken: set[int] = set()
+    order = generator.permutation(len(members))
+    for group in order.tolist():
+        has_K, short_K = counts_GK[group], wanted_K.clip(0)
+        gain = np.minimum(has_K, short_K).sum() - (has_K - short_K).clip(0).sum()
+        if gain > 0 and possible(group):
+            take(group)
+            taken.add(group)
+    for label in range(num_classes):
+        if wanted_K[label] > 0 and not any(counts_GK[group, label] for group in drawn):
+            candidates = [group for group in order.tolist() if counts_GK[group, label] and possible(group)]
+            if candidates:
+                smallest = min(candidates, key=lambda group: int(counts_GK[group].sum()))
+                take(smallest)
+                taken.add(smallest)
+    if not drawn:
+        return np.empty(0, dtype=np.int64)
+    return np.sort(np.concatenate([members[group] for group in drawn])).astype(np.int64)
+
+
+def check_patients_apart(sets: Mapping[str, ImageSet]) -> None:
+    """Whether no patient is in two sets: images of one are alike, so that a model seems to know what it remembers.
+
+    Args:
+        sets: by the name that table [data] has for them.
+    Raises: BadData with how many are, and the names of the first images.
+    """
+    found = []
+    names = [name for name in ("labelled", "validation", "test") if name in sets]
+    for index, second in enumerate(names):
+        for first in names[:index]:
+            where = {patient: number for number, patient in reversed(list(enumerate(sets[first].patients))) if patient}
+            both = {patient: number for number, patient in reversed(list(enumerate(sets[second].patients)))
+                    if patient in where}
+            if both:
+                pairs = ", ".join(f"{sets[second].names[mine]} and {sets[first].names[where[patient]]}"
+                                  for patient, mine in list(both.items())[:_NAMED])
+                more = ", ..." if len(both) > _NAMED else ""
+                found.append(f"{len(both)} patient{'s' * (len(both) != 1)} of the {second} images have {first} ones as"
+                             f" well ({pairs}{more})")
+    if found:
+        raise BadData(f"[data] {'; '.join(found)}.",
+                      remedy="Keep all images of a patient in one set. If these are different patients, say so: [data]"
+                             ' patient = "none", or "folder" or "name" where those tell patients apart.')
 
 
 def pixel_digests(images: ImageSet) -> list[bytes]:

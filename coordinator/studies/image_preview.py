@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from semisilo.common.data.form import OnError, Reading
+from semisilo.common.data.form import OnError, Reading, Selection
 from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.preview.contact_sheet import contact_sheet
 from semisilo.common.data.preview.preview import Preview, look_at
@@ -38,6 +38,7 @@ class Chosen:
     reading: Reading = field(default_factory=Reading)
     classes: tuple[str, ...] = ()
     """To compare with; empty for none."""
+    selection: Selection = field(default_factory=Selection)
     sheet: Path = Path(_SHEET)
     on_error: OnError | None = None
     """What the study does at a file that cannot be used; None where no study reads this source."""
@@ -71,7 +72,8 @@ def choose(source: str, *, folder: Path, study: str) -> Chosen:
     found = located(getattr(data, named), study_folder) if named in _SETS else named
     return Chosen(source=found, classes=_classes(data, study_folder, named),
                   form=Geometry(size=image.size, channels=image.channels, resize=image.resize), reading=image.reading,
-                  sheet=study_folder / _sheet_name(named), on_error=data.on_error if named in _SETS else None)
+                  selection=data.selection, sheet=study_folder / _sheet_name(named),
+                  on_error=data.on_error if named in _SETS else None)
 
 
 def _sheet_name(named: str) -> str:
@@ -92,14 +94,15 @@ def _classes(data: DataSettings, study_folder: Path, named: str) -> tuple[str, .
     if data.classes or not data.labelled or named == "labelled":
         return data.classes
     try:
-        return survey(located(data.labelled, study_folder)).classes
+        return survey(located(data.labelled, study_folder), data.selection).classes
     except BadData:  # what is wrong there shows when one looks there
         return ()
 
 
 def look(chosen: Chosen, *, progress: Callable[[float, str], None] | None = None) -> Preview:
     """Looks. Raises: BadData when the source as a whole cannot be used."""
-    return look_at(chosen.source, form=chosen.form, reading=chosen.reading, classes=chosen.classes, progress=progress)
+    return look_at(chosen.source, form=chosen.form, reading=chosen.reading, classes=chosen.classes,
+                   selection=chosen.selection, progress=progress)
 
 
 def write_sheet(found: Preview, path: Path) -> Path:

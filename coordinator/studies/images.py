@@ -25,8 +25,15 @@ from semisilo.common.methods.contract import CoordinatorData, ModelSettings, Ten
 from semisilo.common.models.factory import ModelBuilder, WrongSize, check_model
 from semisilo.common.models.image_sizes import sizes_that_work
 from semisilo.common.models.starting_point import StartingPoint, starting_point
+from semisilo.common.text.describe import counted
 from semisilo.coordinator.ledger.records import FrozenStudy
-from semisilo.coordinator.studies.held_out import check_apart, draw_validation, held_out_share, pixel_digests
+from semisilo.coordinator.studies.held_out import (
+    check_apart,
+    check_patients_apart,
+    draw_validation,
+    held_out_share,
+    pixel_digests,
+)
 from semisilo.coordinator.studies.study_file import NEEDS_VALIDATION, StudyConfig, check_class, check_class_names
 
 __all__ = ["StudyData", "read_study_data"]
@@ -71,9 +78,12 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
             return None
         found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
                             classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report" else
-                            data.on_error, progress=progress, reading=image.reading, disk=disk)
+                            data.on_error, progress=progress, reading=image.reading, disk=disk,
+                            selection=data.selection)
         classes = classes or found.classes
-        skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped)
+        skipped.extend(f"{part}: {item.name}: {item.reason}" for item in found.skipped if not item.unchosen)
+        if unchosen := sum(item.unchosen for item in found.skipped):
+            skipped.append(f"{part}: {counted(unchosen, 'image')} left out by a setting")
         broken.extend(replace(item, name=f"{part}: {item.name}") for item in found.skipped if item.broken)
         return found.images
 
@@ -81,6 +91,9 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
                              test=read(data.test, "test"))
     if data.on_error == "report":
         refuse_broken(str(folder), broken)
+    sets = (images.labelled, images.validation, images.test)
+    by_patient = frozen.by_patient if frozen is not None else any(each is not None and any(each.patients)
+                                                                  for each in sets)
     images, num_held_out, images_K = _parted(config, images, frozen, num_classes=len(classes), disk=disk)
     if len(classes) < 2:
         raise BadData(f"[data] the study has {'1 class: ' + classes[0] if classes else 'no class'}.",
@@ -99,7 +112,9 @@ def read_study_data(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | 
     now = FrozenStudy(
         classes=classes, image=form, num_labelled=_count(images.labelled), num_validation=_count(images.validation),
         num_test=_count(images.test), num_parameters=num_parameters, dense_bytes=4 * num_parameters,
-        num_held_out=num_held_out, measure=str(measure), measure_reason=measure_reason,
+        num_held_out=num_held_out, by_patient=by_patient, labelled_patients=_patients(images.labelled),
+        validation_patients=_patients(images.validation), test_patients=_patients(images.test), measure=str(measure),
+        measure_reason=measure_reason,
         test_images=_by_class(images.test, num_classes=len(classes)),
         skipped=tuple(skipped), num_broken=len(broken), num_frozen=start.num_frozen,
         frozen_digest="" if group is None else group.digest,
@@ -136,11 +151,13 @@ def _parted(config: StudyConfig, images: CoordinatorData, frozen: FrozenStudy | 
                if frozen is None or (share and name == "labelled")}
     if frozen is None:
         check_apart(sets, digests)
+        check_patients_apart(sets)
     if labelled is None or not share:
         return images, 0, images_K
     assert labelled.labels_N is not None
     drawn = draw_validation(labelled.labels_N.numpy(), share, seed=config.study.seed, num_classes=num_classes,
-                            digests=digests["labelled"])
+                            digests=digests["labelled"],
+                            patients=labelled.patients if frozen is None or frozen.by_patient else ())
     if len(drawn) == 0:
         if config.data.stated_share is None:
             return images, 0, images_K
@@ -192,6 +209,8 @@ def _comparable(now: FrozenStudy, frozen: FrozenStudy) -> FrozenStudy:
         now = replace(now, measure="", measure_reason="")
     if not frozen.test_images:
         now = replace(now, test_images=())
+    if not frozen.by_patient:
+        now = replace(now, by_patient=False, labelled_patients=0, validation_patients=0, test_patients=0)
     return replace(now, num_broken=frozen.num_broken)
 
 
@@ -274,6 +293,10 @@ def _check_unchanged(config: StudyConfig, frozen: FrozenStudy) -> None:
         if now != then:
             raise BadConfiguration(f"[data] {name} = {now} differs from {then}, with which the study was started.",
                                    remedy="Set it back, or start a new study.")
+
+
+def _patients(images: ImageSet | None) -> int:
+    return 0 if images is None else images.num_patients
 
 
 def _count(images: ImageSet | None) -> int:

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from semisilo.common.config import Tables, from_dict, load_toml, parse_duration
-from semisilo.common.data.form import LABELLED, UNLABELLED, AugmentationSettings, OnError, Reading
+from semisilo.common.data.form import (
+    LABELLED,
+    UNLABELLED,
+    AugmentationSettings,
+    DicomRules,
+    OnError,
+    PatientRule,
+    Reading,
+    Selection,
+)
 from semisilo.common.errors import BadConfiguration, UnknownName
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 from semisilo.common.methods import MethodSpec, Scenario, coordinator_has_labels, find_method, silos_have_labels
@@ -156,6 +165,13 @@ class DataSettings:
     """Measured after every round; without it the curve is empty."""
     classes: tuple[str, ...] = ()
     """Class names, order = label; taken from `labelled` when empty, then frozen. Needed in labels-at-silo."""
+    dicom: DicomRules = field(default_factory=dict)
+    """Which DICOM files of the coordinator count: keyword of a tag -> values of which a file must have one, "" for a
+    file without the tag. Files of other formats always count. Silos choose theirs in silo.toml."""
+    patient: PatientRule = "auto"
+    """How an image's patient is known, who is then in one of the labelled, validation and test images only: "auto"
+    (PatientID of a DICOM file, the column "patient_id" or the like of a table), "folder" (the one below that of the
+    class), "name" (the file's name up to the first "_"), or "none"."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong,
     then stop."""
@@ -166,11 +182,17 @@ class DataSettings:
             raise ValueError(f"classes names '{twice[0]}' twice.")
         if len(self.classes) == 1 or "" in self.classes:
             raise ValueError("classes needs at least two names, or leave it out.")
+        Selection(dicom=self.dicom, patient=self.patient)  # refuses what is no tag
         if self.validation_share != AUTO:
             match = _SHARE.match(self.validation_share)
             if match is None or float(match[1]) >= 100:
                 raise ValueError(f'validation_share = "{self.validation_share}": give a share below 100% such as "20%",'
                                  ' or "auto".')
+
+    @property
+    def selection(self) -> Selection:
+        """Which files count, and how the patients of images are known."""
+        return Selection(dicom=self.dicom, patient=self.patient)
 
     @property
     def stated_share(self) -> float | None:

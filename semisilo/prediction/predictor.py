@@ -68,7 +68,7 @@ class Predictions:
     true: NDArray[np.int64]
     """(N,), -1 where the source has no class for an image."""
     skipped: tuple[Skipped, ...] = field(default=())
-    """Files that could not be read, and why."""
+    """Files that are left out, and why: `broken` says of each whether it should have been an image."""
     operating_point: OperatingPoint | None = None
     """The threshold by which one class was predicted; None: the largest probability."""
     prevalence: Prevalence | None = None
@@ -125,7 +125,7 @@ class Predictions:
                 "right": self.right if self.labelled else None, "accuracy": self.accuracy,
                 "operating_point": to_dict(self.operating_point), "prevalence": to_dict(self.prevalence),
                 "predictions": self.rows(top=top),
-                "skipped": [{"file": each.name, "reason": each.reason} for each in self.skipped]}
+                "skipped": [{"file": each.name, "reason": each.reason, "broken": each.broken} for each in self.skipped]}
 
     def to_csv(self, path: Path | str | None = None, *, top: int | None = None) -> str:
         """One line per image, with a heading; also written to `path`, whole or not at all."""
@@ -152,7 +152,7 @@ class Predictions:
                                             self.probabilities[:_SHOWN], strict=True)]
         table = Table("predictions", ("file", "predicted", "probability"), rows, words=2)
         return render_html(__name__, _Shown(f"{len(self)} images{share}", table, more=max(0, len(self) - _SHOWN),
-                                            lost=len(self.skipped)))
+                                            lost=sum(each.broken for each in self.skipped)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +220,9 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
         if progress is not None:
             progress(batch.share, f"{len(files)} images")
     if not files:
-        raise BadData(f"None of the {len(images.skipped)} files can be read: first is {images.skipped[0].name},"
-                      f" {images.skipped[0].reason}." if images.skipped else "There are no images.",
+        first = next((each for each in images.skipped if each.broken), None)
+        raise BadData(f"None of the images can be read: first is {first.name}, {first.reason}." if first else
+                      "There are no images.",
                       remedy="Check that the files were copied completely.")
     logits_NK = np.concatenate(parts)
     classes = facts.model.classes

@@ -153,8 +153,8 @@ class NetworkSteps:
         if await asyncio.to_thread(self._own_images.cannot_be_used, task.study, error, state):
             _LOG.warning(
                 "the images of this site cannot be used: %s No task of study %s is fetched, and every one is refused, "
-                "until they have changed. `silo data` looks at every file: mend the file, or set on_error = \"skip\" "
-                "in [data] of silo.toml; then restart `silo join`.", printable(error.text, limit=500), task.study)
+                "until they have changed. `silo data` looks at every file. When this is settled in the files or in "
+                "[data] of silo.toml, restart `silo join`.", printable(error.line(), limit=700), task.study)
 
     def check_room(self, size_bytes: int) -> None:
         """See `TaskSteps.check_room`."""

@@ -12,6 +12,9 @@ from semisilo.silo.site.home import SiloHome, StatusFile, home_option
 
 __all__ = ["look_at_tasks"]
 
+SKIP = 'on_error = "skip"'
+"""In what a reader of images says where leaving files out would help."""
+
 
 def look_at_tasks(home: SiloHome) -> list[Finding]:
     """Nothing when the last task was done, or there was none."""
@@ -22,8 +25,9 @@ def look_at_tasks(home: SiloHome) -> list[Finding]:
         option = home_option(home.folder)
         remedy = "The log of `silo join` has the details."
         if status.refusal_code == BadData.code:
-            remedy = (f'Run: silo data{option} (it looks at every file). Mend the file, or set on_error = "skip" in '
-                      f"[data] of {home.policy}; then restart: silo join{option}")
+            way = (f'Mend the file, or set on_error = "skip" in [data] of {home.policy}'
+                   if SKIP in status.last_refusal else "Do what the refusal says")
+            remedy = f"Run: silo data{option} (it looks at every file). {way}; then restart: silo join{option}"
         return [Finding(what="tasks", state="bad" if running else "warning", facts=facts, remedy=remedy,
                         text=f"{'The' if running else 'Before `silo join` ended, the'} last {tasks} refused: "
                              f"{status.refusal_code}: {status.last_refusal}")]

@@ -14,7 +14,7 @@ from semisilo.silo.agent.task_times import TaskTook, read_tasks
 from semisilo.silo.site.home import SiloHome
 
 if TYPE_CHECKING:
-    from semisilo.silo.check.needs import StudyNeeds
+    from semisilo.silo.check.needs import OwnRound, StudyNeeds
 
 __all__ = ["Forecast", "forecast", "line_of"]
 
@@ -40,6 +40,8 @@ class Forecast:
     train_from: str
     transfer_seconds: float | None
     transfer_from: str
+    once_bytes: int = 0
+    """Frozen layers, which come before the first round of the study and then no more; 0 once they are here."""
 
     @property
     def bytes(self) -> int:
@@ -66,7 +68,8 @@ def forecast(needs: StudyNeeds, home: SiloHome, *, images: int, measured_seconds
     train, train_from = _training(needs, tasks, images, measured_seconds)
     transfer, transfer_from = _transfer(read_tasks(home.rounds), down, up)
     return Forecast(down_bytes=down, up_bytes=up, bytes_from=bytes_from, train_seconds=train, train_from=train_from,
-                    transfer_seconds=transfer, transfer_from=transfer_from)
+                    transfer_seconds=transfer, transfer_from=transfer_from,
+                    once_bytes=0 if _took_part(needs, tasks) else needs.frozen_bytes)
 
 
 def line_of(found: Forecast) -> str:
@@ -75,6 +78,8 @@ def line_of(found: Forecast) -> str:
         return f"bytes per round: {found.bytes_from}"
     parts = [f"about {describe_bytes(found.down_bytes)} in and {describe_bytes(found.up_bytes)} out per round "
              f"({found.bytes_from})"]
+    if found.once_bytes:
+        parts.append(f"before the first round once {describe_bytes(found.once_bytes)} in, of layers that nobody trains")
     parts.append(f"training {describe_seconds(found.train_seconds)} ({found.train_from})"
                  if found.train_seconds is not None else f"time of training unknown: {found.train_from}")
     parts.append(f"transfers {describe_seconds(found.transfer_seconds)} ({found.transfer_from})"
@@ -82,11 +87,24 @@ def line_of(found: Forecast) -> str:
     return "; ".join(parts)
 
 
+def _took_part(needs: StudyNeeds, tasks: list[TaskTook]) -> bool:
+    """Whether the silo has had a task of the study, with which frozen layers come."""
+    return bool(tasks) or any(entry.payload_down for entry in needs.own_rounds)
+
+
+def _usual(rounds: list[OwnRound], frozen_bytes: int) -> tuple[list[OwnRound], int]:
+    """Rounds that say what a round takes, and how many of their bytes came in will not come again: the frozen layers,
+    where no other round is there yet than the one with which they came."""
+    without = [entry for entry in rounds if not frozen_bytes or entry.payload_down < frozen_bytes]
+    return (without, 0) if without else (rounds, frozen_bytes)
+
+
 def _bytes(needs: StudyNeeds, tasks: list[TaskTook]) -> tuple[int, int, str]:
-    own = [entry for entry in needs.own_rounds if entry.payload_down or entry.payload_up][-_RECENT:]
+    taken = [entry for entry in needs.own_rounds if entry.payload_down or entry.payload_up][-_RECENT:]
+    own, once = _usual(taken, needs.frozen_bytes)
     if own:
         wire = all(entry.wire_down and entry.wire_up for entry in own)
-        down = statistics.median(entry.wire_down if wire else entry.payload_down for entry in own)
+        down = statistics.median(entry.wire_down if wire else entry.payload_down for entry in own) - once
         up = statistics.median(entry.wire_up if wire else entry.payload_up for entry in own)
         what = "on the wire" if wire else "payloads"
         return (round(down), round(up),

@@ -35,7 +35,8 @@ def look_at_likeness(home: SiloHome, policy: Policy, needs: StudyNeeds) -> list[
     try:
         choice = choose_data(home, policy.data, data=None, on_error=None)
         pictures = [square for source in choice.sources
-                    for square in sample_of(source, form=study.geometry, reading=study.form.reading)]
+                    for square in sample_of(source, form=study.geometry, reading=study.form.reading,
+                                            selection=choice.selection)]
     except (SemisiloError, OSError, ValueError):
         return []
     if len(pictures) < FEWEST_IMAGES:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, get_args
 
 from semisilo.common.errors import BadPayload, SemisiloError
+from semisilo.common.methods import Scenario
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.text.describe import describe_bytes
@@ -19,7 +20,7 @@ from semisilo.silo.check.finding import Finding, bad
 if TYPE_CHECKING:
     from semisilo.common.wire import round_service_pb2 as pb
 
-__all__ = ["OwnRound", "StudyNeeds", "needs_of"]
+__all__ = ["OwnRound", "StudyNeeds", "needs_of", "scenario_of"]
 
 _MOST_BYTES = 2**50
 _MOST_SECONDS = 10.0 * 365 * 86400
@@ -53,6 +54,8 @@ class StudyNeeds:
     round_timeout_seconds: float
     secure_silos: int = 0
     """Silos that a secure sum must have; 0 where updates go in the clear."""
+    frozen_bytes: int = 0
+    """Of layers that nobody trains, which come once; 0 for none, and until the study has begun."""
     normalisation_images: int = 0
     """Images that mean and deviation of the form of images were measured on; 0: they are nothing to compare with."""
 
@@ -72,12 +75,30 @@ def needs_of(description: pb.DescribeStudyResponse | None, *,
     network = f"{task.model.name}" + (f" for {len(task.model.classes)} classes" if task.model.classes else "")
     form = f", images {task.image.channels}x{task.image.size}x{task.image.size}" if needs.begun else ""
     size = f", {describe_bytes(needs.dense_bytes)} dense" if needs.dense_bytes else ""
+    size += f" and {describe_bytes(needs.frozen_bytes)} of frozen layers, which come once" if needs.frozen_bytes else ""
     return needs, Finding(
         what="study", state="ok",
         text=f"{task.study} is {needs.state}, round {needs.round}/{task.rounds}: {task.method}, {network}{form}{size}"
              + (f"; updates are added up behind masks, of {needs.secure_silos} silos or more" if task.secure else ""),
         facts={"study": task.study, "state": needs.state, "round": needs.round, "rounds": task.rounds,
-               "method": task.method, "model": task.model.name, "dense_bytes": needs.dense_bytes})
+               "method": task.method, "model": task.model.name, "dense_bytes": needs.dense_bytes,
+               "frozen_bytes": needs.frozen_bytes})
+
+
+def scenario_of(needs: StudyNeeds) -> Scenario:
+    """Where the study has its labels, as far as this version knows its method; else at the coordinator, where those of
+    a silo do not matter."""
+    found = needs.task.settings.get("scenario", getattr(_settings_of(needs.task.method), "scenario", None))
+    return cast(Scenario, found) if found in get_args(Scenario) else "labels-at-coordinator"
+
+
+def _settings_of(method: str) -> object:
+    from semisilo.common.methods import find_method
+
+    try:
+        return find_method(method).settings()
+    except (SemisiloError, TypeError):
+        return None
 
 
 def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
@@ -114,7 +135,7 @@ def _checked(message: pb.DescribeStudyResponse, *, silo: str) -> StudyNeeds:
         raise BadPayload(f"The coordinator tells of {len(message.own_rounds)} rounds; 64 are plenty.")
     return StudyNeeds(
         task=task, begun=begun, state=printable(message.state, limit=40), round=max(0, message.round),
-        dense_bytes=_bytes(message.dense_bytes), own_rounds=tuple(OwnRound(
+        dense_bytes=_bytes(message.dense_bytes), frozen_bytes=_bytes(message.frozen_bytes), own_rounds=tuple(OwnRound(
             number=own.round, payload_down=_bytes(own.payload_down_bytes), payload_up=_bytes(own.payload_up_bytes),
             wire_down=_bytes(own.wire_down_bytes), wire_up=_bytes(own.wire_up_bytes),
             training_seconds=_seconds(own.training_duration) if own.HasField("training_duration") else None)

@@ -71,19 +71,20 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         link, description = look_at_link(home, identity, now=now, use_http_proxy=use_http_proxy)
         findings += link
     counted = (0, 0)
+    needs, found_needs = needs_of(description, silo=identity.silo if identity else "")
     if policy is not None:
-        found, counted = look_at_images(home, policy)
+        found, counted = look_at_images(home, policy, needs)
         findings.append(found)
     findings += look_at_tasks(home)
-    needs, found_needs = needs_of(description, silo=identity.silo if identity else "")
     findings += [found_needs] if found_needs is not None else []
     size = needs.task.image.size if needs is not None and needs.begun else 0
     channels = needs.task.image.channels if needs is not None and needs.begun else 0
-    dense = needs.dense_bytes if needs is not None else 0
+    dense, frozen = (needs.dense_bytes, needs.frozen_bytes) if needs is not None else (0, 0)
     images = sum(counted) * channels * size * size
     on_disk = images_on_disk(images, permitted=policy is None or policy.limits.images_on_disk)
-    findings.append(look_at_disk(home, dense_bytes=dense, image_bytes=images if on_disk else 0))
-    findings.append(look_at_memory(image_bytes=0 if on_disk else images, dense_bytes=dense))
+    findings.append(look_at_disk(home, dense_bytes=dense, frozen_bytes=frozen,
+                                 image_bytes=images if on_disk else 0))
+    findings.append(look_at_memory(image_bytes=0 if on_disk else images, dense_bytes=dense, frozen_bytes=frozen))
     findings.append(look_at_gpu())
     expected = None
     if policy is not None:

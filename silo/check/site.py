@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semisilo.common.config import to_dict
 from semisilo.common.errors import SemisiloError, UsageError
@@ -18,6 +19,9 @@ from semisilo.silo.check.finding import Finding, bad
 from semisilo.silo.site.home import JoinChoice, SiloHome, home_option
 from semisilo.silo.site.identity_store import Identity, has_identity, load_identity
 from semisilo.silo.site.policy import Policy, load_policy
+
+if TYPE_CHECKING:
+    from semisilo.silo.check.needs import StudyNeeds
 
 __all__ = ["look_at_disk", "look_at_gpu", "look_at_home", "look_at_images", "look_at_memory", "look_at_policy"]
 
@@ -28,6 +32,8 @@ _MODELS_ON_DISK = 6
 """Models that lie in the home at a time, at most: what came, what it becomes, the update, memory before and after."""
 _MODELS_IN_MEMORY = 8
 """Weights, gradients, momentum, the received ones and what is made of them; without the activations of a batch."""
+_FROZEN_IN_MEMORY = 2
+"""What came, and what the network has of it."""
 _SPARE_BYTES = 2**30
 _GPU_SECONDS = 3.0
 _HEADERS = 400
@@ -109,8 +115,13 @@ def look_at_policy(home: SiloHome) -> tuple[Policy | None, Finding]:
     return policy, Finding(what="silo.toml", state="ok", text=f"{home.policy} is valid: {permitted} permitted")
 
 
-def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, int]]:
-    """The images of silo.toml or of the last join, by names and headers; (finding, (labelled, unlabelled))."""
+def look_at_images(home: SiloHome, policy: Policy, needs: StudyNeeds | None = None
+                   ) -> tuple[Finding, tuple[int, int]]:
+    """The images of silo.toml or of the last join, by names and headers; (finding, (labelled, unlabelled)).
+
+    Args:
+        needs: the current study, whose classes folders and labels must be called like.
+    """
     from semisilo.silo.site.images_choice import choose_data
 
     try:
@@ -121,10 +132,13 @@ def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, 
                               f"join{home_option(home.folder)} --data FOLDER"), (0, 0)
     except SemisiloError as error:
         return bad("images", error), (0, 0)
-    from semisilo.silo.compute.images import survey_silo_images
+    from semisilo.silo.check.needs import scenario_of
+    from semisilo.silo.compute.images import check_silo_images, survey_silo_images
 
     try:
         found = survey_silo_images(choice)
+        if needs is not None and needs.task.model.classes:
+            check_silo_images(choice, classes=needs.task.model.classes, scenario=scenario_of(needs))
     except SemisiloError as error:
         return bad("images", error), (0, 0)
     except OSError as error:
@@ -150,15 +164,35 @@ def look_at_images(home: SiloHome, policy: Policy) -> tuple[Finding, tuple[int, 
     if broken:
         text += f"; {len(broken)} of {opened} that were opened cannot be read: {', '.join(broken[:_NAMED_FILES])}"
         text += f" and {len(broken) - _NAMED_FILES} more" if len(broken) > _NAMED_FILES else ""
+        if len(broken) == opened:
+            return Finding(what="images", state="bad", text=text, facts=facts,
+                           remedy=f"Check that they were copied completely and how they were exported; `{looks}` says "
+                                  "what is wrong with each."), counts
         if choice.on_error == "skip":
             return Finding(what="images", state="warning", text=f'{text}; on_error = "skip" leaves them out',
                            remedy=f"`{looks}` looks at every file whole.", facts=facts), counts
         return Finding(what="images", state="bad", text=text, facts=facts,
                        remedy=f'Mend them, or set on_error = "skip" in [data] of {home.policy}; `{looks}` looks at '
                               "every file whole."), counts
+    if question := _question(choice, needs):
+        return Finding(what="images", state="warning", text=f"{text}; {question}", facts=facts,
+                       remedy="If so, put them into one folder called 'unlabelled', or set labels = false in [data] of"
+                              f" {home.policy}; `{looks}` shows them."), counts
     text += f"; the headers of {opened} can be read, `{looks}` looks at every file whole" if opened else \
         f"; `{looks}` looks at every one"
     return Finding(what="images", state="ok", text=text, facts=facts), counts
+
+
+def _question(choice: JoinChoice, needs: StudyNeeds | None) -> str:
+    """Whether class folders may be patients; "" where not, or where no study knows classes that these could be."""
+    from semisilo.common.data.identifiers import patients_for_classes
+    from semisilo.common.data.readers import kind_of, parse_source, survey
+
+    path, _ = parse_source(choice.source)
+    if choice.labelled or not choice.use_labels or kind_of(path) != "folder" or (
+            needs is not None and needs.task.model.classes):
+        return ""
+    return patients_for_classes(survey(choice.source, choice.selection).class_counts)
 
 
 def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
@@ -175,7 +209,7 @@ def _headers(choice: JoinChoice) -> tuple[int, tuple[str, ...]]:
     for source in choice.sources:
         path, split = parse_source(source)
         if path is not None and kind_of(path) in ("folder", "table"):
-            listing = listing_of(path, split, source=source)
+            listing = listing_of(path, split, source=source, selection=choice.selection)
             files += listing.images
             broken += [item.name for item in listing.skipped if item.broken]
     opened = len(broken)
@@ -198,10 +232,11 @@ def images_on_disk(image_bytes: int, *, permitted: bool) -> bool:
     return permitted and free is not None and image_bytes > SHARE_OF_MEMORY * free
 
 
-def look_at_disk(home: SiloHome, *, dense_bytes: int, image_bytes: int = 0) -> Finding:
+def look_at_disk(home: SiloHome, *, dense_bytes: int, frozen_bytes: int = 0, image_bytes: int = 0) -> Finding:
     """Room for what the silo keeps of a study.
 
     Args:
+        frozen_bytes: of layers that nobody trains, which come once and stay.
         image_bytes: of images that would lie on the disk; 0 when they fit into memory.
     """
     folder = home.folder if home.folder.is_dir() else home.folder.parent
@@ -209,10 +244,12 @@ def look_at_disk(home: SiloHome, *, dense_bytes: int, image_bytes: int = 0) -> F
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding(what="disk", state="unknown", text=f"{folder}: {error.strerror}.")
-    needed = _MODELS_ON_DISK * dense_bytes + image_bytes
+    needed = _MODELS_ON_DISK * dense_bytes + frozen_bytes + image_bytes
     facts = {"free_bytes": free, "needed_bytes": needed}
     images = f", and images that are too many for memory: {describe_bytes(image_bytes)}" if image_bytes else ""
-    about = f"; the study needs up to {describe_bytes(needed)} ({_MODELS_ON_DISK} models{images})" if needed else ""
+    frozen = f", and frozen layers: {describe_bytes(frozen_bytes)}" if frozen_bytes else ""
+    about = f"; the study needs up to {describe_bytes(needed)} ({_MODELS_ON_DISK} models{frozen}{images})" if needed \
+        else ""
     text = f"{describe_bytes(free)} are free in {folder}{about}"
     if free < max(needed, 10 * 2**20):
         return Finding(what="disk", state="bad", text=text, remedy="Free some space, or move the home: --home DIR",
@@ -222,18 +259,19 @@ def look_at_disk(home: SiloHome, *, dense_bytes: int, image_bytes: int = 0) -> F
     return Finding(what="disk", state="ok", text=text, facts=facts)
 
 
-def look_at_memory(*, image_bytes: int, dense_bytes: int) -> Finding:
+def look_at_memory(*, image_bytes: int, dense_bytes: int, frozen_bytes: int = 0) -> Finding:
     """Memory for training on a processor: libraries, all images, and the copies of the model."""
     from semisilo.common.data.room import free_bytes
 
     free, cores = free_bytes(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    needed = _TORCH_BYTES + image_bytes + _MODELS_IN_MEMORY * dense_bytes
+    needed = _TORCH_BYTES + image_bytes + _MODELS_IN_MEMORY * dense_bytes + _FROZEN_IN_MEMORY * frozen_bytes
     facts = {"free_bytes": free, "needed_bytes": needed, "cores": cores}
     if free is None:
         return Finding(what="memory", state="unknown", text="This system does not say how much is free.", facts=facts)
     parts = [f"{describe_bytes(_TORCH_BYTES)} for torch"]
     parts += [f"{describe_bytes(image_bytes)} for the images"] if image_bytes else []
     parts += [f"{describe_bytes(_MODELS_IN_MEMORY * dense_bytes)} for the model"] if dense_bytes else []
+    parts += [f"{describe_bytes(_FROZEN_IN_MEMORY * frozen_bytes)} for its frozen layers"] if frozen_bytes else []
     text = (f"{describe_bytes(free)} are free, {cores} processor cores; estimated need: {' + '.join(parts)}, and a "
             "batch's activations")
     if free < needed:

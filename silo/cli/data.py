@@ -30,6 +30,8 @@ def data(
     size: Annotated[int, typer.Option("--size", min=0, max=4096, show_default=False,
                                       help="Side of the pictures. Default: as the study has it, if `silo check` has "
                                            "heard of one, else 96.")] = 0,
+    no_labels: Annotated[bool, typer.Option(
+        "--no-labels", help="No image has a label, whatever folders it is in: for folders of patients.")] = False,
     sheet: Annotated[Path | None, typer.Option(
         "--sheet", metavar="FILE", show_default=False,
         help="Where to write the contact sheet, a PNG. Default: contact-sheet.png in the silo's folder. It shows "
@@ -39,8 +41,9 @@ def data(
     """Shows what this site's images are and which cannot be used.
 
     Kind, counts, classes, sizes, depths, and every file that cannot be used. Once `silo check` has heard of a study, it
-    says where brightness or contrast are unlike the study's. Reads every image once. Nothing is sent anywhere; the
-    contact sheet stays here.
+    says where brightness or contrast are unlike the study's. Asks where folders look like patients and no classes, and
+    where labels of a table are not clear. Reads every image once. Nothing is sent anywhere; the contact sheet stays
+    here.
 
     \b
     Examples:
@@ -53,15 +56,16 @@ def data(
 
     from semisilo.common.data.preview.preview_text import lines, progress_bar
     from semisilo.silo.site.home import SiloHome
-    from semisilo.silo.site.image_preview import look, sources, write_sheets
+    from semisilo.silo.site.image_preview import choice_of, look, write_sheets
     from semisilo.silo.site.study_images import read_study_images
 
     folder = home_of(home)
     names = tuple(name.strip() for name in classes.split(",") if name.strip())
     with progress_bar() as progress:
         study = read_study_images(SiloHome(folder).study_images)
-        found = [look(each, classes=names, size=size, study=study, progress=progress)
-                 for each in sources(folder, source)]
+        choice = choice_of(folder, source, no_labels=no_labels)
+        found = [look(each, choice=choice, classes=names, size=size, study=study, progress=progress)
+                 for each in choice.sources]
     paths = write_sheets(found, sheet, folder=folder)
     if json_:
         facts = [{**each.facts(), "sheet": str(path)} for each, path in zip(found, paths, strict=True)]

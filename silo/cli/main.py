@@ -13,7 +13,7 @@ import typer
 from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version
 from semisilo.silo.cli import check, data, disclosures, leave, model, move, peers
-from semisilo.silo.cli.options import HomeOption, MetricsOption, home_of
+from semisilo.silo.cli.options import HomeOption, MetricsOption, NoLabelsOption, home_of
 
 __all__ = ["app", "main"]
 
@@ -117,6 +117,7 @@ def join(
         "--test", metavar="SOURCE", show_default=False,
         help="Labelled images that this site's own model is measured on, where a study does so; never trained "
              "on.")] = None,
+    no_labels: NoLabelsOption = False,
     home: HomeOption = None,
     exit_when_finished: Annotated[bool, typer.Option(
         "--exit-when-finished", help="End with status 0 when the study is over, instead of waiting for the next "
@@ -152,8 +153,9 @@ def join(
         set_up_logging(verbose=verbose, log_format=log_format)
         from semisilo.silo.join import join as join_federation
 
-        raise typer.Exit(join_federation(home_of(home), data=data, labelled=labelled, test=test, on_error=on_error,
-                                         exit_when_finished=exit_when_finished, metrics=metrics))
+        raise typer.Exit(join_federation(
+            home_of(home), data=data, labelled=labelled, test=test, no_labels=no_labels, on_error=on_error,
+            exit_when_finished=exit_when_finished, metrics=metrics))
 
 
 @app.command()

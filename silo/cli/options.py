@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["HomeOption", "MetricsOption", "home_of"]
+__all__ = ["HomeOption", "MetricsOption", "NoLabelsOption", "home_of"]
 
 HomeOption = Annotated[Path | None, typer.Option(
     "--home", metavar="DIR", show_default=False,
@@ -18,6 +18,9 @@ HomeOption = Annotated[Path | None, typer.Option(
 MetricsOption = Annotated[str | None, typer.Option(
     "--metrics", metavar="HOST:PORT", show_default=False,
     help="Serve numbers for Prometheus there, for example 127.0.0.1:9108. Default: [metrics] of silo.toml, else none.")]
+NoLabelsOption = Annotated[bool, typer.Option(
+    "--no-labels", help="No image of --data has a label, whatever folders it is in: for folders of patients. Always so "
+                        "with labels = false in [data] of silo.toml.")]
 
 
 def home_of(option: Path | None) -> Path:

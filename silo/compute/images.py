@@ -22,16 +22,17 @@ from numpy.typing import NDArray
 
 from semisilo.common.data.form import ImageForm, OnError
 from semisilo.common.data.image_set import ImageSet, Skipped, joined
-from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
-from semisilo.common.data.readers import ReadResult, read_images, refuse_broken, survey
+from semisilo.common.data.partly_labelled import check_partly_labelled, read_partly_labelled, survey_partly_labelled
+from semisilo.common.data.readers import ReadResult, check_labelled, read_images, refuse_broken, survey
 from semisilo.common.data.split_settings import streaming_step
 from semisilo.common.errors import BadData
 from semisilo.common.methods import Scenario, silos_have_labels
 from semisilo.common.methods.contract import SiloData
+from semisilo.common.text.describe import counted
 from semisilo.silo.compute.messages import Surveyed
 from semisilo.silo.site.home import JoinChoice, check_apart
 
-__all__ = ["ReadSilo", "SiloImages", "read_silo_images", "survey_silo_images"]
+__all__ = ["ReadSilo", "SiloImages", "check_silo_images", "read_silo_images", "survey_silo_images"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,10 +110,10 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
     def read(source: str, index: int, *, with_labels: bool) -> ReadResult:
         return read_images(source, size=form.size, channels=form.channels, resize=form.resize, classes=classes,
                            labelled=with_labels, on_error=on_error, progress=part(index), reading=form.reading,
-                           disk=disk)
+                           disk=disk, selection=choice.selection)
 
-    found = read_partly_labelled(choice.source, form, classes=classes, use_labels=labels_count and not choice.labelled,
-                                 on_error=on_error, progress=part(0), disk=disk)
+    found = read_partly_labelled(choice.source, form, classes=classes, use_labels=labels_count and _with_labels(choice),
+                                 on_error=on_error, progress=part(0), disk=disk, selection=choice.selection)
     images = SiloImages(labelled=found.labelled, unlabelled=found.unlabelled, steps_N=found.steps_N,
                         rounds_per_step=found.rounds_per_step)
     skipped = found.skipped
@@ -125,8 +126,48 @@ def read_silo_images(choice: JoinChoice, form: ImageForm, *, classes: tuple[str,
         images = replace(images, test=test.images)
         skipped += test.skipped
     if choice.on_error == "report":
-        refuse_broken(" and ".join(choice.sources), skipped)
+        refuse_broken(" and ".join(choice.sources), skipped, any_left=any(
+            each is not None for each in (images.labelled, images.unlabelled, images.test)))
+    _check_patients(images)
     return ReadSilo(images, skipped)
+
+
+def _with_labels(choice: JoinChoice) -> bool:
+    """Whether class folders and labels within `source` are used."""
+    return choice.use_labels and not choice.labelled
+
+
+def _check_patients(images: SiloImages) -> None:
+    """Whether nobody whose images are trained on is tested with.
+
+    Raises: BadData with how many are, and the first image of one.
+    """
+    test = images.test
+    if test is None or not test.patients:
+        return
+    trained = {patient for each in (images.labelled, images.unlabelled) if each is not None
+               for patient in each.patients}
+    twice = {patient for patient in test.patients if patient} & trained
+    if twice:
+        first = next(name for name, patient in zip(test.names, test.patients, strict=True) if patient in twice)
+        raise BadData(f"{counted(len(twice), 'patient')} of the test images are among the images to train on, too,"
+                      f" first the one of {first}.",
+                      remedy="Keep all images of a patient on one side; or, if these are different patients, set"
+                             ' patient = "none" in [data] of silo.toml.')
+
+
+def check_silo_images(choice: JoinChoice, *, classes: tuple[str, ...], scenario: Scenario) -> None:
+    """Refuses what `read_silo_images` would refuse of names and labels for a study; decodes nothing.
+
+    Raises: BadData, in the words of `read_silo_images`.
+    """
+    if silos_have_labels(scenario):
+        if _with_labels(choice):
+            check_partly_labelled(choice.source, classes=classes, selection=choice.selection)
+        if choice.labelled:
+            check_labelled(choice.labelled, classes=classes, selection=choice.selection)
+    if choice.test:
+        check_labelled(choice.test, classes=classes, selection=choice.selection)
 
 
 def _with_hidden(images: SiloImages, more: ImageSet, disk: Path | None) -> SiloImages:
@@ -147,16 +188,18 @@ def survey_silo_images(choice: JoinChoice) -> Surveyed:
     Raises: BadData, naming the file, when a source cannot be used, or has no labels where it must have them.
     """
     check_apart(choice)
-    found = survey_partly_labelled(choice.source)
+    found = survey_partly_labelled(choice.source, choice.selection)
     labelled, unlabelled = found.labelled, found.unlabelled
+    if not _with_labels(choice):
+        labelled, unlabelled = 0, labelled + unlabelled
     if choice.labelled:
-        labelled, unlabelled = _count_labelled(choice.labelled, "labelled"), labelled + unlabelled
+        labelled = _count_labelled(choice, choice.labelled, "labelled")
     return Surveyed(labelled=labelled, unlabelled=unlabelled, steps=found.steps,
-                    test=_count_labelled(choice.test, "test") if choice.test else 0)
+                    test=_count_labelled(choice, choice.test, "test") if choice.test else 0)
 
 
-def _count_labelled(source: str, what: str) -> int:
-    found = sum(survey(source).class_counts.values())
+def _count_labelled(choice: JoinChoice, source: str, what: str) -> int:
+    found = sum(survey(source, choice.selection).class_counts.values())
     if not found:
         raise BadData(f"{source}: has no labels, but was named as {what} images.",
                       remedy="Give class folders, or an .npz file that holds labels as well.")

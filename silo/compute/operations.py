@@ -48,6 +48,7 @@ from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.storage.state_files import STATE_ENDING, StateFiles
 from semisilo.common.storage.store import PayloadStore
+from semisilo.common.text.describe import counted
 from semisilo.common.text.logs import printable
 from semisilo.silo.compute.images import ReadSilo, SiloImages, read_silo_images, survey_silo_images
 from semisilo.silo.compute.lossy_update import Residuals, Sender, merged, write_update
@@ -187,7 +188,8 @@ class Operations:
         device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         test = read_images(request.choice.test, size=form.size, channels=form.channels, resize=form.resize,
                            classes=classes, labelled=True, reading=form.reading, disk=request.images_folder,
-                           on_error="stop" if request.choice.on_error == "stop" else "skip").images
+                           on_error="stop" if request.choice.on_error == "stop" else "skip",
+                           selection=request.choice.selection).images
         found = evaluated_on(model.to(device), test, form=form, stop_file=request.stop_file, progress=self._progress)
         return EvaluatedFile(classes=found.classes, why_not=found.why_not, class_names=classes)
 
@@ -236,7 +238,7 @@ class Operations:
             found = _all_images(order, scenario, choice, self._progress, self._disk)
             self._read = (key, found.images)
             _log_skipped(found.skipped)
-            return found.images, len(found.skipped)
+            return found.images, sum(item.broken for item in found.skipped)
         return self._read[1], 0
 
 
@@ -276,11 +278,17 @@ def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
 
 
 def _log_skipped(skipped: tuple[Skipped, ...]) -> None:
-    """Names what was left out on this machine; these names never leave it."""
-    for item in skipped[:_NAMED_FILES]:
+    """Names what was left out on this machine; these names never leave it. Warns of what should have been images."""
+    broken = [item for item in skipped if item.broken]
+    for item in broken[:_NAMED_FILES]:
         _LOG.warning("left out: %s: %s", printable(item.name, limit=300), printable(item.reason, limit=300))
-    if len(skipped) > _NAMED_FILES:
-        _LOG.warning("left out: %d more", len(skipped) - _NAMED_FILES)
+    if len(broken) > _NAMED_FILES:
+        _LOG.warning("left out: %d more that cannot be read", len(broken) - _NAMED_FILES)
+    unchosen = sum(item.unchosen for item in skipped)
+    if unchosen:
+        _LOG.info("left out by [data] of silo.toml: %s", counted(unchosen, "file"))
+    if others := len(skipped) - len(broken) - unchosen:
+        _LOG.info("left out because they are no images, or have no class: %s", counted(others, "file"))
 
 
 def _remembered(cls: type[T], memory: Path | None) -> T | None:

@@ -25,12 +25,12 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from semisilo.common.config import from_dict
-from semisilo.common.data.form import OnError
+from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.data.formats.registry import NPZ, has_suffix, source_named
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError
 from semisilo.common.storage.durable import write_durably
@@ -234,6 +234,15 @@ class JoinChoice:
     test: str = ""
     """Labelled images that the silo's own model is measured on; never trained on."""
     on_error: OnError = "stop"
+    use_labels: bool = True
+    """False: all images of `source` are unlabelled, whatever folders they are in."""
+    dicom: DicomRules = field(default_factory=dict)
+    patient: PatientRule = "auto"
+
+    @property
+    def selection(self) -> Selection:
+        """Which files count, and how the patients of images are known."""
+        return Selection(dicom=self.dicom, patient=self.patient)
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -14,42 +14,47 @@ from semisilo.common.data.preview.likeness import statistics_of, unlikeness
 from semisilo.common.data.preview.preview import Preview, look_at
 from semisilo.common.errors import BadData
 from semisilo.common.storage.durable import write_durably
-from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.images_choice import choose_data
 from semisilo.silo.site.policy import load_policy
 from semisilo.silo.site.study_images import StudyImages
 
-__all__ = ["look", "sources", "write_sheets"]
+__all__ = ["choice_of", "look", "write_sheets"]
 
 _SIZE = 96
 """Of the contact sheet's pictures, while no study is known."""
 
 
-def sources(folder: Path, named: str) -> tuple[str, ...]:
-    """What a command means: what it names, else all that silo.toml or the last join names.
+def choice_of(folder: Path, named: str, *, no_labels: bool = False) -> JoinChoice:
+    """What a command means: what it names, else all that silo.toml or the last join names; which files count says
+    silo.toml.
 
     Raises: UsageError when none of them names any.
     """
-    if named:
-        return (named,)
     home = SiloHome(folder)
-    return choose_data(home, load_policy(home.policy).data, data=None, on_error=None).sources
+    policy = load_policy(home.policy).data
+    if named:  # as it is written, so that messages say it in the same way
+        return JoinChoice(source=named, dicom=policy.dicom, patient=policy.patient,
+                          use_labels=policy.labels and not no_labels)
+    return choose_data(home, policy, data=None, no_labels=no_labels, on_error=None)
 
 
-def look(source: str, *, classes: tuple[str, ...], size: int, study: StudyImages | None = None,
+def look(source: str, *, choice: JoinChoice, classes: tuple[str, ...], size: int, study: StudyImages | None = None,
          progress: Callable[[float, str], None] | None = None) -> Preview:
     """Looks at a source as a silo reads it.
 
     Args:
+        source: one of those of `choice`.
         size: of the pictures; 0: as the study has it, where that is known, else 96.
         study: to compare brightness and contrast with; not with another size, which changes them.
     Raises: BadData when it cannot be used as a whole.
     """
+    use_labels = source != choice.source or (choice.use_labels and not choice.labelled)
     if study is None or size not in (0, study.form.size):
         return look_at(source, form=Geometry(size=size or _SIZE, channels=3, resize="fit"), classes=classes,
-                       at_silo=True, progress=progress)
+                       at_silo=True, use_labels=use_labels, selection=choice.selection, progress=progress)
     found = look_at(source, form=study.geometry, reading=study.form.reading, classes=classes, at_silo=True,
-                    progress=progress)
+                    use_labels=use_labels, selection=choice.selection, progress=progress)
     if found.tiles:
         unlike = unlikeness(statistics_of([tile.square for tile in found.tiles]), study.statistics)
         found.notes += tuple(f"unlike the images of study {study.study}, {line}" for line in unlike)

@@ -17,7 +17,7 @@ __all__ = ["OnError", "choose_data"]
 
 
 def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelled: str | None = None,
-                test: str | None = None, on_error: OnError | None) -> JoinChoice:
+                test: str | None = None, no_labels: bool = False, on_error: OnError | None) -> JoinChoice:
     """Which images: the command's, else those of silo.toml, else those of the last time.
 
     Who names the images says which are labelled and which are for testing; the command may add to the others' choice.
@@ -41,4 +41,5 @@ def choose_data(home: SiloHome, policy: DataPolicy, *, data: str | None, labelle
     if test:
         choice = replace(choice, test=resolve_source(test, base=here))
     check_apart(choice)
-    return replace(choice, on_error=on_error or choice.on_error)
+    return replace(choice, on_error=on_error or choice.on_error, dicom=policy.dicom, patient=policy.patient,
+                   use_labels=choice.use_labels and policy.labels and not no_labels)

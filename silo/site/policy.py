@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from semisilo.common.config import from_dict, load_toml
-from semisilo.common.data.form import OnError
+from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selection
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
@@ -84,6 +84,15 @@ class DataPolicy:
     test: str = ""
     """Labelled images of the study's classes that the global model of each round is evaluated on, and in local-only
     training this silo's own; never trained on."""
+    labels: bool = True
+    """false: nothing in `source` has a label; its folders are patients or examinations, say, and no classes."""
+    dicom: DicomRules = field(default_factory=dict)
+    """Which DICOM files count: keyword of a tag -> values of which a file must have one, "" for a file without the tag.
+    Files of other formats always count."""
+    patient: PatientRule = "auto"
+    """How an image's patient is known, so that nobody is both trained and tested on: "auto" (PatientID of a DICOM file,
+    the column "patient_id" or the like of a table), "folder" (the one below that of the class), "name" (the file's
+    name up to the first "_"), or "none". It stays here."""
     on_error: OnError = "stop"
     """What to do with a file that cannot be read: "stop"; "skip" it; or "report": read all, list all that is wrong on
     this machine, then stop."""
@@ -92,6 +101,12 @@ class DataPolicy:
         for name in ("labelled", "test"):
             if getattr(self, name) and not self.source:
                 raise ValueError(f"{name} without source: name the other images as well, or say {name} to `silo join`.")
+        Selection(dicom=self.dicom, patient=self.patient)  # refuses what is no tag
+
+    @property
+    def selection(self) -> Selection:
+        """Which files count, and how the patients of images are known."""
+        return Selection(dicom=self.dicom, patient=self.patient)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,6 +302,14 @@ site_evaluation = {str(Permit().site_evaluation).lower()}
 # labelled = "/scans-with-a-diagnosis"
 # Labelled images of the study's classes that the global model is evaluated on, never trained on.
 # test = "/scans-for-testing"
+# false: nothing in `source` has a label, for example because its folders are patients and no classes.
+labels = true
+# Which DICOM files count, by their tags; "" stands for a file without the tag.
+# dicom = {{ Modality = ["CR", "DX"], ViewPosition = ["PA", "AP"], BurnedInAnnotation = ["NO", ""] }}
+# How an image's patient is known, so that nobody is both trained and tested on: "auto" (PatientID of DICOM files, a
+# column of a table), "folder" (the one below that of the class), "name" (the file's name up to "_"), or "none". Who it
+# is stays here.
+patient = "auto"
 # A file that cannot be read: "stop", "skip" (and say so), or "report": read everything, list all that is wrong, stop.
 on_error = "stop"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["stream_size"]
+__all__ = ["stream_bits", "stream_samples", "stream_size"]
 
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF, 0xF7})
 """Start-of-frame markers of JPEG, lossless and differential ones and that of JPEG-LS included."""
@@ -31,8 +31,35 @@ def stream_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+def stream_bits(data: bytes) -> int | None:
+    """Bits of each value of a JPEG; None for anything else, and where it does not begin as it must."""
+    try:
+        start = _jpeg_frame(data) if data[:2] == b"\xff\xd8" else None
+        return None if start is None else data[start]
+    except (struct.error, IndexError):
+        return None
+
+
+def stream_samples(data: bytes) -> int | None:
+    """Values of each pixel of a JPEG; None as `stream_bits`."""
+    try:
+        start = _jpeg_frame(data) if data[:2] == b"\xff\xd8" else None
+        return None if start is None else data[start + 5]
+    except (struct.error, IndexError):
+        return None
+
+
 def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """ITU-T T.81 B.1.1: markers, each with a length but for a few; the first start of frame has the size."""
+    start = _jpeg_frame(data)
+    if start is None:
+        return None
+    height, width = struct.unpack_from(">HH", data, start + 1)
+    return width, height
+
+
+def _jpeg_frame(data: bytes) -> int | None:
+    """Where the first start of frame says its bits and its size: ITU-T T.81 B.1.1, B.2.2. Markers have a length, but
+    for a few."""
     offset = 2
     while True:
         while data[offset] != 0xFF:
@@ -46,8 +73,7 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
         length: int
         (length,) = struct.unpack_from(">H", data, offset)
         if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, offset + 3)
-            return width, height
+            return offset + 2
         if marker in (0xDA, 0xDE) or length < 2:  # the picture begins untold, or a hierarchy of larger ones
             return None
         offset += length

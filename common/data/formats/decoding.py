@@ -10,6 +10,7 @@ Tests: tests/common/data/test_broken_folders.py.
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections import deque
@@ -38,6 +39,8 @@ __all__ = ["Decoded", "Header", "Picture", "Trouble", "count_pictures", "decode"
            "ranges_of"]
 
 _MOST_THREADS = 8
+_LOOKED_AT = 32
+"""Files after the first that cannot be read: if these cannot be, either, leaving files out is no way."""
 _WINDOW = 64
 """Files that are decoded ahead, so that threads hold no more than this many files' squares."""
 
@@ -199,6 +202,8 @@ class Decoded:
     skipped: list[Skipped]
     ranges: dict[str, float]
     """What deep values were divided by."""
+    patients: tuple[str, ...]
+    """Of each of the N: a key of the patient that its file names; "" where it names none."""
 
 
 def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geometry, reading: Reading,
@@ -224,6 +229,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         before = dict(known)
         kept: list[ImageFile] = []
         names: list[str] = []
+        patients: list[str] = []
         skipped: list[Skipped] = []
         lowest: dict[str, float] = {}
         total = max(1, number if num_files is None else num_files)
@@ -231,8 +237,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
             for done, (file, result) in enumerate(results, 1):
                 if isinstance(result, Trouble):
                     if result.broken and on_error == "stop":
-                        raise BadData(f"{where}: {file.name} cannot be read: {result.reason}.",
-                                      remedy='Replace or remove it, or set on_error = "skip" to leave such files out.')
+                        raise _stopped_at(file, result, where, some=bool(kept), following=results)
                     reason = f"cannot be read: {result.reason}" if result.broken else result.reason
                     skipped.append(Skipped(file.name, reason, result.broken))
                 elif len(kept) + len(result) > number:
@@ -241,6 +246,7 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
                     for picture in result:
                         squares.put(len(kept), picture.square)
                         kept.append(file)
+                        patients.append(picture.patient)
                         names.append(file.name if picture.part is None else f"{file.name}[{picture.part}]")
                         if picture.divided is not None:
                             kind, limit = picture.divided
@@ -253,6 +259,26 @@ def decode(files: Callable[[], Iterable[ImageFile]], number: int, *, form: Geome
         told = None
     if not kept:
         first = f": first is {skipped[0].name}, {skipped[0].reason}" if skipped else ""
-        raise BadData(f"{where}: none of the {len(skipped)} images can be read{first}.",
-                      remedy="Check that the files were copied completely.")
-    return Decoded(squares=squares.finish(len(kept)), files=kept, names=tuple(names), skipped=skipped, ranges=known)
+        raise BadData(f"{where}: none of the {len(skipped)} images can be read{first}.", remedy=_ALL_ALIKE)
+    return Decoded(squares=squares.finish(len(kept)), files=kept, names=tuple(names), skipped=skipped, ranges=known,
+                   patients=tuple(patients))
+
+
+_ALL_ALIKE = "Check that the files were copied completely and how they were exported."
+"""Where no file can be read, so that leaving such files out would leave none."""
+
+
+def _stopped_at(file: ImageFile, trouble: Trouble, where: str, *, some: bool,
+                following: Iterable[tuple[ImageFile, list[Picture] | Trouble]]) -> BadData:
+    """The error at a file that cannot be read; says how to leave it out only where that leaves any.
+
+    Args:
+        some: whether a file before it can be read.
+    """
+    next_ones = [] if some else [not isinstance(result, Trouble)
+                                 for _, result in itertools.islice(following, _LOOKED_AT)]
+    text = f"{where}: {file.name} cannot be read: {trouble.reason}"
+    if some or any(next_ones):
+        return BadData(f"{text}.", remedy='Replace or remove it, or set on_error = "skip" to leave such files out.')
+    return BadData(f"{text}{'; nor can those after it' if next_ones else ''}.", remedy=_ALL_ALIKE)
+

@@ -16,7 +16,9 @@ Shapes: H rows, W columns.
 
 from __future__ import annotations
 
+import difflib
 import io
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from semisilo.common.data.form import Reading
+from semisilo.common.data.form import Reading, patient_key
 from semisilo.common.data.formats import grey
 from semisilo.common.data.formats.codestream import stream_size
 from semisilo.common.data.formats.extras import needed, silence
@@ -34,11 +36,16 @@ from semisilo.common.data.formats.picture import Header, Picture, chosen, part_o
 from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError, fitted
 from semisilo.common.data.formats.registry import DICOM
 from semisilo.common.data.room import check_room
-from semisilo.common.errors import BadData
+from semisilo.common.errors import BadConfiguration, BadData
 
-__all__ = ["Opened", "open_dicom"]
+__all__ = ["Opened", "check_rules", "open_dicom", "unlike"]
 
 _DEFLATED = b"1.2.840.10008.1.2.1.99"
+_EXPLICIT = "1.2.840.10008.1.2.1"
+_BEFORE_META = 128 + 4 + 12
+"""Bytes before what the group length of the first tags counts: the preamble, the magic and the tag of that length."""
+_LARGEST_INFLATED = 2**30
+"""Bytes of a deflated data set once it is inflated."""
 _DIRECTORY = "1.2.840.10008.1.3.10"
 _RUN_LENGTHS = "1.2.840.10008.1.2.5"
 _PIXELS = (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10")
@@ -74,6 +81,8 @@ class Opened:
     compressed: bool
     has_window: bool
     """Whether the file names a window of its own (or needs none)."""
+    inflated: bytes | None = None
+    """The data set of a deflated file, inflated; None where the file itself holds it."""
 
     def header(self, reading: Reading) -> Header:
         """See `OpenedImage`."""
@@ -83,9 +92,10 @@ class Opened:
     def pictures(self, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
         """See `OpenedImage`."""
         those = chosen(self.frames, reading.frames)
+        burned_in, patient = _text(self.data, "BurnedInAnnotation").upper() == "YES", _patient(self.data)
         return [Picture(square=fitted(Image.fromarray(self.frame(number, reading)), form), width=self.width,
                         height=self.height, channels=self.channels, bits=self.bits,
-                        part=part_of(those, self.frames, number),
+                        part=part_of(those, self.frames, number), burned_in=burned_in, patient=patient,
                         unwindowed=reading.window == "file" and not self.has_window) for number in those]
 
     def frame(self, number: int, reading: Reading) -> NDArray[np.uint8]:
@@ -106,6 +116,11 @@ class Opened:
     def _stored(self, number: int) -> NDArray[Any]:
         pixels = needed("pydicom.pixels", DICOM)
         try:
+            if self.inflated is not None:
+                whole = _dataset(self.inflated)
+                whole.file_meta = self.data.file_meta
+                found: NDArray[Any] = pixels.pixel_array(whole, index=number)
+                return found
             with self.path.open("rb") as file:
                 if not self.compressed:
                     values: NDArray[Any] = pixels.pixel_array(file, index=number, transfer_syntax_uid=self.syntax)
@@ -165,7 +180,12 @@ def open_dicom(path: Path) -> Opened:
     silence("pydicom", "pylibjpeg", "libjpeg", "openjpeg")
     try:
         with path.open("rb") as file:
-            return _checked(path, *_header(file, path.stat().st_size))
+            size = path.stat().st_size
+            start = file.read(_META)
+            if _is_dicom(start) and _DEFLATED in start:
+                file.seek(0)
+                return _deflated(path, file, size)
+            return _checked(path, *_header(file, size), size=size)
     except (UnusableError, BadData):
         raise
     except PermissionError:
@@ -209,15 +229,50 @@ def _parsed(source: bytes | io.BytesIO, *, stop_before_pixels: bool = False) -> 
     file.seek(0)
     if not start:
         raise UnusableError("it is empty")
-    if _is_dicom(start) and _DEFLATED in start:
-        raise UnusableError("its data set is deflated, which is not read; save it uncompressed")
     if not _is_dicom(start) and start[:2] not in _FIRST_GROUPS:
         raise UnusableError("it is not a DICOM file")
     reader = needed("pydicom", DICOM)
     return reader.dcmread(file, force=not _is_dicom(start), stop_before_pixels=stop_before_pixels)
 
 
-def _checked(path: Path, data: Any, following: bytes) -> Opened:
+def _deflated(path: Path, file: BinaryIO, size: int) -> Opened:
+    """A file whose data set is one stream of RFC 1951 behind its first tags. Source: PS3.5 A.5."""
+    filereader = needed("pydicom.filereader", DICOM)
+    meta = filereader.read_file_meta_info(path)
+    file.seek(_BEFORE_META + int(meta.FileMetaInformationGroupLength))
+    check_room(2 * size, what="A deflated DICOM file",
+               remedy="Use a machine with more memory, or save it uncompressed.")
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    inflated = stream.decompress(file.read(), _LARGEST_INFLATED)
+    if stream.unconsumed_tail:
+        raise UnusableError(f"its data set is deflated and has more than {_LARGEST_INFLATED} bytes; save it"
+                            " uncompressed")
+    if not stream.eof:
+        raise UnusableError("its data set is deflated and cut off")
+    source = io.BytesIO(inflated)
+    data = _dataset(source, stop_before_pixels=True)
+    data.file_meta = meta
+    meta.TransferSyntaxUID = _EXPLICIT
+    following = inflated[source.tell() : source.tell() + 4]
+    return _checked(path, data, following, size=len(inflated), inflated=inflated)
+
+
+def _dataset(source: bytes | io.BytesIO, *, stop_before_pixels: bool = False) -> Any:
+    """Tags in explicit VR and little endian, without what stands before them in a file."""
+    reader = needed("pydicom.filereader", DICOM)
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    at_pixels = None
+    if stop_before_pixels:
+        pixels = {int.from_bytes(each[:2], "little") << 16 | int.from_bytes(each[2:], "little")
+                  for each in (_PIXELS[0], *_FRACTIONS[:2])}
+
+        def at_pixels(tag: Any, vr: str | None, length: int) -> bool:
+            return int(tag) in pixels
+
+    return reader.read_dataset(file, is_implicit_VR=False, is_little_endian=True, stop_when=at_pixels)
+
+
+def _checked(path: Path, data: Any, following: bytes, *, size: int, inflated: bytes | None = None) -> Opened:
     meta = getattr(data, "file_meta", None) or {}
     if str(meta.get("MediaStorageSOPClassUID", "")) == _DIRECTORY or "DirectoryRecordSequence" in data:
         raise NoPictureError("a DICOM directory, no picture")
@@ -243,7 +298,6 @@ def _checked(path: Path, data: Any, following: bytes) -> Opened:
         implicit, little = data.original_encoding
         syntax = "1.2.840.10008.1.2" if implicit else f"1.2.840.10008.1.2.{1 if little else 2}"
     compressed = bool(needed("pydicom.uid", DICOM).UID(syntax).is_compressed)
-    size = path.stat().st_size
     declared = 8 * frames if compressed else -(-rows * columns * samples * allocated * frames // 8)
     if photometric == "YBR_FULL_422" and not compressed:
         declared = declared * 2 // 3
@@ -251,9 +305,61 @@ def _checked(path: Path, data: Any, following: bytes) -> Opened:
         raise UnusableError("it declares more pixels than the file holds: it is cut off")
     channels = 3 if samples == 3 or palette else 1
     windowed = channels == 3 or bits <= 8 or any(
-        name in where for where in (data, _group(data, 0, "FrameVOILUTSequence"))
+        where.get(name) not in (None, "") for where in (data, _group(data, 0, "FrameVOILUTSequence"))
         for name in ("WindowCenter", "VOILUTSequence"))
-    return Opened(data, path, columns, rows, channels, bits, frames, syntax, compressed, windowed)
+    return Opened(data, path, columns, rows, channels, bits, frames, syntax, compressed, windowed, inflated)
+
+
+# Tags that say what a picture is --------------------------------------------------------------------------------------
+
+
+def check_rules(rules: Mapping[str, frozenset[str]]) -> None:
+    """Whether DICOM knows tags of these names.
+
+    Raises: BadConfiguration with the nearest name; BadData when pydicom is not installed.
+    """
+    if not rules:
+        return
+    dictionary = needed("pydicom.datadict", DICOM)
+    for keyword in rules:
+        if dictionary.tag_for_keyword(keyword) is None:
+            near = difflib.get_close_matches(keyword, dictionary.keyword_dict, n=1)
+            raise BadConfiguration(f"[data] dicom: DICOM has no tag '{keyword}'.",
+                                   remedy=f"Did you mean '{near[0]}'?" if near else "Write the keyword of a tag, such "
+                                          "as Modality, ViewPosition or BodyPartExamined.")
+
+
+def unlike(path: Path, rules: Mapping[str, frozenset[str]]) -> str:
+    """The first tag by which a file does not count; "" for one that does, and for one that cannot be read: what is
+    wrong with it is said where its pixels are read.
+
+    Args:
+        rules: keyword -> values in small letters of which the file must have one; "" for a file without the tag.
+    Raises: BadData when pydicom is not installed.
+    """
+    try:
+        data = open_dicom(path).data
+    except UnusableError:
+        return ""
+    for keyword, values in rules.items():
+        there = data.get(keyword)
+        texts = {str(each).strip().casefold() for each in (
+            there if isinstance(there, (list, tuple)) or type(there).__name__ == "MultiValue" else [there])
+            if each is not None} or {""}
+        if not texts & values:
+            return keyword
+    return ""
+
+
+def _text(data: Any, name: str) -> str:
+    value = data.get(name)
+    return "" if value is None else str(value).strip()
+
+
+def _patient(data: Any) -> str:
+    """A key of the patient. Two hospitals may give one number to two patients; the issuer tells them apart."""
+    number = _text(data, "PatientID")
+    return patient_key(f"{_text(data, 'IssuerOfPatientID')}\0{number}") if number else ""
 
 
 class _Curve:
@@ -269,8 +375,8 @@ class _Curve:
             low, high = int(stored.min()), int(stored.max())
         ends = self._rescaled(np.array([low, high]))
         self._ends = float(ends.min()), float(ends.max())
-        if self._modality.get("ModalityLUTSequence") and reading.window != "image":
-            self._ends = 0.0, 2.0 ** _by_table(np.array([low]), self._modality.ModalityLUTSequence[0])[1] - 1
+        if (table := _table(self._modality)) is not None and reading.window != "image":
+            self._ends = 0.0, 2.0 ** _by_table(np.array([low]), table)[1] - 1
         self._reading = reading
 
     def apply(self, stored: NDArray[Any]) -> NDArray[np.uint8]:
@@ -283,15 +389,15 @@ class _Curve:
         return grey.rounded(grey.spread(values, *self._ends))
 
     def _rescaled(self, stored: NDArray[Any]) -> NDArray[Any]:
-        if self._modality.get("ModalityLUTSequence"):
-            return _by_table(stored, self._modality.ModalityLUTSequence[0])[0]
-        slope = _number(self._modality.get("RescaleSlope", 1))
-        intercept = _number(self._modality.get("RescaleIntercept", 0))
+        if (table := _table(self._modality)) is not None:
+            return _by_table(stored, table)[0]
+        slope = _number(self._modality.get("RescaleSlope"), empty=1)
+        intercept = _number(self._modality.get("RescaleIntercept"), empty=0)
         return stored.astype(np.float64) * slope + intercept
 
     def _by_its_own(self, values: NDArray[Any]) -> NDArray[np.uint8] | None:
         """By the wanted one of the file's tables and windows; None where it has none."""
-        tables = list(self._voi.get("VOILUTSequence") or ())
+        tables = [item for item in self._voi.get("VOILUTSequence") or () if _is_table(item)]
         centres, widths = (_numbers(self._voi.get(name)) for name in ("WindowCenter", "WindowWidth"))
         windows = list(zip(centres, widths, strict=False))
         there = len(tables) + len(windows)
@@ -343,7 +449,19 @@ def _whole(data: Any, name: str) -> int | None:
     return None if value is None else int(value)
 
 
-def _number(value: Any) -> float:
+def _table(modality: Any) -> Any:
+    """The modality's table of values; None where there is none, or one that is empty, as some devices write it."""
+    return next((item for item in modality.get("ModalityLUTSequence") or () if _is_table(item)), None)
+
+
+def _is_table(item: Any) -> bool:
+    return bool(item.get("LUTDescriptor")) and item.get("LUTData") not in (None, b"", "")
+
+
+def _number(value: Any, *, empty: float) -> float:
+    """Args: empty: what a tag means that is missing, or there and empty."""
+    if value is None or value == "" or (isinstance(value, (list, tuple)) and not value):
+        return empty
     found = float(value)
     if not np.isfinite(found) or abs(found) > 1e12:
         raise UnusableError("its rescaling is no number")

@@ -39,6 +39,8 @@ class ImageFile:
     """The first folder of `name`, in Unicode normal form C; empty when it lies at the top. Of a table: what it says."""
     content: bytes | None = None
     """The file itself where it lies within another one, at `path`."""
+    patient: str = ""
+    """A key of its patient, where folder, name or table say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Listing:
     folders: tuple[str, ...]
     """Names of the top folders, sorted, also of those without images."""
     skipped: tuple[Skipped, ...]
+    question: BadData | None = None
+    """Of a table: what must be said before its labels can be used; without them it can be read."""
 
 
 def list_images(folder: Path) -> Listing:

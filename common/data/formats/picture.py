@@ -50,6 +50,10 @@ class Picture:
     """What its values were divided by, where the source decides that."""
     unwindowed: bool = False
     """Shown over the whole range of its bits, for want of a window in the file or the study."""
+    burned_in: bool = False
+    """Whether the file says that there is writing in the picture, which may name the patient."""
+    patient: str = ""
+    """A key of the patient, where the file names one: `semisilo.common.data.form.patient_key`."""
 
 
 class OpenedImage(Protocol):

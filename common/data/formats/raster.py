@@ -16,14 +16,19 @@ from pathlib import Path
 from PIL import Image
 
 from semisilo.common.data.form import Reading
+from semisilo.common.data.formats.codestream import stream_bits, stream_samples, stream_size
+from semisilo.common.data.formats.extras import needed, silence
 from semisilo.common.data.formats.picture import Header, Picture, chosen, part_of
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, fitted, square
-from semisilo.common.data.formats.registry import IMAGE_FORMATS
+from semisilo.common.data.formats.registry import IMAGE_FORMATS, JPEG
 from semisilo.common.data.formats.tiff import deep_colours, has_deep_colours
 
 __all__ = ["OpenedRaster", "is_raster", "most_pixels", "open_raster"]
 
 _DEEP_PNG = 16
+_END_OF_IMAGE = b"\xff\xd9"
+_START = 2**18
+"""Bytes in which a JPEG says how large it is, whatever stands before."""
 _FORMATS = tuple(each.pillow for each in IMAGE_FORMATS if each.pillow)
 
 
@@ -59,12 +64,16 @@ class OpenedRaster:
 
     def header(self, reading: Reading) -> Header:
         """See `OpenedImage`."""
+        if (jpeg := self._deep_jpeg()) is not None:
+            return Header(size=jpeg.size, channels=1 if jpeg.samples == 1 else 3, bits=jpeg.bits, pictures=1)
         with self._image() as image:
             pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
             return Header(size=image.size, channels=1 if _is_grey(image) else 3, bits=_bits(image), pictures=pages)
 
     def pictures(self, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> list[Picture]:
         """See `OpenedImage`."""
+        if (jpeg := self._deep_jpeg()) is not None:
+            return [jpeg.picture(self._bytes(), form, reading, ranges)]
         found = []
         with self._image() as image:
             several = image.format == "TIFF" and self.content is None
@@ -88,8 +97,58 @@ class OpenedRaster:
                                      divided=divided, width=width, height=height, bits=bits))
         return found
 
+    def _deep_jpeg(self) -> _DeepJpeg | None:
+        """What a JPEG of more than 8 bits says of itself, which Pillow does not know; None for any other file."""
+        if self._bytes(2) != b"\xff\xd8":
+            return None
+        start = self._bytes(_START)
+        bits, size = stream_bits(start), stream_size(start)
+        if bits is None or size is None or bits <= 8:
+            return None
+        return _DeepJpeg(bits, size, samples=stream_samples(start) or 1)
+
+    def _bytes(self, number: int = -1) -> bytes:
+        if self.content is not None:
+            return self.content if number < 0 else self.content[:number]
+        with self.path.open("rb") as file:
+            return file.read(number)
+
     def _image(self) -> Image.Image:
         return Image.open(self.path if self.content is None else io.BytesIO(self.content), formats=_FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeepJpeg:
+    """A JPEG whose values have more than 8 bits, 12 as a rule: medical devices write such."""
+
+    bits: int
+    size: tuple[int, int]
+    """(width, height)."""
+    samples: int
+    """Values of a pixel."""
+
+    def picture(self, content: bytes, form: Geometry, reading: Reading, ranges: Mapping[str, float]) -> Picture:
+        """Raises: UnusableError; BadData when the decoder is not installed."""
+        width, height = self.size
+        if width * height > most_pixels():
+            raise UnusableError(f"{width} x {height} pixels are too many (limit {most_pixels()}); scale it down")
+        if self.samples not in (1, 3):
+            raise UnusableError(f"it is a JPEG of {self.bits} bits and {self.samples} colours, which is not read; save"
+                                " it as PNG")
+        decoder = needed("libjpeg", JPEG, what=f"JPEG files of {self.bits} bits")
+        silence("libjpeg")
+        try:
+            if _END_OF_IMAGE not in content:  # the library fills up what is missing
+                raise ValueError("cut off")
+            values = decoder.decode(content)
+        except Exception:  # the library on bytes of any kind
+            raise UnusableError(f"it is a JPEG of {self.bits} bits that is damaged, cut off, or compressed in a way"
+                                " that is not read; save it as PNG") from None
+        if values.shape[:2] != (height, width):
+            raise UnusableError("its pixels are not as many as its header says")
+        shown, divided = eight_bits(values, reading=reading, ranges=ranges)
+        return Picture(square=fitted(Image.fromarray(shown), form), channels=1 if self.samples == 1 else 3,
+                       divided=divided, width=width, height=height, bits=self.bits)
 
 
 def _is_grey(image: Image.Image) -> bool:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from semisilo.common.data.formats.picture import OpenedImage
 
-__all__ = ["DICOM", "DIGITS", "IMAGE_FORMATS", "NIFTI", "NPZ", "PARQUET", "SOURCES", "SOURCE_FORMATS", "TABLE", "TIFF",
-           "ImageFormat", "SourceFormat", "format_by_name", "format_of", "has_suffix", "names_of_images",
+__all__ = ["DICOM", "DIGITS", "IMAGE_FORMATS", "JPEG", "NIFTI", "NPZ", "PARQUET", "SOURCES", "SOURCE_FORMATS", "TABLE",
+           "TIFF", "ImageFormat", "SourceFormat", "format_by_name", "format_of", "has_suffix", "names_of_images",
            "source_named"]
 
 _START = 256
@@ -41,7 +41,7 @@ class ImageFormat:
     several: Literal["", "frames", "slices"] = ""
     """Where a file may hold several pictures: the setting that says which of them count."""
     extra: str = ""
-    """What to install for it; for TIFF, for colours of more than 8 bits."""
+    """What to install for it; for TIFF, for colours of more than 8 bits, for JPEG, for values of 12 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +73,8 @@ def _nifti(path: Path) -> OpenedImage:
     return open_nifti(path)
 
 
+JPEG = ImageFormat(name="JPEG", suffixes=(".jpg", ".jpeg", ".jpe"), open=_pillow, pillow="JPEG",
+                   magic=(0, b"\xff\xd8\xff"), extra="dicom")
 TIFF = ImageFormat(name="TIFF", suffixes=(".tif", ".tiff"), open=_pillow, pillow="TIFF", several="frames", extra="tiff")
 DICOM = ImageFormat(name="DICOM", suffixes=(".dcm", ".dicom", ".ima"), open=_dicom, magic=(128, b"DICM"),
                     several="frames", extra="dicom")
@@ -80,7 +82,7 @@ NIFTI = ImageFormat(name="NIfTI", suffixes=(".nii", ".nii.gz"), open=_nifti, sev
 
 IMAGE_FORMATS: tuple[ImageFormat, ...] = (
     ImageFormat(name="PNG", suffixes=(".png",), open=_pillow, pillow="PNG"),
-    ImageFormat(name="JPEG", suffixes=(".jpg", ".jpeg", ".jpe"), open=_pillow, pillow="JPEG"),
+    JPEG,
     ImageFormat(name="BMP", suffixes=(".bmp",), open=_pillow, pillow="BMP"),
     ImageFormat(name="GIF", suffixes=(".gif",), open=_pillow, pillow="GIF"),
     TIFF,

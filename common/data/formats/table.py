@@ -5,13 +5,18 @@
 | setting         | meaning                                                                                     |
 |-----------------|---------------------------------------------------------------------------------------------|
 | file=COLUMN     | the column of file names                                                                    |
-| label=COLUMN    | the column of labels; label=A,B,C are columns of 0 and 1, one for each class ("one-hot")    |
+| label=COLUMN    | the column of labels; label=A,B,C are columns of 0 and 1, one for each class ("one-hot");   |
+|                 | label=none: the table has none, whatever its other columns are                              |
 | folder=FOLDER   | where the images are, from the table's folder on; by default there, at any depth            |
 | split=NAME      | only rows whose column "split" ("set", "fold", "partition", "subset") says so               |
+| several=WORD    | rows with several labels: several=skip leaves them out, several=unlabelled drops the labels |
+| patient=COLUMN  | the column that says whose image it is; by default "patient_id" or the like                 |
 
 A name in the table is a path within the folder, or a file name that occurs once in it, with or without its suffix; no
-file outside the folder is ever opened. A row without a label is unlabelled. Whole numbers that are no class names count
-into the study's list of classes, from 0.
+file outside the folder is ever opened. A row without a label is unlabelled. A cell such as "Cardiomegaly|Emphysema",
+and several columns of 1 in a row, are several labels, which is no class: where labels count, such a table is refused
+until several= says what becomes of these rows. Whole numbers that are no class names count into the study's list of
+classes, from 0.
 
 Shapes: none; this makes a `Listing`, as a folder does.
 """
@@ -21,10 +26,11 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from semisilo.common.data.form import patient_key
 from semisilo.common.data.formats.folder import ImageFile, Listing, list_images
 from semisilo.common.data.formats.registry import TABLE, has_suffix
 from semisilo.common.data.image_set import Skipped
@@ -37,9 +43,18 @@ _FILE_NAMES = ("file", "filename", "file_name", "filepath", "file_path", "path",
                "image_name", "image_file", "image_id", "image_index", "img", "img_path", "dicom", "id", "name")
 _LABEL_NAMES = ("label", "labels", "class", "class_name", "class_id", "label_name", "diagnosis", "dx", "target",
                 "category", "finding", "finding_labels", "finding_label", "y")
+_PATIENT_NAMES = ("patient", "patient_id", "patientid", "patient_number", "patient_key", "subject", "subject_id",
+                  "subjectid")
 _SPLIT_NAMES = ("split", "set", "fold", "partition", "subset")
 _NO_LABEL = frozenset(("", "nan", "na", "n/a", "null", "?"))
-_SETTINGS = ("file", "label", "folder", "split")
+_SETTINGS = ("file", "label", "folder", "split", "several", "patient")
+_SEVERAL = ("skip", "unlabelled")
+_NO_COLUMN = "none"
+"""Of label=: no column holds labels."""
+_BETWEEN = "|"
+"""What no name of a class holds, and data sets of chest films put between the labels of an image."""
+_PERHAPS_BETWEEN = (";", ",", "/", "+", "&")
+"""What a name may hold, and what stands between labels where each of them occurs alone, too."""
 _LARGEST = 2**28
 """Bytes of a table."""
 _LONGEST_FIELD = 2**16
@@ -57,6 +72,9 @@ class _Columns:
     labels: tuple[int, ...]
     """One column of class names or numbers; several of 0 and 1; none without labels."""
     split: int | None
+    patient: int | None
+    question: BadData | None = None
+    """Why no column of labels was found."""
 
 
 def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ...] = ()) -> Listing:
@@ -79,16 +97,31 @@ def list_table(path: Path, settings: str, *, source: str, classes: tuple[str, ..
     folder = path.parent / wanted.get("folder", "")
     if not folder.is_dir():
         raise BadData(f"{source}: there is no folder {folder}.", remedy="Mend the part behind #folder=.")
-    labels = [_label(row, columns, head, line, source) for line, row in enumerate(rows, 2)]
+    lines = list(range(2, len(rows) + 2))
+    told = [_labels(row, columns, head, line, source) for line, row in zip(lines, rows, strict=True)]
+    told = _alone(told) if len(columns.labels) == 1 else told
+    several = [line for line, each in zip(lines, told, strict=True) if len(each) > 1]
+    left_out: list[Skipped] = []
+    question = columns.question
+    if several:
+        if "several" not in wanted:
+            question = _several_labels(several, told, source)
+        elif wanted["several"] == "skip":
+            left_out = [Skipped(f"row {line}", "has several labels", unchosen=True) for line in several]
+            kept = [at for at, each in enumerate(told) if len(each) <= 1]
+            rows, lines, told = [rows[at] for at in kept], [lines[at] for at in kept], [told[at] for at in kept]
+    labels = [each[0] if len(each) == 1 else "" for each in told]
     if len(columns.labels) > 1:
         names = tuple(head[index] for index in columns.labels)
     else:
         names, labels = _as_classes(labels, classes)
-    found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, _FilesByName(list_images(folder)))
+    patients = ["" if columns.patient is None else patient_key(_cell(row, columns.patient)) for row in rows]
+    found, skipped = _matched([_cell(row, columns.file) for row in rows], labels, patients, lines,
+                              _FilesByName(list_images(folder)))
     if not found:
         raise BadData(f"{source}: names {len(rows)} images, none of them is in {folder}.",
                       remedy="Name the folder: add #folder=images, from the table's own folder on.")
-    return Listing(tuple(found), names, tuple(skipped))
+    return Listing(tuple(found), names, (*left_out, *skipped), question)
 
 
 def _settings(text: str, source: str) -> dict[str, str]:
@@ -97,8 +130,10 @@ def _settings(text: str, source: str) -> dict[str, str]:
         key, mark, value = piece.partition("=")
         if key not in _SETTINGS or not mark or not value:
             raise BadData(f"{source}: '{piece}' is not understood.",
-                          remedy="Behind the # stand file=COLUMN, label=COLUMN, folder=FOLDER and split=NAME, joined"
-                                 " by &.")
+                          remedy="Behind the # stand file=COLUMN, label=COLUMN, folder=FOLDER, split=NAME,"
+                                 " several=skip or unlabelled, and patient=COLUMN, joined by &.")
+        if key == "several" and value not in _SEVERAL:
+            raise BadData(f"{source}: '{piece}' is not understood.", remedy="Write several=skip or several=unlabelled.")
         found[key] = value
     return found
 
@@ -164,17 +199,21 @@ def _columns(head: list[str], rows: list[list[str]], wanted: dict[str, str], sou
         if split is None:
             raise BadData(f"{source}: has no column 'split', 'set', 'fold', 'partition' or 'subset'.",
                           remedy="Leave the part #split= out.")
+    patient = named(wanted["patient"]) if "patient" in wanted else usual(_PATIENT_NAMES)
+    if wanted.get("label") == _NO_COLUMN:
+        return _Columns(file, (), split, patient)
     if "label" in wanted:
-        return _Columns(file, tuple(named(name) for name in wanted["label"].split(",")), split)
+        return _Columns(file, tuple(named(name) for name in wanted["label"].split(",")), split, patient)
     label = usual(_LABEL_NAMES)
     if label is not None and label != file:
-        return _Columns(file, (label,), split)
-    others = [index for index in range(len(head)) if index not in (file, split)]
+        return _Columns(file, (label,), split, patient)
+    others = [index for index in range(len(head)) if index not in (file, split, patient)]
     ones = [index for index in others if all(_flag(_cell(row, index)) is not None for row in rows)]
     if others and len(ones) != len(others):
-        raise BadData(f"{source}: which column holds the labels? Its columns: {_shown(head)}.",
-                      remedy="Say it: add #label=COLUMN, or #label=A,B,C for columns of 0 and 1.")
-    return _Columns(file, tuple(ones), split)
+        return _Columns(file, (), split, patient, BadData(
+            f"{source}: which column holds the labels? Its columns: {_shown(head)}.",
+            remedy="Say it: add #label=COLUMN, #label=A,B,C for columns of 0 and 1, or #label=none if none does."))
+    return _Columns(file, tuple(ones), split, patient)
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -194,20 +233,46 @@ def _flag(text: str) -> bool | None:
     return bool(value) if value in (0.0, 1.0) else None
 
 
-def _label(row: list[str], columns: _Columns, head: list[str], line: int, source: str) -> str:
-    """The label of a row; empty when it has none."""
+def _labels(row: list[str], columns: _Columns, head: list[str], line: int, source: str) -> tuple[str, ...]:
+    """The labels of a row; none, one, or several."""
+    if not columns.labels:
+        return ()
     if len(columns.labels) == 1:
         text = _cell(row, columns.labels[0])
-        return "" if text.casefold() in _NO_LABEL else text
+        return () if text.casefold() in _NO_LABEL else _pieces(text, _BETWEEN)
     flags = [_flag(_cell(row, index)) for index in columns.labels]
     if None in flags:
         column = head[columns.labels[flags.index(None)]]
         raise BadData(f"{source}: row {line} has neither 0 nor 1 in the column '{column}'.",
                       remedy="Columns of 0 and 1 are one for each class.")
-    if sum(map(bool, flags)) > 1:
-        raise BadData(f"{source}: row {line} has several classes.",
-                      remedy="Sets with several labels per image are not supported; take the rows with one.")
-    return next((head[index] for index, flag in zip(columns.labels, flags, strict=True) if flag), "")
+    return tuple(head[index] for index, flag in zip(columns.labels, flags, strict=True) if flag)
+
+
+def _pieces(text: str, between: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(piece.strip() for piece in text.split(between) if piece.strip())) or (text,)
+
+
+def _alone(told: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The same with labels apart that stand in one cell with a comma or the like between them: where each of them
+    stands in a cell of its own, too."""
+    single = {each[0] for each in told if len(each) == 1}
+    apart: dict[str, tuple[str, ...]] = {}
+    for text in single:
+        for between in _PERHAPS_BETWEEN:
+            pieces = _pieces(text, between)
+            if len(pieces) > 1 and all(piece in single for piece in pieces):
+                apart[text] = pieces
+                break
+    return [apart.get(each[0], each) if len(each) == 1 else each for each in told] if apart else told
+
+
+def _several_labels(lines: Sequence[int], told: Sequence[tuple[str, ...]], source: str) -> BadData:
+    """What is to be said where nothing says what becomes of rows with several labels."""
+    first = next(each for each in told if len(each) > 1)
+    return BadData(f"{source}: {len(lines)} of {len(told)} rows have several labels, row {lines[0]} for example"
+                   f" {_shown(first)}. A study takes one label for each image.",
+                   remedy=f"Add {'&' if '#' in source else '#'}several=skip to leave these rows out, several=unlabelled"
+                          " to use their images without a label, or a column of your own with one label: label=COLUMN.")
 
 
 def _as_classes(labels: list[str], classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
@@ -259,10 +324,12 @@ class _FilesByName:
         return candidates[0] if len(candidates) == 1 else f"the name fits {len(candidates)} images in the folder"
 
 
-def _matched(names: list[str], labels: list[str], files: _FilesByName) -> tuple[list[ImageFile], list[Skipped]]:
+def _matched(names: list[str], labels: list[str], patients: list[str], lines: Iterable[int], files: _FilesByName
+             ) -> tuple[list[ImageFile], list[Skipped]]:
     rows: dict[str, tuple[ImageFile, set[str], int]] = {}
     skipped: list[Skipped] = []
-    for line, (name, label) in enumerate(zip(names, labels, strict=True), 2):
+    of: dict[str, str] = {}
+    for line, name, label, patient in zip(lines, names, labels, patients, strict=True):
         if not name:
             skipped.append(Skipped(f"row {line}", "names no file", broken=True))
             continue
@@ -273,6 +340,7 @@ def _matched(names: list[str], labels: list[str], files: _FilesByName) -> tuple[
         _, seen, count = rows.setdefault(file.name, (file, set(), 0))
         seen.add(label)
         rows[file.name] = (file, seen, count + 1)
+        of.setdefault(file.name, patient)
     found = []
     for file, seen, count in rows.values():
         named = seen - {""}
@@ -281,7 +349,7 @@ def _matched(names: list[str], labels: list[str], files: _FilesByName) -> tuple[
             continue
         if count > 1:
             skipped.append(Skipped(file.name, f"listed {count} times; counted once"))
-        found.append(ImageFile(file.path, file.name, next(iter(named), "")))
+        found.append(ImageFile(file.path, file.name, next(iter(named), ""), patient=of[file.name]))
     found.sort(key=lambda file: file.name.encode())
     skipped.sort(key=lambda item: item.name.encode())
     return found, skipped

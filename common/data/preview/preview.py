@@ -12,7 +12,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semisilo.common.data import partly_labelled, readers
-from semisilo.common.data.form import Reading
+from semisilo.common.data.form import PatientRule, Reading, Selection
 from semisilo.common.data.formats import decoding, parquet
 from semisilo.common.data.formats.archive import Arrays
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.pixels import Geometry, UnusableError, eight_bits, squares
+from semisilo.common.data.identifiers import patients_for_classes
 from semisilo.common.data.image_set import Skipped
 from semisilo.common.errors import BadData
 
@@ -73,6 +74,12 @@ class Preview:
     """What would be left out, or stop a study."""
     notes: tuple[str, ...] = ()
     """What a person should know, on one line each."""
+    burned_in: int = 0
+    """DICOM images that say of themselves that there is writing in them."""
+    patients: int = 0
+    """How many the images are of; 0 unless that is known of every image."""
+    questions: tuple[str, ...] = ()
+    """What a person must say before labels can be used as they are, with what to do, on one line each."""
     misfits: tuple[str, ...] = ()
     """Why the source does not fit the study, on one line each."""
     tiles: tuple[Tile, ...] = ()
@@ -89,6 +96,7 @@ class Preview:
                 "different_sizes": self.num_sizes,
                 "channels": {str(key): value for key, value in self.channels.items()},
                 "bits": {str(key): value for key, value in self.bits.items()}, "broken": self.broken,
+                "burned_in": self.burned_in, "patients": self.patients, "questions": list(self.questions),
                 "skipped": [{"name": item.name, "reason": item.reason, "broken": item.broken} for item in self.skipped],
                 "notes": list(self.notes), "misfits": list(self.misfits)}
 
@@ -104,23 +112,29 @@ class _Found:
     skipped: list[Skipped] = field(default_factory=list)
     samples: list[ImageFile] = field(default_factory=list)
     unwindowed: int = 0
+    burned_in: int = 0
+    patients: set[str] = field(default_factory=set)
     seen: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     twins: list[tuple[str, str]] = field(default_factory=list)
 
 
 def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classes: tuple[str, ...] = (),
-            at_silo: bool = False, progress: Progress | None = None) -> Preview:
+            at_silo: bool = False, use_labels: bool = True, selection: Selection = Selection(),
+            progress: Progress | None = None) -> Preview:
     """Reads a whole source and counts.
 
     Args:
         form: the study's geometry, that of the contact sheet's pictures.
         classes: the study's class names, to compare with; empty for no comparison.
         at_silo: whether folders `labelled` and `unlabelled` tell images apart, as they do at a silo.
+        use_labels: False: all images are unlabelled, whatever folders they are in.
+        selection: which DICOM files count, and how the patients of images are known.
         progress: told the share that is done and a line of text.
     Raises: BadData when the source as a whole cannot be used.
     """
     path, split = readers.parse_source(source)
     kind = readers.kind_of(path)
+    questions: list[str] = []
     if kind in ("npz", "digits"):
         return _of_arrays(source, path, split, form, reading, classes, progress)
     assert path is not None
@@ -135,31 +149,46 @@ def look_at(source: str, *, form: Geometry, reading: Reading = Reading(), classe
         stream: Iterable[ImageFile] = (_with_class(file, label) for file, label in
                                        zip(parquet.files_of(rows), labels, strict=True))
     else:
-        listing = readers.listing_of(path, split, source=source, classes=classes)
+        listing = readers.listing_of(path, split, source=source, classes=classes, selection=selection)
+        questions += [] if listing.question is None or not use_labels else [listing.question.line()]
         apart = partly_labelled.apart(source, path, listing) if kind == "folder" and at_silo else listing
         own, skipped = apart.folders, listing.skipped
-        if kind == "folder" and not any(file.class_name for file in apart.images):
+        if not use_labels:
+            apart = replace(apart, images=tuple(replace(file, class_name="") for file in apart.images))
+        if not any(file.class_name for file in apart.images) and (kind == "folder" or not use_labels):
             own = ()
         number, stream = len(apart.images), apart.images
         labels = [file.class_name for file in apart.images]
     found = _Found(skipped=list(skipped))
     ranges: dict[str, float] = {}
-    _count(stream, found, form, reading, ranges, _chosen(labels), number, progress)
+    patient = "none" if kind == "parquet" else selection.patient
+    _count(stream, found, form, reading, ranges, _chosen(labels), number, patient, progress)
     misfits = _misfits(own, classes)
     order = (*own, *(name for name in classes if name not in own)) if own else ()
     kept = sum(found.classes.values())
     unlabelled = found.classes.pop("", 0)
     by_class = {name: found.classes.get(name, 0) for name in order}
+    if kind == "folder" and not classes and (asked := patients_for_classes(by_class)):
+        questions.append(f"{asked}. {_NO_CLASSES if at_silo else _NO_CLASSES_THERE}")
     return Preview(
         source=source, kind=_KINDS[kind] if kind != "folder" else "class folders" if own else "flat folder",
         num_files=number, num_images=kept, labelled=kept - unlabelled, unlabelled=unlabelled, classes=by_class,
         sizes=dict(found.sizes.most_common(_SIZES)), num_sizes=len(found.sizes),
         channels=dict(sorted(found.channels.items())), bits=dict(sorted(found.bits.items())),
-        skipped=tuple(found.skipped), misfits=misfits, notes=_notes(found, by_class, own, ranges, reading),
+        burned_in=found.burned_in, patients=0 if "" in found.patients else len(found.patients),
+        questions=tuple(questions), skipped=tuple(found.skipped), misfits=misfits,
+        notes=_notes(found, by_class, own, ranges, reading),
         tiles=_tiles(found.samples, form, reading, ranges))
 
 
-def sample_of(source: str, *, form: Geometry, reading: Reading = Reading()) -> tuple[NDArray[np.uint8], ...]:
+_NO_CLASSES = ("If so, put them into one folder called 'unlabelled', or say that nothing there has a label: labels ="
+               " false in [data] of silo.toml, or --no-labels")
+_NO_CLASSES_THERE = ("If so, sort the images into a folder for each class, or name a table that says what each shows:"
+                     " labelled = \"labels.csv\"")
+
+
+def sample_of(source: str, *, form: Geometry, reading: Reading = Reading(), selection: Selection = Selection()
+              ) -> tuple[NDArray[np.uint8], ...]:
     """Up to 64 pictures of a source as uint8 (C, S, S), quickly: files spread evenly, or of Parquet the first rows.
     What cannot be read is left out.
 
@@ -174,7 +203,7 @@ def sample_of(source: str, *, form: Geometry, reading: Reading = Reading()) -> t
         rows = parquet.open_rows(parquet.parquet_files(path), split, source=source)
         files = list(itertools.islice(parquet.files_of(rows), _TILES))
     else:
-        images = readers.listing_of(path, split, source=source).images
+        images = readers.listing_of(path, split, source=source, selection=selection).images
         files = list(images[::max(1, -(-len(images) // _TILES))])
     return tuple(tile.square for tile in _tiles(files, form, reading, {}))
 
@@ -209,7 +238,7 @@ def _chosen(labels: Sequence[str]) -> set[int]:
 
 
 def _count(files: Iterable[ImageFile], found: _Found, form: Geometry, reading: Reading, ranges: dict[str, float],
-           chosen: set[int], number: int, progress: Progress | None) -> None:
+           chosen: set[int], number: int, patient: PatientRule, progress: Progress | None) -> None:
     with closing(decoding.decoded(files, form, reading, ranges)) as results:
         for index, (file, result) in enumerate(results):
             if progress is not None and (index % 64 == 63 or index + 1 == number):
@@ -225,6 +254,8 @@ def _count(files: Iterable[ImageFile], found: _Found, form: Geometry, reading: R
                 found.channels[picture.channels] += 1
                 found.bits[picture.bits] += 1
                 found.unwindowed += picture.unwindowed
+                found.burned_in += picture.burned_in
+                found.patients.add(readers.patient_of(file, picture.patient, patient, in_class=bool(file.class_name)))
                 _remember(found, file, picture.square)
 
 
@@ -267,6 +298,10 @@ def _notes(found: _Found, by_class: Mapping[str, int], own: Sequence[str], range
     if found.unwindowed:
         notes.append(f"DICOM images that name no window: {found.unwindowed}. They are shown over the whole range of"
                      " their bits, perhaps nearly black; a study sets one with [data.image.reading] window")
+    if found.burned_in:
+        notes.append(f"DICOM images that say of themselves that there is writing in them: {found.burned_in}"
+                     " (BurnedInAnnotation = YES). It may name a patient, and a network may learn from it. To leave"
+                     ' them out: [data] dicom = { BurnedInAnnotation = ["NO", ""] }')
     for kind, limit in ranges.items():
         if len(found.bits) > 1 or limit != 65535:
             notes.append(f"values of {kind}: {limit:g} and above become white, as far as this source shows; a study can"

@@ -50,7 +50,10 @@ def lines(preview: Preview, *, on_error: OnError | None = None) -> list[str]:
         found.append("  channels    " + ", ".join(f"{kinds[number]} ({count:,})"
                                                   for number, count in preview.channels.items()))
         found.append("  depth       " + ", ".join(f"{bits} bits ({count:,})" for bits, count in preview.bits.items()))
+    if preview.patients:
+        found.append(f"  patients    {preview.patients:,}")
     found += [f"  note        {printable(note)}" for note in preview.notes]
+    found += [f"  question    {printable(question, limit=600)}" for question in preview.questions]
     found += [f"  no fit      {printable(misfit)}" for misfit in preview.misfits]
     found += _problems(preview, on_error)
     return found
@@ -65,20 +68,25 @@ def _images(preview: Preview) -> str:
 
 
 def _problems(preview: Preview, on_error: OnError | None) -> list[str]:
-    others = len(preview.skipped) - preview.broken
     found = []
-    if others:
-        found.append(f"  left out    {others:,} that are no images")
-    found += _named([item for item in preview.skipped if not item.broken][:5])
-    if others > 5:
-        found.append(f"    and {others - 5:,} more")
+    unchosen = [item for item in preview.skipped if item.unchosen]
+    others = [item for item in preview.skipped if not item.broken and not item.unchosen]
+    for items, words in ((unchosen, "by a setting of this site"), (others, "that are no images")):
+        if items:
+            found.append(f"  left out    {len(items):,} {words}")
+        found += _named(items[:5])
+        if len(items) > 5:
+            found.append(f"    and {len(items) - 5:,} more")
     if not preview.broken:
         return [*found, "  problems    none"]
     found.append(f"  problems    {preview.broken:,} cannot be used; {_CONSEQUENCE[on_error]}")
     found += _named([item for item in preview.skipped if item.broken][:_PROBLEMS])
     if preview.broken > _PROBLEMS:
         found.append(f"    and {preview.broken - _PROBLEMS:,} more; --json lists all")
-    if on_error in ("stop", "report"):
+    if not preview.num_images:
+        found.append("  remedy      no file can be used: check that they were copied completely and how they were"
+                     " exported")
+    elif on_error in ("stop", "report"):
         found.append('  remedy      mend or remove them, or set [data] on_error = "skip" to leave them out')
     return found
 

@@ -358,6 +358,17 @@ def test_a_study_without_test_images_has_a_card_that_says_so(tmp_path: Path) -> 
     assert measured.card["recorded_accuracy"] is None
 
 
+def test_patients_are_counted_on_the_card_where_they_are_known(hand_over: Exported) -> None:
+    card = hand_over.facts
+    assert "Patients" not in card_markdown(card)
+    own = replace(card.data.coordinator, labelled_patients=7, test_patients=2)
+    said = card_markdown(replace(card, data=replace(card.data, coordinator=own)))
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in said.splitlines()
+            if line.startswith("|")]
+    table = rows[rows.index(["Set", "Images", "Patients"]):]
+    assert [row[2] for row in table[2:5]] == ["7", "not known" if own.validation else "0", "2"]
+
+
 @pytest.mark.parametrize(("count", "broken", "said"), [
     (5, 3, "3 files of the coordinator could not be read and were left out; 2 more were left out: no images, or"),
     (1, 1, "1 file of the coordinator could not be read and was left out."),

@@ -8,12 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from semisilo.common.data import image_set
 from semisilo.common.data.image_set import ImageSet, part_of
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.coordinator.studies import held_out
-from semisilo.coordinator.studies.held_out import check_apart, draw_validation, held_out_share, pixel_digests
+from semisilo.coordinator.studies.held_out import (
+    check_apart,
+    check_patients_apart,
+    draw_validation,
+    held_out_share,
+    pixel_digests,
+)
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -220,3 +227,74 @@ def test_a_part_that_is_too_large_for_memory_lies_on_the_disk_with_the_same_pixe
     assert found.labels_N is not None
     assert torch.equal(found.labels_N, expected.labels_N)
     assert found.names == expected.names
+
+
+# Patients -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_patient", [1, 3, 7, 25])
+def test_all_images_of_a_patient_are_held_out_or_none(per_patient: int) -> None:
+    labels = np.repeat([0, 1, 2], [150, 75, 75])
+    patients = [f"p{index // per_patient}" for index in range(len(labels))]
+    drawn = draw_validation(labels, 0.2, seed=1, num_classes=3, patients=patients)
+    held = {patients[index] for index in drawn}
+    assert set(drawn) == {index for index, patient in enumerate(patients) if patient in held}
+    for label, wanted in enumerate((30, 15, 15)):
+        number = int((labels[drawn] == label).sum())
+        assert 1 <= number <= wanted + per_patient, (label, number)
+        assert number > wanted - per_patient or per_patient > wanted
+    assert np.array_equal(drawn, draw_validation(labels, 0.2, seed=1, num_classes=3, patients=patients))
+
+
+def test_the_last_patient_of_a_class_and_one_with_an_image_that_stands_twice_are_not_held_out() -> None:
+    labels = np.array([0] * 8 + [1] * 4)
+    patients = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    drawn = draw_validation(labels, 0.25, seed=1, num_classes=2, patients=patients)
+    assert {patients[index] for index in drawn} in ({"a"}, {"b"}), "c is the only one of its class"
+    digests = [b"%d" % index for index in range(12)]
+    digests[0] = digests[11]
+    for seed in range(5):
+        drawn = draw_validation(labels, 0.25, seed=seed, num_classes=2, patients=patients, digests=digests)
+        assert {patients[index] for index in drawn} == {"b"}
+    drawn = draw_validation(labels, 0.25, seed=1, num_classes=2, patients=[""] * 12)
+    assert np.array_equal(drawn, draw_validation(labels, 0.25, seed=1, num_classes=2)), "as before, where none is known"
+
+
+def test_a_patient_in_two_sets_is_refused_with_the_names_of_images() -> None:
+    def images(*patients: str) -> ImageSet:
+        return ImageSet(torch.zeros(len(patients), 1, 2, 2, dtype=torch.uint8), None,
+                        tuple(f"{index}.png" for index in range(len(patients))), patients)
+
+    check_patients_apart({"labelled": images("a", "b", ""), "test": images("c", ""), "validation": images("d")})
+    with pytest.raises(BadData, match=r"1 patient of the test images have labelled ones as well \(1.png and 0.png\)"):
+        check_patients_apart({"labelled": images("a", "b"), "test": images("c", "a", "a")})
+
+
+def folders(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.random.default_rng([ord(letter) for letter in name]).integers(0, 256, (8, 8), dtype=np.uint8)
+                        ).save(folder / name)
+
+
+def test_a_study_keeps_patients_apart_and_freezes_how_many_there_are(tmp_path: Path) -> None:
+    folders(tmp_path, *(f"l/{name}/P{patient}_{name}{image}.png" for name in ("cat", "dog") for patient in range(10)
+                        for image in range(3)), *(f"t/{name}/Q{name}_0.png" for name in ("cat", "dog")))
+    data = {"labelled": "l", "test": "t", "validation_share": "20%", "patient": "name"}
+    found = read(tmp_path, **data)
+    frozen, validation, labelled = found.frozen, found.images.validation, found.images.labelled
+    assert validation is not None
+    assert labelled is not None
+    assert not set(validation.patients) & set(labelled.patients)
+    assert (frozen.by_patient, frozen.labelled_patients, frozen.validation_patients, frozen.test_patients) == (
+        True, 8, 2, 2)
+    assert read(tmp_path, before=found, **data).images.validation.names == validation.names  # type: ignore[union-attr]
+    plain = read(tmp_path, **{**data, "patient": "none"})
+    assert (plain.frozen.by_patient, plain.frozen.labelled_patients) == (False, 0)
+    earlier = replace(plain, frozen=replace(plain.frozen, measure="", measure_reason=""))
+    again = read(tmp_path, before=earlier, **data)
+    assert again.images.validation.names == plain.images.validation.names, "as it began"  # type: ignore[union-attr]
+    folders(tmp_path, "t/cat/P3_again.png")
+    with pytest.raises(BadData, match=r"1 patient of the test images have labelled ones as well") as caught:
+        read(tmp_path, **data)
+    assert 'patient = "none"' in caught.value.remedy

@@ -422,7 +422,7 @@ def test_images_that_cannot_be_used_are_refused_from_then_on_without_a_download_
         payloads = [coordinator.add_file(random_bytes(1000 + number)) for number in range(4)]
         given = [make_task(number, rounds=9, payloads=(payloads[number - 1],)) for number in (1, 2, 3, 4)]
         coordinator.tasks = given[:3]
-        compute = FakeCompute(errors=[BadData("jane_doe.png is no image.")])
+        compute = FakeCompute(errors=[BadData("jane_doe.png is no image.", remedy='Or set on_error = "skip".')])
         async with serving(coordinator) as port, agent_at(
                 port, tmp_path / "home", compute=compute, choice=JoinChoice(source=str(scans))) as bench:
             running = asyncio.ensure_future(bench.agent.run())

@@ -211,16 +211,20 @@ def test_tasks_that_were_refused_are_bad_while_the_agent_runs_with_the_command_t
     home = SiloHome(tmp_path)
     assert look_at_tasks(home) == []
     status = StatusFile(home.status)
-    status.update(now_unix=NOW, refusals=9, refusal_code="BAD_DATA", last_refusal="scan 7.png: it is damaged.")
+    status.update(now_unix=NOW, refusals=9, refusal_code="BAD_DATA",
+                  last_refusal='scan 7.png: it is damaged. Or set on_error = "skip".')
     with home.lock():
         (found,) = look_at_tasks(home)
         assert (found.what, found.state) == ("tasks", "bad")
-        assert found.text == "The last 9 tasks were refused: BAD_DATA: scan 7.png: it is damaged."
+        assert found.text == "The last 9 tasks were refused: BAD_DATA: scan 7.png: it is damaged. " \
+            'Or set on_error = "skip".'
         assert f"silo data --home {tmp_path} " in found.remedy
         assert 'on_error = "skip"' in found.remedy
         assert found.remedy.endswith(f"then restart: silo join --home {tmp_path}")
         assert run_cli(app, ["check", "--home", str(tmp_path)], name="silo") == 1
         assert "BAD  tasks" in capsys.readouterr().out
+    status.update(now_unix=NOW, last_refusal="scans: folder 'zebra' is not a class of the study.")
+    assert "skip" not in look_at_tasks(home)[0].remedy, "leaving files out does not help there"
     (ended,) = look_at_tasks(home)
     assert (ended.state, ended.text.startswith("Before `silo join` ended, the last 9 tasks")) == ("warning", True)
     status.update(now_unix=NOW, refusals=1)
@@ -251,6 +255,61 @@ def test_images_whose_header_cannot_be_read_are_named(tmp_path: Path) -> None:
     found, _ = look_at_images(home, Policy(data=DataPolicy(source=str(tmp_path / "scans"))))
     assert found.state == "ok"
     assert f"the headers of 30 can be read, `silo data --home {tmp_path}` looks at every file whole" in found.text
+
+
+def test_where_no_file_can_be_read_nobody_is_told_to_leave_files_out(tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    for name in "abc":
+        (tmp_path / "scans" / f"{name}.png").write_bytes(b"no picture at all")
+    for on_error in ("stop", "skip"):
+        policy = Policy(data=DataPolicy(source=str(tmp_path / "scans"), on_error=on_error))  # type: ignore[arg-type]
+        found, _ = look_at_images(SiloHome(tmp_path), policy)
+        assert (found.state, "skip" in found.remedy, "exported" in found.remedy) == ("bad", False, True)
+
+
+@pytest.mark.parametrize(("folders", "scenario", "said"), [
+    (("a", "zebra"), "labels-at-silo", "folder 'zebra' is not a class of the study."),
+    (("a", "zebra"), "labels-at-coordinator", ""),
+    (("labelled/a", "more"), "labels-at-silo", "it is not clear what the folder 'more' beside 'labelled' is."),
+    (("labeled", "b"), "labels-at-silo", "the folder 'labeled' is not a class of the study."),
+    (("a", "b"), "labels-at-silo", "")])
+def test_what_join_would_refuse_of_folders_is_bad_before_and_in_the_same_words(
+        tmp_path: Path, folders: tuple[str, ...], scenario: str, said: str) -> None:
+    from semisilo.common.errors import BadData
+    from semisilo.silo.compute.images import read_silo_images
+    from semisilo.silo.site.home import JoinChoice
+
+    for folder in folders:
+        (tmp_path / "scans" / folder).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "scans" / folder / "x.png")
+    source = str(tmp_path / "scans")
+    study = needs(task=replace(needs().task, settings={"scenario": scenario}))
+    found, _ = look_at_images(SiloHome(tmp_path), Policy(data=DataPolicy(source=source)), study)
+    assert (found.state == "bad") is bool(said)
+
+    def join() -> None:
+        read_silo_images(JoinChoice(source=source), FORM, classes=("a", "b"), scenario=scenario)  # type: ignore[arg-type]
+
+    if not said:
+        return join()
+    with pytest.raises(BadData) as caught:
+        join()
+    assert (found.text, found.remedy) == (caught.value.text, caught.value.remedy)
+    assert said in found.text
+
+
+def test_folders_of_patients_are_asked_about_until_silo_toml_says_that_nothing_has_a_label(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / "scans" / f"PAT{number:04}").mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "scans" / f"PAT{number:04}" / "x.png")
+    source, home = str(tmp_path / "scans"), SiloHome(tmp_path)
+    found, counts = look_at_images(home, Policy(data=DataPolicy(source=source)))
+    assert (found.state, counts) == ("warning", (9, 0))
+    assert "are these 9 folders patients" in found.text
+    assert "'unlabelled'" in found.remedy
+    assert "labels = false" in found.remedy
+    found, counts = look_at_images(home, Policy(data=DataPolicy(source=source, labels=False)))
+    assert (found.state, counts) == ("ok", (0, 9))
 
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +408,34 @@ def test_without_any_round_the_forecast_is_a_whole_model_and_says_so(tmp_path: P
     assert (typical.up_bytes, "other silos" in typical.bytes_from) == (70_000, True)
     sparse = needs(task=replace(needs().task, uplink=Uplink(aim="auto", values="int8", top_k=0.1)))
     assert forecast(sparse, SiloHome(tmp_path), images=10).up_bytes == 30_000  # 10 000 elements of 1 + 2 bytes
+
+
+def test_frozen_layers_that_come_once_are_in_the_forecast_until_they_have_come(tmp_path: Path) -> None:
+    """The network of a trial: 8 kB to train, 37 MB frozen."""
+    found, said = needs_of(described(dense_bytes=8_000, frozen_bytes=37_000_000), silo="a")
+    assert found is not None
+    assert said is not None
+    assert "8.0 kB dense and 37.0 MB of frozen layers, which come once" in said.text
+    first = forecast(found, SiloHome(tmp_path), images=10)
+    assert (first.once_bytes, first.down_bytes) == (37_000_000, 8_000)
+    assert "before the first round once 37.0 MB in, of layers that nobody trains" in line_of(first)
+
+    def own(number: int, down: int) -> OwnRound:
+        return OwnRound(number=number, payload_down=down, payload_up=8_000, wire_down=down + 500, wire_up=8_500,
+                        training_seconds=1.0)
+
+    after = replace(found, own_rounds=(own(1, 37_008_000),))
+    second = forecast(after, SiloHome(tmp_path), images=10)
+    assert (second.once_bytes, second.down_bytes) == (0, 8_500)
+    assert "frozen" not in line_of(second)
+    assert "once" not in line_of(second)
+    third = forecast(replace(after, own_rounds=(own(1, 37_008_000), own(2, 8_000))), SiloHome(tmp_path), images=10)
+    assert third.down_bytes == 8_500
+    with_frozen = look_at_disk(SiloHome(tmp_path), dense_bytes=8_000, frozen_bytes=37_000_000)
+    assert with_frozen.facts["needed_bytes"] == 6 * 8_000 + 37_000_000
+    assert "frozen layers: 37.0 MB" in with_frozen.text
+    plain, more = (look_at_memory(image_bytes=0, dense_bytes=8_000, frozen_bytes=each) for each in (0, 37_000_000))
+    assert more.facts["needed_bytes"] - plain.facts["needed_bytes"] == 2 * 37_000_000  # type: ignore[operator]
 
 
 def test_own_rounds_go_before_estimates_and_the_median_before_an_outlier(tmp_path: Path) -> None:

@@ -72,3 +72,43 @@ def test_report_at_a_silo_reads_all_its_sources_before_it_stops(site, caplog):
         read_silo_images(choice, form, classes=("cat", "dog"), scenario="labels-at-silo")
     assert "unlabelled/bad.png" in caplog.text
     assert "cat/worse.png" in caplog.text
+
+
+def test_folders_of_patients_are_asked_about_and_the_option_answers(tmp_path, capsys):
+    for number in range(7):
+        (tmp_path / f"scans/PAT{number:03}").mkdir(parents=True)
+        Image.new("L", (8, 8), number).save(tmp_path / f"scans/PAT{number:03}/x.png")
+    words = (str(tmp_path / "scans"), "--home", str(tmp_path / "home"))
+    assert run(*words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "question are these 7 folders patients or examinations, and no classes?" in said
+    assert run(*words, "--no-labels", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["questions"], facts["labelled"], facts["unlabelled"]) == ([], 0, 7)
+    (tmp_path / "home/silo.toml").write_text("[data]\nlabels = false\n")
+    assert run(*words, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unlabelled"] == 7
+
+
+def test_dicom_files_are_chosen_by_silo_toml_and_the_others_counted(tmp_path, capsys):
+    pytest.importorskip("pydicom")
+    from tests.common.data.formats.test_dicom import STORED, made
+
+    (tmp_path / "scans").mkdir()
+    for name, view in (("a", "PA"), ("b", "LL"), ("c", "AP")):
+        made(tmp_path / f"scans/{name}.dcm", STORED, WindowCenter=40, WindowWidth=400, ViewPosition=view,
+             PatientID=name, BurnedInAnnotation="YES")
+    (tmp_path / "scans/report.pdf").write_bytes(b"%PDF")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "silo.toml").write_text(f'[data]\nsource = "{tmp_path}/scans"\ndicom = {{ ViewPosition = ["PA", "AP"] }}\n')
+    assert run("--home", str(home)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  left out    1 by a setting of this site" in lines
+    assert "    b.dcm: its ViewPosition is none of those that [data] dicom asks for" in lines
+    assert "  left out    1 that are no images" in lines
+    assert "  patients    2" in lines
+    assert any("there is writing in them: 2 (BurnedInAnnotation" in line for line in lines)
+    (home / "silo.toml").write_text(f'[data]\nsource = "{tmp_path}/scans"\ndicom = {{ viewposition = "PA" }}\n')
+    assert run("--home", str(home)) == 2
+    assert "'viewposition' is no keyword of a DICOM tag" in capsys.readouterr().err

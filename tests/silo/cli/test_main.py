@@ -286,14 +286,15 @@ def test_who_names_the_images_says_which_are_labelled_and_the_command_may_add(
 def test_join_hands_over_what_the_command_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[Path, dict[str, Any]]] = []
     monkeypatch.setattr("semisilo.silo.join.join", lambda folder, **options: heard.append((folder, options)) or 0)
-    words = ["--data", "/scans", "--labelled", "/known", "--test", "/t", "--on-error", "skip", "--exit-when-finished"]
+    words = ["--data", "/scans", "--labelled", "/known", "--test", "/t", "--no-labels", "--on-error", "skip",
+             "--exit-when-finished"]
     assert silo("join", "--home", str(tmp_path), *words) == 0
     assert silo("join", "--home", str(tmp_path)) == 0
     assert heard == [
-        (tmp_path, {"data": "/scans", "labelled": "/known", "test": "/t", "on_error": "skip",
+        (tmp_path, {"data": "/scans", "labelled": "/known", "test": "/t", "no_labels": True, "on_error": "skip",
                     "exit_when_finished": True, "metrics": None}),
-        (tmp_path, {"data": None, "labelled": None, "test": None, "on_error": None, "exit_when_finished": False,
-                    "metrics": None})]
+        (tmp_path, {"data": None, "labelled": None, "test": None, "no_labels": False, "on_error": None,
+                    "exit_when_finished": False, "metrics": None})]
 
 
 def test_a_choice_from_before_there_were_labelled_images_is_read(tmp_path: Path) -> None:

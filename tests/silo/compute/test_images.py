@@ -232,3 +232,28 @@ def test_the_studys_reading_makes_the_pixels_of_all_sources(site: Path) -> None:
         found = read_silo_images(choice(site, source="scans", test="test"), form, classes=CLASSES,
                                  scenario=scenario).images
         assert {*values(found.labelled), *values(found.unlabelled), *values(found.test)} == {64}
+
+
+# What a site says of its images ---------------------------------------------------------------------------------------
+
+
+def test_folders_without_labels_are_unlabelled_whatever_they_are_called(site: Path) -> None:
+    chosen = replace(choice(site, source="scans"), use_labels=False)
+    found = read(chosen, "labels-at-silo")
+    assert found.labelled is None
+    assert values(found.unlabelled) == [20, 10]
+    counts = survey_silo_images(chosen)
+    assert (counts.labelled, counts.unlabelled) == (0, 2)
+
+
+def test_a_patient_is_not_trained_on_and_tested_with(site: Path) -> None:
+    for name, value in (("train/dog/P1_a.png", 1), ("train/dog/P2_a.png", 2), ("held/dog/P2_b.png", 3)):
+        picture(site / name, value)
+    by_name = replace(choice(site, source="train", test="held"), patient="name")
+    with pytest.raises(BadData, match=r"^1 patient of the test images are among .* first the one of dog/P2_b.png"
+                       ) as caught:
+        read(by_name, "labels-at-silo")
+    assert 'patient = "none"' in caught.value.remedy
+    assert read(replace(by_name, patient="none"), "labels-at-silo").test is not None
+    (site / "held/dog/P2_b.png").rename(site / "held/dog/P3_b.png")
+    assert read(by_name, "labels-at-silo").test is not None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from semisilo.common.config import from_dict
 from semisilo.common.data import partly_labelled, readers
@@ -99,6 +100,16 @@ def operations() -> Operations:
 
 def survey(source: str, *, labelled: str = "", test: str = "") -> Surveyed:
     return operations().survey(Survey(choice=JoinChoice(source=source, labelled=labelled, test=test)))
+
+
+def test_files_that_are_no_images_are_not_told_as_images_that_cannot_be_read(tmp_path: Path) -> None:
+    for number in range(12):
+        Image.new("L", (8, 8), 20 * number).save(tmp_path / f"{number}.png")
+    (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7 no picture")
+    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "1.png").read_bytes()[:40])
+    site = Site(tmp_path, str(tmp_path))
+    assert operations().train(site.request(on_error="skip")).skipped == 1
 
 
 def test_the_update_is_a_difference_to_what_was_received_and_lies_in_the_outgoing_store(site: Site) -> None:

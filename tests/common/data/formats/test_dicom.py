@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -20,14 +21,18 @@ from pydicom.uid import (  # noqa: E402
     DeflatedExplicitVRLittleEndian,
     ExplicitVRLittleEndian,
     JPEGBaseline8Bit,
+    JPEGExtended12Bit,
     SecondaryCaptureImageStorage,
 )
 
-from semisilo.common.data.form import Reading  # noqa: E402
+from semisilo.common.data.form import Reading, Selection  # noqa: E402
 from semisilo.common.data.formats.dicom import open_dicom  # noqa: E402
-from semisilo.common.data.formats.pixels import NoPictureError, UnusableError  # noqa: E402
+from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError  # noqa: E402
+from semisilo.common.data.formats.raster import open_raster  # noqa: E402
+from semisilo.common.data.preview.preview import look_at  # noqa: E402
 from semisilo.common.data.readers import read_images, survey  # noqa: E402
-from semisilo.common.errors import BadData  # noqa: E402
+from semisilo.common.errors import BadConfiguration, BadData  # noqa: E402
+from tests.common.data.twelve_bits import jpeg_of_12_bits  # noqa: E402
 
 REAL = Path(DATA_ROOT) / "test_files"
 NAME = "Unspeakable^Patient"
@@ -266,10 +271,118 @@ def test_a_stream_of_another_size_than_the_header_says_is_refused(tmp_path):
     assert (shown(path) == 200).all()
 
 
-def test_a_deflated_data_set_is_refused_unopened(tmp_path):
-    path = made(tmp_path / "a", np.zeros((4, 4), np.uint8), syntax=DeflatedExplicitVRLittleEndian)
-    with pytest.raises(UnusableError, match="deflated"):
-        open_dicom(path)
+def test_a_deflated_file_has_the_pixels_of_the_same_file_uncompressed(tmp_path):
+    frames = np.stack([STORED, STORED[::-1]])
+    plain = made(tmp_path / "a", frames, WindowCenter=40, WindowWidth=400)
+    deflated = made(tmp_path / "b", frames, syntax=DeflatedExplicitVRLittleEndian, WindowCenter=40, WindowWidth=400)
+    assert deflated.stat().st_size < plain.stat().st_size
+    for frame in (0, 1):
+        assert np.array_equal(shown(deflated, frame=frame), shown(plain, frame=frame))
+    assert np.array_equal(shown(plain), window(STORED * 1.0, 40, 400))
+
+
+def test_a_deflated_file_that_is_cut_off_or_far_too_large_is_said_to_be_that(tmp_path, monkeypatch):
+    whole = made(tmp_path / "a", STORED, syntax=DeflatedExplicitVRLittleEndian).read_bytes()
+    (tmp_path / "b").write_bytes(whole[:-500])
+    with pytest.raises(UnusableError, match="deflated and cut off"):
+        open_dicom(tmp_path / "b")
+    monkeypatch.setattr("semisilo.common.data.formats.dicom._LARGEST_INFLATED", 4000)
+    with pytest.raises(UnusableError, match="deflated and has more than 4000 bytes"):
+        open_dicom(tmp_path / "a")
+
+
+@pytest.mark.parametrize("tags", [
+    {"RescaleSlope": None, "RescaleIntercept": None}, {"RescaleSlope": "", "RescaleIntercept": ""},
+    {"ModalityLUTSequence": []}, {"ModalityLUTSequence": [Dataset()]}, {"ModalityLUTSequence": None},
+    {"VOILUTSequence": []}, {"VOILUTSequence": [Dataset()]}])
+def test_a_tag_of_grey_values_that_is_there_and_empty_means_what_a_missing_one_means(tmp_path, tags):
+    path = made(tmp_path / "a", STORED, WindowCenter=40, WindowWidth=400, **tags)
+    assert np.array_equal(shown(path), window(STORED * 1.0, 40, 400))
+
+
+def test_an_empty_window_is_none(tmp_path):
+    opened = open_dicom(made(tmp_path / "a", STORED, WindowCenter=None, WindowWidth=None))
+    assert not opened.has_window
+    assert np.array_equal(shown(tmp_path / "a"), shown(made(tmp_path / "b", STORED)))
+
+
+VALUES = np.array([[0, 1024, 4095], [2048, 2047, 100]], dtype=np.uint16)
+
+
+def test_jpeg_of_12_bits_is_read_in_a_dicom_file_and_alone(tmp_path):
+    """Without a window 0 is black and 4095 white, in both: (4095 in 12 bits, and the rule of depth)."""
+    stream, expected = jpeg_of_12_bits(VALUES), np.floor(VALUES / 4095 * 255 + 0.5)
+    inside = made(tmp_path / "a.dcm", encapsulate([stream]), syntax=JPEGExtended12Bit, Rows=16, Columns=24,
+                  SamplesPerPixel=1, BitsAllocated=16, BitsStored=12, HighBit=11, PixelRepresentation=0)
+    assert np.array_equal(shown(inside)[::8, ::8], expected)
+    for name in ("b.jpg", "no suffix"):
+        (tmp_path / name).write_bytes(stream)
+        (picture,) = open_raster(tmp_path / name).pictures(Geometry(size=24, channels=1, resize="pad"), Reading(), {})
+        assert np.array_equal(picture.square[0][4:20:8, ::8], expected)
+        assert (picture.width, picture.height, picture.channels, picture.bits) == (24, 16, 1, 12)
+    assert survey(str(tmp_path)).num_images == 3
+
+
+def test_jpeg_of_12_bits_that_cannot_be_decoded_is_named_as_what_it_is(tmp_path, monkeypatch):
+    (tmp_path / "a.jpg").write_bytes(jpeg_of_12_bits(VALUES)[:-20])
+    (tmp_path / "b.jpg").write_bytes(jpeg_of_12_bits(VALUES).replace(b"\xff\xc4\x00\x23", b"\xff\xc4\x00\x03"))
+    for name in ("a.jpg", "b.jpg"):
+        with pytest.raises(UnusableError, match="JPEG of 12 bits"):
+            open_raster(tmp_path / name).pictures(Geometry(size=8, channels=1, resize="fit"), Reading(), {})
+    monkeypatch.setitem(sys.modules, "libjpeg", None)
+    with pytest.raises(BadData, match=r"^JPEG files of 12 bits need the package 'libjpeg', which is not installed"):
+        read_images(str(tmp_path), size=8, channels=1, labelled=False)
+
+
+def test_only_files_whose_tags_are_chosen_count(tmp_path):
+    for name, tags in {"a": {"Modality": "CR", "ViewPosition": "PA"}, "b": {"Modality": "DX", "ViewPosition": "LL"},
+                       "c": {"Modality": "CT"}, "d": {"Modality": "DX", "ViewPosition": "AP"}, "e": {}}.items():
+        made(tmp_path / f"{name}.dcm", STORED, WindowCenter=40, WindowWidth=400, **tags)
+    Image.new("L", (8, 8)).save(tmp_path / "f.png")
+
+    def names(**rules: object) -> list[str]:
+        found = read_images(str(tmp_path), size=8, channels=1, labelled=False, selection=Selection(dicom=rules))
+        return [name.partition(".")[0] for name in found.images.names]
+
+    assert names() == list("abcdef")
+    assert names(Modality=("cr", "DX"), ViewPosition=("PA", "AP")) == list("adf")
+    assert names(Modality=("CR", "")) == list("aef")
+    assert names(Modality="CT") == list("cf")
+    with pytest.raises(BadConfiguration, match=r"no tag .Modalitie.\.") as caught:
+        names(Modalitie="CT")
+    assert caught.value.remedy == "Did you mean 'Modality'?"
+    (tmp_path / "f.png").unlink()
+    with pytest.raises(BadData, match=r"none of 5 DICOM files has the tags that \[data\] dicom asks .*5 by Modality"):
+        names(Modality="XX")
+
+
+def test_a_tag_of_several_values_counts_by_any_of_them(tmp_path):
+    made(tmp_path / "a.dcm", STORED, ImageType=["ORIGINAL", "PRIMARY", "AXIAL"])
+    made(tmp_path / "b.dcm", STORED, ImageType=["DERIVED", "SECONDARY"])
+    found = read_images(str(tmp_path), size=8, channels=1, labelled=False,
+                        selection=Selection(dicom={"ImageType": "primary"}))
+    assert found.images.names == ("a.dcm",)
+
+
+def test_writing_in_the_picture_is_counted(tmp_path):
+    for name, tags in {"a": {"BurnedInAnnotation": "YES"}, "b": {"BurnedInAnnotation": "NO"}, "c": {}}.items():
+        made(tmp_path / f"{name}.dcm", STORED, WindowCenter=40, WindowWidth=400, **tags)
+    found = look_at(str(tmp_path), form=Geometry(size=8, channels=1, resize="fit"))
+    assert found.burned_in == 1
+    assert any(note.startswith("DICOM images that say of themselves that there is writing in them: 1")
+               for note in found.notes)
+
+
+def test_patients_are_told_apart_by_number_and_issuer_and_their_numbers_are_not_kept(tmp_path):
+    for name, tags in {"a": {"PatientID": "7"}, "b": {"PatientID": "7"}, "c": {"PatientID": "8"},
+                       "d": {"PatientID": "7", "IssuerOfPatientID": "North"}, "e": {"PatientID": ""}}.items():
+        made(tmp_path / f"{name}.dcm", STORED, **tags)
+    found = read_images(str(tmp_path), size=8, channels=1, labelled=False).images.patients
+    a, b, c, d, e = found
+    assert a == b
+    assert len({a, c, d, ""}) == 4
+    assert e == ""
+    assert "7" not in found
 
 
 @pytest.mark.parametrize("file", ["reportsi.dcm", "rtplan.dcm", "test-SR.dcm", "waveform_ecg.dcm"])

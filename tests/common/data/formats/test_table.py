@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisilo.common.data.form import ImageForm
+from semisilo.common.data.form import ImageForm, Selection
+from semisilo.common.data.formats.pixels import Geometry
 from semisilo.common.data.partly_labelled import read_partly_labelled, survey_partly_labelled
+from semisilo.common.data.preview.preview import look_at
 from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadData
 
@@ -147,7 +149,8 @@ def test_no_table_leads_out_of_its_folder(scans, tmp_path_factory):
 
 @pytest.mark.parametrize(("text", "said"), [
     ("", "no rows"), ("file,label\n", "no rows"), ("file,label\na,\0x\n", "not a table of text"),
-    ("image,cat,dog\na,1,1\nb,0,1\n", "several classes"), ("file,colour,shape\na,red,round\n", "holds the labels"),
+    ("image,cat,dog\na,1,1\nb,0,1\n", "1 of 2 rows have several labels"),
+    ("file,colour,shape\na,red,round\n", "holds the labels"),
     ('file,label\n"a,cat\n', "not a table"), (f"file,label\na,{'x' * 100_000}\n", "not a table")])
 def test_what_is_no_table_is_said_so(scans, text, said):
     with pytest.raises(BadData, match=said) as caught:
@@ -171,3 +174,63 @@ def test_files_of_several_pictures_give_all_of_them_the_rows_label(scans):
     assert images.names == ("a.png", "m.tif[0]", "m.tif[1]", "m.tif[2]")
     assert images.labels_N.tolist() == [0, 1, 1, 1]
     assert np.array_equal(images.images_NCHW[1:, 0, 0, 0].numpy(), [1, 2, 3])
+
+
+# What hospitals have: other columns, several labels, patients ---------------------------------------------------------
+
+
+FORM = ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
+
+
+def test_a_table_whose_other_columns_are_no_labels_is_read_where_labels_do_not_count(scans):
+    source = table(scans, "file,age,ward\na.png,71,north\nb.png,34,south\n")
+    found = read_partly_labelled(source, FORM, classes=("cat", "dog"), use_labels=False)
+    assert found.labelled is None
+    assert len(found.unlabelled) == 2
+    counts = survey_partly_labelled(source)
+    assert (counts.labelled, counts.unlabelled) == (0, 2)
+    with pytest.raises(BadData, match=r"which column holds the labels\? Its columns: file, age, ward") as caught:
+        read_partly_labelled(source, FORM, classes=("cat", "dog"), use_labels=True)
+    assert "#label=none" in caught.value.remedy
+    found = read_partly_labelled(f"{source}#label=none", FORM, classes=("cat", "dog"), use_labels=True)
+    assert found.labelled is None
+    assert len(found.unlabelled) == 2
+    (question,) = look_at(source, form=Geometry(size=8, channels=1, resize="fit"), at_silo=True).questions
+    assert "which column holds the labels" in question
+
+
+@pytest.mark.parametrize("text", [
+    "Image Index,Finding Labels\na.png,Cardiomegaly|Emphysema\nb.png,Emphysema\nc.jpg,Cardiomegaly\n",
+    "file,label\na.png,Emphysema; Cardiomegaly\nb.png,Emphysema\nc.jpg,Cardiomegaly\n",
+    "file,Cardiomegaly,Emphysema\na.png,1,1\nb.png,0,1\nc.jpg,1,0\n"])
+def test_a_cell_of_several_labels_is_no_class(scans, text):
+    source = table(scans, text)
+    with pytest.raises(BadData, match=r"1 of 3 rows have several labels, row 2 for example .*one label for each image"
+                       ) as caught:
+        read(source)
+    assert "#several=skip" in caught.value.remedy
+    assert len(read_images(source, size=8, channels=1, labelled=False).images) == 3, "labels do not count"
+    assert read(f"{source}#several=skip") == {"b.png": 1, "part_1/c.jpg": 0}
+    assert read_images(f"{source}#several=skip", size=8, channels=1).classes == ("Cardiomegaly", "Emphysema")
+    apart = read_partly_labelled(f"{source}#several=unlabelled", FORM, classes=("Cardiomegaly", "Emphysema"),
+                                 use_labels=True)
+    assert (apart.labelled.names, apart.unlabelled.names) == (("b.png", "part_1/c.jpg"), ("a.png",))
+    with pytest.raises(BadData, match="several=all"):
+        read(f"{source}#several=all")
+
+
+def test_a_name_with_a_comma_is_one_class_unless_its_parts_are_classes_of_their_own(scans):
+    source = table(scans, 'file,label\na.png,"pneumonia, viral"\nb.png,healthy\nc.jpg,"pneumonia, viral"\n')
+    assert read_images(source, size=8, channels=1).classes == ("healthy", "pneumonia, viral")
+
+
+def test_a_column_of_patients_tells_them_apart(scans):
+    for column, more in (("patient_id", ""), ("Patient ID", ""), ("who", "#patient=who")):
+        source = table(scans, f"file,label,{column}\na.png,cat,7\nb.png,dog,8\nc.jpg,dog,7\nd.png,cat,\n")
+        images = read_images(f"{source}{more}", size=8, channels=1).images
+        of = dict(zip(images.names, images.patients, strict=True))
+        assert of["a.png"] == of["part_1/c.jpg"] not in ("", "7")
+        assert of["b.png"] not in ("", of["a.png"])
+        assert of["part_2/d.png"] == ""
+    assert read_images(f"{source}#patient=who", size=8, channels=1, selection=Selection(patient="none")
+                       ).images.patients == ()
