@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LOSSY_FORMS", "Uplink", "parse_uplink"]
+__all__ = ["LOSSY_FORMS", "RANDOM_K", "Uplink", "parse_uplink"]
 
-LOSSY_FORMS = ("bf16", "int8", "int4", "top-k")
+RANDOM_K = "random-k"
+LOSSY_FORMS = ("bf16", "int8", "int4", "top-k", RANDOM_K)
 """What a silo's policy may forbid, by name; exact encodings change nothing and need no permission."""
 
 _TOP_K = re.compile(r"(\d+(?:\.\d+)?)\s*%")

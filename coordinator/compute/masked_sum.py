@@ -3,7 +3,7 @@
 Words are added modulo 2^bits, so the sum is that of the same integers without masks, bit for bit; the coordinator never
 has one update.
 
-Tests: tests/coordinator/compute/test_masked_sum.py.
+Tests: tests/silo/compute/test_masked_update.py.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from semisilo.common.secure_aggregation.fixed_point import decode_sum, largest_level
-from semisilo.common.secure_aggregation.words import unpack
 
 from semisilo.common.errors import SecureSumFailed, StorageDamaged
 from semisilo.common.methods.contract import GroupLayout, TensorGroup
 from semisilo.common.payload.reader import PayloadReader
+from semisilo.common.secure_aggregation.fixed_point import decode_sum, largest_level
 from semisilo.common.secure_aggregation.mask_form import EXTRA_WORDS, MaskForm, SumOutcome, share_count
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP, MaskSeed
 from semisilo.common.secure_aggregation.positions import chosen_positions
+from semisilo.common.secure_aggregation.words import unpack
 from semisilo.common.storage.store import hash_file
 from semisilo.coordinator.compute.update_reader import check_groups
 

@@ -13,6 +13,7 @@ from semisilo.common.config import canonical_json
 from semisilo.common.errors import InvitationUsed, UnknownSilo, UsageError
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
+from semisilo.coordinator.ledger.secure_sums.roster import remove_identity
 
 __all__ = ["HeardMember", "Invitation", "LedgerRoster", "OpenInvitation", "SiloRow", "SiloStatus", "SimulatedMember",
            "certificate_ends", "open_invitations", "set_aside_text"]
@@ -246,6 +247,7 @@ class LedgerRoster:
             db.execute("UPDATE silo SET revoked_unix = coalesce(revoked_unix, ?) WHERE name = ?", (now, silo))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
             self._ledger.cancel_tasks(silo, reason="silo revoked")
+            remove_identity(self._ledger, silo, now_unix=now)
             self._ledger.event("silo_revoked", silo=silo)
 
     def leave(self, silo: str) -> float:
@@ -264,6 +266,7 @@ class LedgerRoster:
                        " silent_unix = NULL WHERE name = ?", (now, silo))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
             self._ledger.cancel_tasks(silo, reason="the silo has left the federation")
+            remove_identity(self._ledger, silo, now_unix=now)
             self._ledger.event("silo_left", silo=silo)
             return now
 

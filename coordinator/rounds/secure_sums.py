@@ -53,14 +53,13 @@ from semisilo.common.wire import secure_aggregation_pb2 as pb
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import RoundRow
 from semisilo.coordinator.ledger.roster import LedgerRoster
-from semisilo.coordinator.ledger.secure_sums import (
+from semisilo.coordinator.ledger.secure_sums.roster import roster_entries, roster_number
+from semisilo.coordinator.ledger.secure_sums.sums import (
     SumRow,
     last_sum,
     note_form,
     note_outcome,
     open_sum,
-    roster_entries,
-    roster_number,
     step_answers,
     sum_row,
 )
@@ -177,7 +176,8 @@ class Sums:
         if before is not None and before.form is not None and before.outcome is not None \
                 and len(before.form.bounds) == len(bounds):
             bounds = next_bounds(before.form.bounds, before.outcome)
-        form = MaskForm(bits=settings.word_bits, bounds=bounds, silo_count=num_silos, weight_reference=reference)
+        form = MaskForm(bits=settings.word_bits, bounds=bounds, silo_count=num_silos, weight_reference=reference,
+                        random_k=settings.random_share)
         note_form(self._ledger, sum_row(self._ledger, row.study, row.number, name), form)
         return form
 

@@ -42,7 +42,8 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.records import DeclaredUpdate, TaskRow
 from semisilo.coordinator.ledger.roster import LedgerRoster, set_aside_text
-from semisilo.coordinator.ledger.secure_sums import answer_step, note_identity
+from semisilo.coordinator.ledger.secure_sums.roster import note_identity
+from semisilo.coordinator.ledger.secure_sums.sums import answer_step
 from semisilo.coordinator.ledger.states import ENDED_STUDY, TaskState
 from semisilo.coordinator.ledger.tasks import add_site_evaluation, has_taken_part, is_committed
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason

@@ -12,8 +12,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from semisilo.common.errors import BadRoster, SecureSumRefused
+from semisilo.common.errors import BadRoster, NotPermitted, SecureSumRefused
 from semisilo.common.methods.contract import SumStep, TaskSpec
+from semisilo.common.methods.uplink import RANDOM_K
 from semisilo.common.secure_aggregation.context import told_alike
 from semisilo.common.secure_aggregation.conversion import StepAnswer, SumQuestion
 from semisilo.common.secure_aggregation.messages import SecureSum
@@ -86,6 +87,9 @@ class SecureSteps:
         session = self._session(task, total)
         if question.form is None:
             raise SecureSumRefused("The task does not say how its update becomes words.")
+        if question.form.random_k < 1 and RANDOM_K not in self._policy.permit.encodings:
+            raise NotPermitted("The study wants a random share of every update, which this silo does not permit.",
+                               remedy=f'To allow it, add "{RANDOM_K}" to [permit] encodings in silo.toml.')
         context = told_alike(task, phase=question.phase, form=question.form, roster=self._store.roster.head.digest())
         after, seeds = steps.mask_seeds(session, given=question.sealed, context=context)
         self._store.keep(task.study, after, masks=True)

@@ -4,7 +4,7 @@
     behind them round(a level), and how many elements were cut
 
 a is the silo's weight (`semisilo.common.secure_aggregation.mask_form.weight_of`). With a random share of the elements,
-e is what was not chosen so far (error feedback, as `semisilo.silo.compute.lossy_update` keeps it).
+e is what was not sent so far (error feedback, as `semisilo.silo.compute.lossy_update` keeps it).
 
 Tests: tests/silo/compute/test_masked_update.py.
 """
@@ -43,8 +43,8 @@ def write_masked(store: PayloadStore, groups: Mapping[str, TensorGroup], masking
         groups: of the update, float32.
         num_examples: that the silo weighs by, where silos are weighted.
         residuals: as `semisilo.silo.compute.lossy_update.Residuals`.
-    Returns: (the payload, the residuals of what was not chosen: empty where all elements are sent, SHA-256 of the words
-        before they were masked).
+    Returns: (the payload, the residuals of what was not sent: empty where all elements are, SHA-256 of the words before
+        they were masked).
     Raises: ComputeFailed when training has diverged.
     """
     words, left = plain_words(groups, masking, num_examples=num_examples, sender=sender, residuals=residuals)
@@ -73,7 +73,7 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_exam
     if len(form.bounds) != len(places):
         raise ComputeFailed(f"The secure sum has bounds for {len(form.bounds)} tensors, and the update {len(places)}.")
     words = np.empty((len(flat) if positions is None else len(positions)) + EXTRA_WORDS, np.uint32)
-    cut = 0
+    cut, kept_back = 0, None if positions is None else flat.copy()
     for (start, end), bound in zip(places, form.bounds, strict=True):
         if positions is None:
             values, first, last = flat[start:end], start, end
@@ -82,9 +82,12 @@ def plain_words(groups: Mapping[str, TensorGroup], masking: Masking, *, num_exam
             values = flat[positions[first:last]]
         levels, over = quantise(values * np.float32(weight), bound=bound, level=level, generator=generator)
         words[first:last] = to_words(levels)
+        if kept_back is not None and positions is not None and weight:
+            # What was cut and rounded away stays as well, so that nothing is lost for good.
+            kept_back[positions[first:last]] = values - (levels * (bound / level / weight)).astype(np.float32)
         cut += over
     words[-2:] = np.uint32(round(weight * level)), np.uint32(min(cut, level))
-    return words, {} if positions is None else _left(groups, flat, positions, sender)
+    return words, {} if kept_back is None else _left(groups, kept_back, sender)
 
 
 def _flat(groups: Mapping[str, TensorGroup], sender: Sender,
@@ -106,16 +109,13 @@ def _flat(groups: Mapping[str, TensorGroup], sender: Sender,
     return np.concatenate(parts) if parts else np.empty(0, np.float32), places
 
 
-def _left(groups: Mapping[str, TensorGroup], flat: np.ndarray, positions: np.ndarray,
-          sender: Sender) -> dict[str, Tensor]:
-    """What was not chosen."""
-    rest = flat.copy()
-    rest[positions] = 0.0
+def _left(groups: Mapping[str, TensorGroup], flat: np.ndarray, sender: Sender) -> dict[str, Tensor]:
+    """Residuals by tensor."""
     left, start = {}, 0
     for name in sorted(groups, key=str.encode):
         for tensor, values in groups[name].tensors.items():
             left[_key(sender, name, tensor)] = torch.from_numpy(
-                rest[start:start + values.numel()].copy()).reshape(values.shape)
+                flat[start:start + values.numel()].copy()).reshape(values.shape)
             start += values.numel()
     return left
 

@@ -13,7 +13,7 @@ from semisilo.common.audit.record import find_head
 from semisilo.coordinator.ledger.costs import costs_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.table_check import compare_tables
-from semisilo.coordinator.ledger.secure_sums import sum_row
+from semisilo.coordinator.ledger.secure_sums.sums import sum_row
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 from semisilo.silo.site.audit_heads import SeenHead, read_heads
 from semisilo.silo.site.memory import SiloMemory

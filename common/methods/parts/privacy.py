@@ -13,6 +13,7 @@ Tests: tests/common/methods/parts/test_privacy.py.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -26,6 +27,7 @@ DEFAULT_DELTA = 1e-5
 MAX_NOISE = 1000.0
 """Largest noise multiplier: beyond it nothing is learnt, and what is said of epsilon is mostly rounding."""
 
+_SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 _WITH_BATCH_NORM = ("small_cnn", "wide_resnet_28_2", "wide_resnet_28_8", "cnn13", "cnn13_no_bias")
 """Built-in networks whose normalisation is batch-norm unless [model] normalisation says otherwise."""
 
@@ -80,6 +82,9 @@ class PrivacySettings:
     word_bits: int = 18
     """Bits of a masked number, 16 to 32: an update has so many 32nds of its dense bytes. 16 is coarse with more than a
     few silos."""
+    random_k: str = "100%"
+    """Share of the numbers of an update that is sent, such as "1%": random ones, the same at all silos and others in
+    every round, for masks must meet. A silo adds what it did not send to its next update (error feedback)."""
     dp: DifferentialPrivacy | None = None
     """Table [privacy.dp]: differential privacy. Without it there is none."""
 
@@ -90,6 +95,8 @@ class PrivacySettings:
             raise ValueError(f"threshold = {self.threshold}: must be between {MIN_SILOS} and {MAX_SILOS}, or 0.")
         if not WORD_BITS[0] <= self.word_bits <= WORD_BITS[1]:
             raise ValueError(f"word_bits = {self.word_bits}: must be between {WORD_BITS[0]} and {WORD_BITS[1]}.")
+        if not 0 < self.random_share <= 1:
+            raise ValueError(f'random_k = "{self.random_k}": give a share such as "1%".')
         if not self.secure_aggregation:
             for each in fields(self):
                 if each.name != "dp" and getattr(self, each.name) != each.default:
@@ -97,6 +104,12 @@ class PrivacySettings:
         elif self.dp is not None and self.dp.unit == "silo":
             raise ValueError('secure_aggregation hides from the coordinator what [privacy.dp] unit = "silo" would clip.'
                              ' Leave one of the two out, or choose unit = "example".')
+
+    @property
+    def random_share(self) -> float:
+        """`random_k` as a number, above 0 and at most 1; 0 for a text that is none."""
+        match = _SHARE.match(self.random_k)
+        return 0.0 if match is None else float(match[1]) / 100
 
 
 def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence[Unit], settings: Any,

@@ -1,8 +1,8 @@
-"""Sums of updates behind masks: what was opened, what silos have answered to their steps, and the roster of keys.
+"""Sums of updates behind masks: what was opened, and what silos have answered to their steps.
 
-Answers of silos are kept until their round is over, since they hold what takes the masks off.
+Answers of silos are kept until their sum is made, since they hold what takes the masks off.
 
-Tests: tests/coordinator/ledger/test_secure_sums.py.
+Tests: tests/coordinator/ledger/secure_sums/test_sums.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.secure_aggregation.mask_form import MaskForm, SumOutcome
-from semisilo.common.secure_aggregation.roster import ADDED, REMOVED, Roster, RosterEntry, append, roster_of
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import TaskRow
 from semisilo.coordinator.ledger.states import TaskState
 
-__all__ = ["SumRow", "answer_step", "last_sum", "note_form", "note_identity", "note_outcome", "open_sum",
-           "remove_identity", "roster_entries", "roster_number", "step_answers", "sum_row"]
+__all__ = ["SumRow", "answer_step", "last_sum", "note_form", "note_outcome", "open_sum", "step_answers", "sum_row"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,58 +99,3 @@ def step_answers(ledger: Ledger, study: str, round: int, phase: int) -> Mapping[
     rows = ledger.query("SELECT silo, answer FROM task JOIN step_answer USING (task_id) WHERE task.study = ?"
                         " AND round = ? AND phase = ? AND state = ?", study, round, phase, TaskState.ANSWERED)
     return {row["silo"]: row["answer"] for row in sorted(rows, key=lambda row: row["silo"].encode())}
-
-
-# The roster -----------------------------------------------------------------------------------------------------------
-
-
-def note_identity(ledger: Ledger, silo: str, identity: bytes, *, now_unix: float) -> bool:
-    """Says in the roster that a silo takes part with a key, where that does not stand there.
-
-    Returns: whether it is new.
-    Raises: BadRoster when another silo has that key.
-    """
-    held = _held(ledger, silo)
-    if held == identity:
-        return False
-    with ledger.part():
-        roster = roster_of(roster_entries(ledger))
-        if held is not None:
-            roster = _append(ledger, roster, silo, held, REMOVED, now_unix=now_unix)
-        _append(ledger, roster, silo, identity, ADDED, now_unix=now_unix)
-    return True
-
-
-def remove_identity(ledger: Ledger, silo: str, *, now_unix: float) -> None:
-    """Says in the roster that a silo takes part no more; nothing where it has no key there."""
-    if (held := _held(ledger, silo)) is not None:
-        with ledger.part():
-            _append(ledger, roster_of(roster_entries(ledger)), silo, held, REMOVED, now_unix=now_unix)
-
-
-def roster_number(ledger: Ledger) -> int:
-    """Number of the last entry; 0 before the first."""
-    return int(ledger.query("SELECT coalesce(max(number), 0) AS number FROM silo_identity")[0]["number"])
-
-
-def roster_entries(ledger: Ledger, *, number: int | None = None) -> tuple[RosterEntry, ...]:
-    """All entries up to one, or to the last, in order."""
-    rows = ledger.query("SELECT * FROM silo_identity WHERE number <= ? ORDER BY number",
-                        2**62 if number is None else number)
-    return tuple(RosterEntry(number=row["number"], silo=row["silo"], identity=row["identity"], change=row["change"],
-                             chain=row["chain"]) for row in rows)
-
-
-def _held(ledger: Ledger, silo: str) -> bytes | None:
-    """The key that stands for a silo; None where none does. Asked at every call of a silo."""
-    rows = ledger.query("SELECT identity, change FROM silo_identity WHERE silo = ? ORDER BY number DESC LIMIT 1", silo)
-    return bytes(rows[0]["identity"]) if rows and rows[0]["change"] == ADDED else None
-
-
-def _append(ledger: Ledger, roster: Roster, silo: str, identity: bytes, change: str, *, now_unix: float) -> Roster:
-    roster, entry = append(roster, silo=silo, identity=identity, change=change)
-    with ledger.part() as db:
-        db.execute("INSERT INTO silo_identity VALUES (?, ?, ?, ?, ?, ?)",
-                   (entry.number, silo, identity, change, entry.chain, now_unix))
-        ledger.event("silo_identity", silo=silo, number=entry.number, identity=identity.hex(), change=change)
-    return roster

@@ -1,0 +1,45 @@
+"""The steps of a secure sum as phases of a round. Whole sums: tests/test_secure_aggregation.py, and the simulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from semisilo.common.methods.contract import GroupLayout, Meaning, Phase, TensorSpec
+from semisilo.common.secure_aggregation.mask_form import MaskForm
+from semisilo.common.secure_aggregation.messages import STEPS
+from semisilo.common.secure_aggregation.words import packed_bytes
+from semisilo.coordinator.rounds.secure_sums import STEP_SECONDS, masked_layout, method_phase, with_steps, word_count
+
+TRAIN = Phase("train")
+EXPECTS = {"model": GroupLayout(Meaning.DIFFERENCE, "11" * 32, (
+    TensorSpec("a", (3, 4), "float32"), TensorSpec("b", (7,), "float32")))}
+
+
+def test_a_phase_becomes_five_of_which_one_has_its_name() -> None:
+    phases = with_steps((TRAIN, Phase("refine", asks="roster", quorum="any")))
+    assert [phase.name for phase in phases[:5]] == ["train-keys", "train-shares", "train", "train-confirm",
+                                                     "train-unmask"]
+    assert tuple(phase.step for phase in phases) == STEPS * 2
+    assert {(phase.asks, phase.quorum) for phase in phases[5:]} == {("roster", "any")}
+
+
+def test_without_masks_only_the_update_is_left() -> None:
+    assert with_steps((TRAIN,), masked=False) == (Phase("train", step="mask"),)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_every_step_knows_the_phase_of_the_method(masked: bool) -> None:
+    assert {method_phase(phase) for phase in with_steps((TRAIN,), masked=masked)} == {TRAIN}
+    assert method_phase(TRAIN) == TRAIN
+
+
+def test_a_masked_update_has_a_word_for_every_element_and_two_more() -> None:
+    form = MaskForm(bits=18, bounds=(1.0, 1.0), silo_count=3)
+    layout, = masked_layout(EXPECTS, form).values()
+    assert word_count(EXPECTS) == 21
+    assert layout.tensors == (TensorSpec("words", (packed_bytes(21, 18),), "uint8"),)
+    assert word_count(EXPECTS, random_k=0.1) == 4
+
+
+def test_only_steps_that_do_not_train_have_a_short_deadline() -> None:
+    assert STEP_SECONDS.keys() == set(STEPS) - {"mask"}
