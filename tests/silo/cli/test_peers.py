@@ -1,0 +1,72 @@
+"""`silo peers`: whom a silo knows, with numbers to be read to each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semisilo.silo.secure_aggregation.trust import fingerprint, short_number
+from semisilo.silo.site import peers as peers_module
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.secure_store import SecureStore
+from tests.processes import run_command
+
+SILO = "semisilo.silo.cli.main"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiloHome:
+    class Enrolled:
+        silo = "hospital-a"
+
+    monkeypatch.setattr(peers_module, "load_identity", lambda folder: Enrolled())
+    return SiloHome(tmp_path)
+
+
+def shown(home: SiloHome, *words: str) -> tuple[int, str, str]:
+    return run_command(SILO, "peers", "--home", str(home.folder), *words)
+
+
+def test_alone_it_shows_its_own_number_and_what_comes(home: SiloHome) -> None:
+    status, out, _ = shown(home)
+    assert status == 0
+    assert f"hospital-a  {short_number(SecureStore(home.secure).identity())}  this silo" in out
+    assert "No other silo was seen yet" in out
+
+
+def test_those_that_were_seen_come_with_lines_for_silo_toml_that_make_them_pinned(home: SiloHome) -> None:
+    SecureStore(home.secure).know({"hospital-b": b"b" * 32})
+    _, out, _ = shown(home)
+    assert f"hospital-b  {short_number(b'b' * 32)}  seen" in out
+    home.policy.write_text(out[out.index("[peers]"):])
+    _, out, _ = shown(home)
+    assert f"hospital-b  {short_number(b'b' * 32)}  pinned" in out
+    assert "[peers]" not in out
+
+
+def test_a_pin_that_differs_from_what_was_seen_is_said(home: SiloHome) -> None:
+    SecureStore(home.secure).know({"hospital-b": b"b" * 32})
+    home.policy.write_text(f'[peers]\nhospital-b = "{fingerprint(b"c" * 32)}"\n')
+    _, out, _ = shown(home, "--json")
+    found = {each["silo"]: each for each in json.loads(out)}
+    assert found["hospital-b"]["state"] == "pinned, and seen with another key"
+    assert found["hospital-b"]["number"] == short_number(b"c" * 32)
+
+
+def test_a_silo_can_be_forgotten(home: SiloHome) -> None:
+    SecureStore(home.secure).know({"hospital-b": b"b" * 32})
+    status, out, _ = shown(home, "--forget", "hospital-b")
+    assert (status, SecureStore(home.secure).known) == (0, {})
+    assert "hospital-b" in out
+    status, _, err = shown(home, "--forget", "hospital-b")
+    assert status == 2
+    assert "No silo 'hospital-b' was seen here" in err
+
+
+def test_a_line_that_is_no_fingerprint_is_named(home: SiloHome) -> None:
+    home.policy.write_text('[peers]\nhospital-b = "12345"\n')
+    status, _, err = shown(home)
+    assert status != 0
+    assert "[peers] hospital-b" in err
