@@ -27,7 +27,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-training bench-lossy bench-learning bench-robust bench-faults soak bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-faults soak bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -83,6 +83,10 @@ bench-wire: setup-demo build/peers/flower/.made build/peers/nvflare/.made  ## me
 bench-scale: setup-demo  ## measure rounds of 8 to 1,000 silos against bare gRPC, and simulations (half an hour); writes benchmarks/scale/RESULTS.md
 	@echo "==> python -m benchmarks.scale.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.scale.run $(BENCH_ARGS)
+
+bench-secure: setup-demo  ## measure what secure aggregation costs a silo, the coordinator and the wire (ten minutes); writes benchmarks/secure/RESULTS.md
+	@echo "==> python -m benchmarks.secure.run $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.secure.run $(BENCH_ARGS)
 
 bench-training: setup-demo  ## measure a silo's training against a plain PyTorch loop (half an hour); writes benchmarks/training/RESULTS.md
 	@echo "==> python -m benchmarks.training.run $(BENCH_ARGS)" >&2

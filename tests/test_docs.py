@@ -340,6 +340,15 @@ def test_every_test_that_the_threat_model_names_exists_and_every_threat_has_one(
         assert set(found) <= exist, what
 
 
+def test_every_test_and_file_that_the_page_on_secure_aggregation_names_exists() -> None:
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text(encoding="utf-8")
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 20
+    assert named <= set(re.findall(r"def (test_\w+)", tests))
+    assert [path for path in re.findall(r"`([\w/]+/[\w.]+\.(?:py|md))`", page) if not (ROOT / path).exists()] == []
+
+
 def test_every_path_in_a_command_of_the_page_of_faults_exists() -> None:
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     paths = re.findall(r"tests/[\w/]+\.py", page)

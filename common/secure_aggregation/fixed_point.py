@@ -82,6 +82,9 @@ def decode_sum(words_N: NDArray[np.uint32], *, bits: int, bound: float, level: i
         words_N: uint32 (N,); only the low `bits` bits count, the highest of them is the sign.
         bound, level: the scale that the silos have quantised on.
     """
-    shift = np.uint32(32 - bits)
-    levels_N = (words_N << shift).view(np.int32) >> np.int32(32 - bits)
-    return levels_N.astype(np.float64) * (float(bound) / level)
+    shift, scale = np.uint32(32 - bits), float(bound) / level
+    sums_N = np.empty(len(words_N), dtype=np.float64)
+    for begin in range(0, len(words_N), _BLOCK):
+        levels = (words_N[begin:begin + _BLOCK] << shift).view(np.int32) >> np.int32(32 - bits)
+        np.multiply(levels, scale, out=sums_N[begin:begin + _BLOCK])
+    return sums_N
