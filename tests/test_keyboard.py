@@ -90,9 +90,10 @@ def test_commands_of_the_hub_print_one_json_document(tmp_path: Path, capsys: pyt
     assert invited["line"].startswith("semisilo-invite-")
     assert abs(invited["expires_unix"] - time.time() - 7200) < 60
     assert Path(facts("new", "second")["path"]).is_file()
-    assert facts("queue", "second") | {"rounds": 0} == {
-        "study": "second", "state": "queued", "method": "self_training", "rounds": 0}
-    assert facts("revoke", "hospital-a") == {"silo": "hospital-a", "state": "revoked"}
+    assert facts("queue", "second", "--no-images") | {"rounds": 0} == {
+        "study": "second", "state": "queued", "method": "self_training", "rounds": 0,
+        "images_checked": False}
+    assert facts("revoke", "hospital-a", "--yes") == {"silo": "hospital-a", "state": "revoked"}
     assert Path(facts("report", "second")["page"]).is_file()
     assert facts("status")["federation"] == "lung"
 
@@ -183,7 +184,7 @@ def catches(pid: int, number: int) -> bool:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_a_signal_cuts_short_ends_with_128_and_its_number(number: int, status: int, tmp_path: Path) -> None:
     code = ("import signal, sys, time, typer\nfrom semisilo.common.text.cli_errors import run_cli\n"
-            "from semisilo.demo.processes import interrupt_on_termination\n"
+            "from semisilo.common.text.cli_errors import interrupt_on_termination\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)  # CI's shell ignores it\n"
             "app = typer.Typer()\n@app.command()\ndef work():\n"
             "    with interrupt_on_termination():\n        print('up', flush=True)\n        time.sleep(60)\n"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "Terminated", "clean_exit_on_termination",
-           "run_cli"]
+           "interrupt_on_termination", "run_cli"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -51,6 +51,25 @@ def clean_exit_on_termination() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interrupt_on_termination() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too; the exit status tells them
+    apart."""
+    def interrupt(number: int, frame: object) -> None:
+        raise Terminated(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 _USAGE_EXCEPTION: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
