@@ -124,7 +124,7 @@ def completed(line: str, *, cwd: Path, **more: str) -> list[str]:
 def test_names_of_studies_and_silos_are_completed_from_the_ledger_and_nothing_is_made(tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     for words in (["init", "lung", "--folder", str(hub)], ["new", "second", "--folder", str(hub)],
-                  ["queue", "second", "--folder", str(hub)]):
+                  ["queue", "second", "--no-images", "--folder", str(hub)]):
         assert run_cli(coordinator_app, words, name="coordinator") == 0
     with contextlib.closing(sqlite3.connect(hub / "ledger.sqlite")) as db:
         db.execute("INSERT INTO silo (name, enrolled_unix) VALUES ('hospital-a', 1)")

@@ -14,6 +14,7 @@ import typer
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.text.logs import printable, writes_json
+from semisilo.common.text.plain_help import say_plainly
 from semisilo.common.text.system_errors import remedy_of
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         work short (`Terminated`). The line `error: ...` with the remedy goes to standard error.
     """
     try:
-        result = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        command = typer.main.get_command(app)
+        say_plainly(command)
+        result = command(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) and not isinstance(result, bool) else 0
     except typer.Exit as exit:

@@ -1,6 +1,6 @@
 """What `coordinator queue` checks beyond the file: what opening the study would refuse.
 
-Tests: tests/coordinator/cli/test_queue.py.
+Tests: tests/coordinator/cli/test_bad_input.py.
 """
 
 from __future__ import annotations
