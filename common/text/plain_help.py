@@ -45,8 +45,8 @@ def _plain(parameter: Any) -> None:
 
 
 def _words(text: str, *, name: str) -> str:
-    """ "<int range>" as "N", "<path>" as "PATH", "<str>" as the option's own name, "<a|b>" as "a|b"; others as they are.
-    """
+    """What help says for what the parser would: "N" for "<int range>", "PATH" for "<path>", the name of the option for
+    "<str>", "a|b" for "<a|b>"."""
     several = "..." if text.endswith("...") else ""
     inner = text.removesuffix("...")
     if not (inner.startswith("<") and inner.endswith(">")):
