@@ -22,6 +22,7 @@ from semisilo.common.process.collector import settle_collector
 from semisilo.common.process.compute import ProcessCompute
 from semisilo.common.rpc.tls import listen, server_credentials, server_options
 from semisilo.common.storage.half_written import LEFT_SECONDS, remove_leftovers
+from semisilo.common.text.cli_errors import EXIT_INTERRUPTED
 from semisilo.common.text.system_errors import explained
 from semisilo.coordinator.federation.audit_key import HeadSigner, ensure_audit_key
 from semisilo.coordinator.federation.authority import CoordinatorCertificate, load_authority
@@ -99,7 +100,8 @@ async def serve(federation: Federation, *, exit_when_finished: bool, console: Co
         federation: an opened folder; it is locked meanwhile.
         exit_when_finished: ends once no study is left.
         console: where the live view goes when it is a terminal.
-    Returns: exit status: 0, or 1 when a study failed and `exit_when_finished` is set.
+    Returns: exit status: 0, also after SIGTERM; 130 after Ctrl-C; 1 when a study failed and `exit_when_finished` is
+        set.
     Raises: SemisiloError for what keeps it from starting.
     """
     settle_allocator()
@@ -164,7 +166,7 @@ class _Server:
                            server_credentials(certificate.current, silo_authority_pem=keys.pem))
         port = EnrollmentPort(address=address.listen_enrollment_address,
                               credentials=lambda: server_credentials(certificate.current), authority=authority,
-                              roster=self._roster)
+                              roster=self._roster, on_change=self._enrollment_changed)
         limits = ConnectionLimits(
             ports=lambda: (work_port, port.port), silo_of=self._meter.silo_of,
             strangers=lambda: strangers_kept(open_files, len(self._runtime.held), own_files=OWN_FILES))
@@ -221,10 +223,15 @@ class _Server:
 
     async def _until_stopped(self, background: list[Awaitable[None]], *, exit_when_finished: bool,
                              failed: bool) -> int:
-        stop = asyncio.Event()
+        stop, received = asyncio.Event(), list[int]()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+
+        def heard(number: int) -> None:
+            received.append(number)
+            stop.set()
+
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, heard, each)
         studies = asyncio.ensure_future(self._run_studies(exit_when_finished=exit_when_finished, failed=failed))
         waiting = asyncio.ensure_future(stop.wait())
         tasks: set[asyncio.Future[Any]] = {studies, waiting, *(asyncio.ensure_future(each) for each in background)}
@@ -235,7 +242,7 @@ class _Server:
             for task in done:
                 task.result()
             _LOG.info("stopping; a restart carries on from here")
-            return 0
+            return EXIT_INTERRUPTED if received[:1] == [signal.SIGINT] else 0
         finally:
             for task in tasks:
                 task.cancel()
@@ -293,6 +300,12 @@ class _Server:
                     told = line
                     _LOG.error("no silo can enrol now: %s It is tried again every %d s.", told, _ENROLLMENT_SECONDS)
                 await asyncio.sleep(_ENROLLMENT_SECONDS)
+
+    def _enrollment_changed(self, listens: bool) -> None:
+        """Writes it at once: `coordinator invite` waits for it."""
+        self._runtime.enrollment = listens
+        with contextlib.suppress(OSError):
+            write(self._federation.live, LiveStatus.from_runtime(self._runtime))
 
     async def _write_live(self) -> None:
         await _every(lambda: _LIVE_SECONDS,

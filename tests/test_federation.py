@@ -58,7 +58,7 @@ def test_a_silo_that_is_revoked_in_the_middle_of_an_upload_is_cut_off_within_sec
         processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM declared_update WHERE accepted_unix IS NULL")))
         (silo,), *_ = processes.query("SELECT silo FROM task JOIN declared_update USING (task_id)"
                                       " WHERE accepted_unix IS NULL")
-        processes.coordinator("revoke", str(silo))
+        processes.coordinator("revoke", str(silo), "--yes")
         status = processes.running.pop(str(silo)).wait(PATIENCE_SECONDS)
         assert status == 1
         assert processes.query("SELECT accepted_unix FROM declared_update JOIN task USING (task_id)"

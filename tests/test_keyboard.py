@@ -90,9 +90,10 @@ def test_commands_of_the_hub_print_one_json_document(tmp_path: Path, capsys: pyt
     assert invited["line"].startswith("semisilo-invite-")
     assert abs(invited["expires_unix"] - time.time() - 7200) < 60
     assert Path(facts("new", "second")["path"]).is_file()
-    assert facts("queue", "second") | {"rounds": 0} == {
-        "study": "second", "state": "queued", "method": "self_training", "rounds": 0}
-    assert facts("revoke", "hospital-a") == {"silo": "hospital-a", "state": "revoked"}
+    assert facts("queue", "second", "--no-images") | {"rounds": 0} == {
+        "study": "second", "state": "queued", "method": "self_training", "rounds": 0,
+        "images_checked": False}
+    assert facts("revoke", "hospital-a", "--yes") == {"silo": "hospital-a", "state": "revoked"}
     assert Path(facts("report", "second")["page"]).is_file()
     assert facts("status")["federation"] == "lung"
 
@@ -123,7 +124,7 @@ def completed(line: str, *, cwd: Path, **more: str) -> list[str]:
 def test_names_of_studies_and_silos_are_completed_from_the_ledger_and_nothing_is_made(tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     for words in (["init", "lung", "--folder", str(hub)], ["new", "second", "--folder", str(hub)],
-                  ["queue", "second", "--folder", str(hub)]):
+                  ["queue", "second", "--no-images", "--folder", str(hub)]):
         assert run_cli(coordinator_app, words, name="coordinator") == 0
     with contextlib.closing(sqlite3.connect(hub / "ledger.sqlite")) as db:
         db.execute("INSERT INTO silo (name, enrolled_unix) VALUES ('hospital-a', 1)")
@@ -183,7 +184,7 @@ def catches(pid: int, number: int) -> bool:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_a_signal_cuts_short_ends_with_128_and_its_number(number: int, status: int, tmp_path: Path) -> None:
     code = ("import signal, sys, time, typer\nfrom semisilo.common.text.cli_errors import run_cli\n"
-            "from semisilo.demo.processes import interrupt_on_termination\n"
+            "from semisilo.common.text.cli_errors import interrupt_on_termination\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)  # CI's shell ignores it\n"
             "app = typer.Typer()\n@app.command()\ndef work():\n"
             "    with interrupt_on_termination():\n        print('up', flush=True)\n        time.sleep(60)\n"

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from semisilo.common.errors import BadPayload, ClockSkew, StorageDamaged, UsageError, WrongAuthority
+from semisilo.common.text.names import nearest_name
 
 __all__ = [
     "AUTHORITY_SECONDS",
@@ -97,9 +98,10 @@ def check_name(name: str, *, what: str = "name") -> str:
     Raises: UsageError when it is none (`is_name`).
     """
     if not is_name(name):
+        near = nearest_name(name[:200])
         raise UsageError(f"The {what} {name[:80]!r} is not allowed.",
-                         remedy="Use 1 to 63 of a-z, 0-9 and '-', beginning with a letter or digit, "
-                                "for example 'hospital-a'.")
+                         remedy="Use 1 to 63 of a-z, 0-9 and '-', beginning with a letter or digit, for example"
+                                f" '{near or 'hospital-a'}'.")
     return name
 
 

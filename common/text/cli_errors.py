@@ -14,13 +14,14 @@ import typer
 
 from semisilo.common.errors import SemisiloError
 from semisilo.common.text.logs import printable, writes_json
+from semisilo.common.text.plain_help import say_plainly
 from semisilo.common.text.system_errors import remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "Terminated", "clean_exit_on_termination",
-           "run_cli"]
+           "interrupt_on_termination", "run_cli"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -53,6 +54,25 @@ def clean_exit_on_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def interrupt_on_termination() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too; the exit status tells them
+    apart."""
+    def interrupt(number: int, frame: object) -> None:
+        raise Terminated(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 _USAGE_EXCEPTION: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 """What the parser raises for wrong words; typer brings its own copy of the class from some version on."""
 
@@ -68,7 +88,9 @@ def run_cli(app: typer.Typer, arguments: Sequence[str] | None = None, *, name: s
         work short (`Terminated`). The line `error: ...` with the remedy goes to standard error.
     """
     try:
-        result = app(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        command = typer.main.get_command(app)
+        say_plainly(command)
+        result = command(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) and not isinstance(result, bool) else 0
     except typer.Exit as exit:

@@ -67,7 +67,7 @@ def export(study: StudyName = "",
     import json
 
     from semisilo.common.errors import UsageError
-    from semisilo.common.text.cli_errors import clean_exit_on_termination
+    from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.common.text.logs import set_up_logging
     from semisilo.common.text.progress_bar import progress_bar
     from semisilo.coordinator.export.export import ExportChoice, export_study
@@ -87,7 +87,7 @@ def export(study: StudyName = "",
         choice = ExportChoice(round=round, test=test, calibrate=calibrate, silo_names=not hide_silos, device=device,
                               operating_point=operating_point,
                               formats=tuple(part.strip() for part in formats.split(",") if part.strip()))
-        with clean_exit_on_termination(), progress_bar() as progress:
+        with interrupt_on_termination(), progress_bar() as progress:
             found = export_study(ledger, name, study_folder=federation.studies / name, out=out, choice=choice,
                                  progress=progress)
     finally:

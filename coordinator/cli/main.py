@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 import typer
 
 from semisilo.common.errors import UsageError
-from semisilo.common.text.cli_errors import clean_exit_on_termination, run_cli
+from semisilo.common.text.cli_errors import clean_exit_on_termination, interrupt_on_termination, run_cli
 from semisilo.common.text.command_line import JsonOption, LogFormatOption, show_version, tell
 from semisilo.coordinator.cli import audit, backup, data, export, models, operate, track
+from semisilo.coordinator.cli.confirm import sure
 from semisilo.coordinator.cli.options import Folder, SiloName, StudyFileName, StudyName
 
 __all__ = ["main"]
@@ -95,36 +96,51 @@ def invite(silo: Annotated[str, typer.Argument(metavar="SILO", help="Name of the
            as_json: JsonOption = False) -> None:
     """Print one line for a silo: address, one-time token and the authority's certificate.
 
-    Send it over a channel that you trust; it works once. A new line for the same silo replaces the one before, and,
+    Send it over a channel that you trust; it works once, as soon as it is printed where `coordinator serve` runs: this
+    command waits until the port for it listens. A new line for the same silo replaces the one before, and,
     once used, ends the silo's earlier certificates. Example: coordinator invite hospital-a
     """
     from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
+    from semisilo.coordinator.rounds.live_file import wait_for_enrollment
 
     federation = open_federation(folder)
     address = federation.config.address
     with acting_ledger(federation) as ledger:
         made = operate.invite(federation, ledger, silo, life=life, origin="command")
+    enrollment = wait_for_enrollment(federation.live)
     tell(as_json, {"silo": silo, "line": made.line, "address": address.public,
-                   "enrollment_address": address.enrollment_address, "expires_unix": made.expires_unix}, made.line)
-    if sys.stdout.isatty() and not as_json:
+                   "enrollment_address": address.enrollment_address, "expires_unix": made.expires_unix,
+                   "enrollment": enrollment}, made.line)
+    if enrollment == "shut":
+        typer.echo("The line is right, but `coordinator serve` does not let silos in yet: its log says why. It goes on"
+                   " trying.", err=True)
+    elif sys.stdout.isatty() and not as_json:
+        running = "" if enrollment == "open" else "'coordinator serve' must run for that, "
         typer.echo(f"\nSend this line to {silo}; there: silo enroll LINE\n"
-                   f"'coordinator serve' must run for that, reachable at {address.enrollment_address}.", err=True)
+                   f"{running or 'The coordinator is '}reachable at {address.enrollment_address}.", err=True)
 
 
 @app.command()
-def revoke(silo: SiloName, folder: Folder = Path(), as_json: JsonOption = False) -> None:
+def revoke(silo: SiloName, folder: Folder = Path(),
+           yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+           as_json: JsonOption = False) -> None:
     """End a silo's membership at once; what it has contributed stays.
 
     Works at the silo's next call, and ends one in flight within seconds. `coordinator invite NAME` lets it back in.
-    Example: coordinator revoke hospital-a
+    `coordinator set-aside NAME` only leaves it out for a while.
+    Examples: coordinator revoke hospital-a; coordinator revoke hospital-a --yes
     """
     from semisilo.coordinator.cli.acting import acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
 
     with acting_ledger(open_federation(folder)) as ledger:
+        operate.check_known(ledger, silo)
+        if not yes:
+            sure("coordinator revoke", f"Revoke silo {silo}? Its certificate ends now; to come back it needs a new"
+                 " invitation.", before="a membership ends", otherwise="Not revoked.")
         operate.revoke(ledger, silo, origin="command")
     tell(as_json, {"silo": silo, "state": "revoked"}, f"Silo {silo} is revoked.")
 
@@ -141,19 +157,34 @@ def new(study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of the 
 
 
 @app.command()
-def queue(study: StudyFileName, folder: Folder = Path(), as_json: JsonOption = False) -> None:
-    """Check a study file and put it in the queue of the running coordinator.
+def queue(study: StudyFileName, folder: Folder = Path(),
+          no_images: Annotated[bool, typer.Option("--no-images", help="Check the file alone: where reading all images "
+                                                                      "takes long, or they come later.")] = False,
+          as_json: JsonOption = False) -> None:
+    """Check a study and put it in the queue of the running coordinator.
 
-    `coordinator serve` also queues new studies when it starts. Example: coordinator queue second
+    Refuses what `serve` would refuse when it opens the study, in the same words: the file, network and weights, images
+    and classes, images in two sets. Reads all of the coordinator's images for that, and trains nothing.
+
+    `coordinator serve` also queues new studies when it starts.
+
+    \b
+    Examples:
+      coordinator queue second
+      coordinator queue second --no-images
     """
+    from semisilo.common.text.progress_bar import progress_bar
     from semisilo.coordinator.cli.acting import acting_ledger
+    from semisilo.coordinator.cli.checking import check_images
     from semisilo.coordinator.federation.folder import open_federation
     from semisilo.coordinator.studies.queue import queue_study
 
     federation = open_federation(folder)
-    with acting_ledger(federation) as ledger:
-        config = queue_study(federation, ledger, study)
-    facts = {"study": study, "state": "queued", "method": config.method.name, "rounds": config.study.rounds}
+    with interrupt_on_termination(), acting_ledger(federation) as ledger, progress_bar() as progress:
+        checked = check_images(federation, study, progress=progress)
+        config = queue_study(federation, ledger, study, **({} if no_images else {"check": checked}))
+    facts = {"study": study, "state": "queued", "method": config.method.name, "rounds": config.study.rounds,
+             "images_checked": not no_images}
     tell(as_json, facts, f"Study {study} is queued: {config.method.name}, {config.study.rounds} rounds.")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semisilo.common.text.command_line import JsonOption, tell
+from semisilo.coordinator.cli.confirm import sure
 from semisilo.coordinator.cli.options import Folder, RunningStudyName, SiloName, complete_studies
 
 if TYPE_CHECKING:
@@ -58,16 +58,13 @@ def stop(study: RunningStudyName = "", folder: Folder = Path(),
 
     Examples: coordinator stop; coordinator stop first --yes
     """
-    from semisilo.common.errors import UsageError
     from semisilo.coordinator.federation import operate
 
     with _ledger(folder) as ledger:
         row = operate.running_study(ledger, study)
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError("coordinator stop asks before it ends a study, and nobody can answer here.",
-                                 remedy="Add --yes.")
-            _ask(f"Stop study {row.name} ({row.state})? The open round is given up.", otherwise="Not stopped.")
+            sure("coordinator stop", f"Stop study {row.name} ({row.state})? The open round is given up.",
+                 before="it ends a study", otherwise="Not stopped.")
         row = operate.stop(ledger, row.name, origin="command")
     tell(as_json, {"study": row.name, "state": str(row.state)},
          f"Study {row.name} is stopped. The model of its last committed round: "
@@ -114,7 +111,6 @@ def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletio
       coordinator rollback first --to 12 --reason "hospital-b sent noise"
       coordinator set-aside hospital-b --reason "noise since round 13"
     """
-    from semisilo.common.errors import UsageError
     from semisilo.coordinator.cli.acting import account, acting_ledger
     from semisilo.coordinator.federation import operate
     from semisilo.coordinator.federation.folder import open_federation
@@ -124,12 +120,9 @@ def rollback(study: Annotated[str, typer.Argument(metavar="STUDY", autocompletio
         row = ledger.study(study)
         last = ledger.last_round(row.name)
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError("coordinator rollback asks before a study goes back, and nobody can answer here.",
-                                 remedy="Add --yes.")
             rounds = f"rounds {to + 1} to {last.number}" if last is not None and last.number > to else "later rounds"
-            _ask(f"Go back to round {to} of study {row.name} ({row.state})? Its {rounds} no longer count.",
-                 otherwise="Not gone back.")
+            sure("coordinator rollback", f"Go back to round {to} of study {row.name} ({row.state})? Its {rounds} no"
+                 " longer count.", before="a study goes back", otherwise="Not gone back.")
         found = operate.rollback(ledger, row.name, to, study_folder=federation.studies / row.name, reason=reason,
                                  operator=account(), origin="command")
     tell(as_json, {"study": study, "state": "queued", "round": found.to_round,
@@ -191,18 +184,6 @@ def page(study: Annotated[str, typer.Argument(metavar="STUDY", help="Show this s
         show(folder, study, listen=listen, as_json=as_json)
     else:
         say_where(folder, as_json=as_json)
-
-
-def _ask(question: str, *, otherwise: str) -> None:
-    """Asks on the terminal, and ends the command where the answer is not yes."""
-    try:
-        sure = typer.confirm(question, err=True)
-    except typer.Abort:  # Ctrl-C or Ctrl-D
-        typer.echo(f"\n{otherwise}", err=True)
-        raise
-    if not sure:
-        typer.echo(otherwise, err=True)
-        raise typer.Exit(1)
 
 
 def _ledger(folder: Path) -> contextlib.AbstractContextManager[Ledger]:

@@ -99,6 +99,7 @@ from semisilo.coordinator.ledger.records import (
     LABELS_ALONE_FILE,
     LABELS_ALONE_MODEL,
     START_FILE,
+    FrozenStudy,
     LabelledOnlyResult,
 )
 from semisilo.coordinator.strategies import load_strategy
@@ -107,7 +108,7 @@ from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.study_file import StudyConfig
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "check_study"]
 
 _LOG = logging.getLogger("semisilo.study")
 ALL_SILOS = "*"
@@ -138,6 +139,34 @@ class _NotFinite(Exception):
     def __init__(self, reason: SemisiloError) -> None:
         super().__init__(reason.line())
         self.reason = reason
+
+
+def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos: int, device: str,
+                progress: Callable[[float, str], None]) -> tuple[Environment, Strategy[Any]]:
+    """The coordinator's half of a study's method, over its images.
+
+    Raises: BadConfiguration or UnknownName where method and images do not fit each other.
+    """
+    check_class_prior(config.method.settings, data.frozen.classes)
+    environment = Environment(
+        seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,
+        build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,
+        num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
+        trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE))
+    return environment, load_strategy(config.method.name)(config.method.settings, environment)
+
+
+def check_study(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None, num_silos: int,
+                images_folder: Path | None, progress: Callable[[float, str], None]) -> FrozenStudy:
+    """Refuses what opening a study would refuse, in the same words: network, weights, images, classes, images in two
+    sets. Reads all images of the coordinator, trains nothing and writes nothing.
+
+    Returns: what would be frozen.
+    Raises: BadConfiguration, BadData or UnknownName.
+    """
+    data = read_study_data(config, folder=folder, frozen=frozen, progress=progress, disk=images_folder)
+    strategy_of(config, data, folder=folder, num_silos=num_silos, device="cpu", progress=progress)
+    return data.frozen
 
 
 class Operations:
@@ -176,24 +205,20 @@ class Operations:
                 (folder / name).unlink(missing_ok=True)
         data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress,
                                disk=request.images_folder)
-        check_class_prior(settings.method.settings, data.frozen.classes)
         if not now.threads and device == "cpu":
             threads = fastest_threads(TrainingStep(
                 build=data.build_model, image=data.frozen.image, num_classes=len(data.frozen.classes),
                 batch=getattr(settings.method.settings, "labelled_batch", 10)), processors=usable_processors())
             record = numerics.apply(replace(now, threads=threads), device=device)
-        environment = Environment(
-            seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
-            build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation,
-            num_classes=len(data.frozen.classes), device=device, progress=self._progress, robust=settings.robust,
-            trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE))
-        strategy = load_strategy(settings.method.name)
+        environment, strategy = strategy_of(settings, data, folder=folder, num_silos=request.num_silos, device=device,
+                                            progress=self._progress)
+        half = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()
         self._study = _Opened(
             name=request.name, folder=folder, config=settings, spec=find_method(settings.method.name), data=data,
-            environment=environment, strategy=strategy(settings.method.settings, environment),
-            state_type=strategy.State, kept_type=getattr(strategy, "SiloState", type(None)), states=states,
+            environment=environment, strategy=strategy,
+            state_type=half.State, kept_type=getattr(half, "SiloState", type(None)), states=states,
             payloads=open_payloads(request.payloads_folder))
         return OpenedStudy(frozen=data.frozen, numerics=record)
 

@@ -30,6 +30,7 @@ __all__ = ["MadeInvitation", "Origin", "extend", "invite", "pause", "resume", "r
            "running_study", "set_aside", "stop", "take_back"]
 
 Origin = Literal["command", "page"]
+_SHORTEST_INVITATION_SECONDS = 60.0
 _LONGEST_SECONDS = 30 * 86400.0
 _BEGUN = (StudyState.PREPARING, StudyState.WAITING, StudyState.RUNNING)
 
@@ -146,6 +147,9 @@ def invite(federation: Federation, ledger: Ledger, silo: str, *, life: str = "",
 
     now = time.time()
     seconds = parse_duration(life or federation.config.limits.invitation_life, where="--life")
+    if seconds < _SHORTEST_INVITATION_SECONDS:
+        raise UsageError(f"An invitation lasts at least one minute; {life or 'invitation_life'} is too short to be sent"
+                         " and used.", remedy='Give it a longer life, for example "24h".')
     if seconds > _LONGEST_SECONDS:
         raise UsageError("An invitation lasts at most 30 days.", remedy='Give it a shorter life, for example "24h".')
     address = federation.config.address
@@ -155,10 +159,15 @@ def invite(federation: Federation, ledger: Ledger, silo: str, *, life: str = "",
     return MadeInvitation(silo=silo, line=line, expires_unix=now + seconds)
 
 
+def check_known(ledger: Ledger, silo: str) -> None:
+    """Raises: UnknownName for one that is neither in the roster nor invited, with the names there are."""
+    LedgerRoster(ledger).check_known(silo)
+
+
 def revoke(ledger: Ledger, silo: str, *, origin: Origin) -> None:
     """Ends a silo's membership, or withdraws its invitation.
 
-    Raises: UnknownSilo.
+    Raises: UnknownName.
     """
     with ledger.acting(origin):
         LedgerRoster(ledger).revoke(silo)
@@ -169,7 +178,7 @@ def set_aside(ledger: Ledger, silo: str, *, reason: str = "", origin: Origin) ->
 
     Args:
         reason: for the silo and the audit trail; one line.
-    Raises: UnknownSilo; UsageError when it is set aside already, revoked, or has left.
+    Raises: UnknownName; UsageError when it is set aside already, revoked, or has left.
     """
     with ledger.acting(origin):
         LedgerRoster(ledger).set_aside(silo, reason=_line(reason))
@@ -178,7 +187,7 @@ def set_aside(ledger: Ledger, silo: str, *, reason: str = "", origin: Origin) ->
 def take_back(ledger: Ledger, silo: str, *, origin: Origin) -> None:
     """Lets a silo take part again, from the next phase on.
 
-    Raises: UnknownSilo; UsageError when it is not set aside.
+    Raises: UnknownName; UsageError when it is not set aside.
     """
     with ledger.acting(origin):
         LedgerRoster(ledger).take_back(silo)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from semisilo.common.config import canonical_json
-from semisilo.common.errors import InvitationUsed, UnknownSilo, UsageError
+from semisilo.common.errors import InvitationUsed, UnknownName, UnknownSilo, UsageError
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.oversight.notices import NoticeKind, add_notice
 from semisilo.coordinator.ledger.secure_sums.roster import remove_identity
@@ -230,10 +230,15 @@ class LedgerRoster:
             if after > before:
                 self._ledger.event("silos_simulated", number=after - before, version=version)
 
+    def check_known(self, silo: str) -> None:
+        """Raises: UnknownName for one that is neither in the roster nor has an invitation that nobody has used."""
+        if not self._ledger.query("SELECT 1 FROM invitation WHERE silo = ? AND used_unix IS NULL", silo):
+            self._row(silo)
+
     def revoke(self, silo: str) -> None:
         """Ends a silo's membership: its certificates, its open invitation and its open tasks.
 
-        Raises: UnknownSilo, with the names there are.
+        Raises: UnknownName, with the names there are.
         """
         with self._changing() as db:
             withdrawn = db.execute("DELETE FROM invitation WHERE silo = ? AND used_unix IS NULL", (silo,)).rowcount
@@ -242,7 +247,7 @@ class LedgerRoster:
                 return
             if self.silo_status(silo) is None:
                 names = ", ".join(row.name for row in self.silos()) or "none yet"
-                raise UnknownSilo(f"There is no silo '{silo}' in this federation.", remedy=f"Silos: {names}.")
+                raise UnknownName(f"There is no silo '{silo}' in this federation.", remedy=f"Silos: {names}.")
             now = time.time()
             db.execute("UPDATE silo SET revoked_unix = coalesce(revoked_unix, ?) WHERE name = ?", (now, silo))
             db.execute("UPDATE certificate SET revoked_unix = ? WHERE silo = ? AND revoked_unix IS NULL", (now, silo))
@@ -274,7 +279,7 @@ class LedgerRoster:
         """Leaves a silo out until `take_back`: it keeps its certificate and may call, but is asked nothing. Its open
         tasks are closed.
 
-        Raises: UnknownSilo; UsageError when it is set aside already, revoked, or has left.
+        Raises: UnknownName; UsageError when it is set aside already, revoked, or has left.
         """
         with self._changing() as db:
             row = self._row(silo)
@@ -292,7 +297,7 @@ class LedgerRoster:
     def take_back(self, silo: str) -> None:
         """Lets a silo take part again that was set aside.
 
-        Raises: UnknownSilo; UsageError when it is not set aside.
+        Raises: UnknownName; UsageError when it is not set aside.
         """
         with self._changing() as db:
             if self._row(silo)["set_aside_unix"] is None:
@@ -309,7 +314,7 @@ class LedgerRoster:
         rows = self._ledger.query("SELECT * FROM silo WHERE name = ?", silo)
         if not rows:
             names = ", ".join(row.name for row in self.silos()) or "none yet"
-            raise UnknownSilo(f"There is no silo '{silo}' in this federation.", remedy=f"Silos: {names}.")
+            raise UnknownName(f"There is no silo '{silo}' in this federation.", remedy=f"Silos: {names}.")
         return rows[0]
 
     def announced(self, silo: str) -> int:

@@ -9,9 +9,10 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration
@@ -19,7 +20,7 @@ from semisilo.common.errors import BadConfiguration
 if TYPE_CHECKING:  # commands read the file, and need no event loop for that
     from semisilo.coordinator.rounds.runtime import RuntimeState
 
-__all__ = ["STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "write"]
+__all__ = ["STALE_SECONDS", "LiveSilo", "LiveStatus", "read", "wait_for_enrollment", "write"]
 
 STALE_SECONDS = 10.0
 
@@ -66,6 +67,8 @@ class LiveStatus:
     """What the operating system refuses, so that the study waits; empty while nothing is in the way."""
     page: str = ""
     """Address of the operator page; empty when there is none."""
+    enrollment: bool = False
+    """Whether the port for enrolment listens at this moment."""
 
     @classmethod
     def from_runtime(cls, runtime: RuntimeState, *, deadline_unix: float | None = None, pid: int | None = None,
@@ -77,6 +80,7 @@ class LiveStatus:
             reason=str(runtime.reason), activity=runtime.activity, fraction=_share(runtime.fraction),
             text=runtime.text, labels_alone=runtime.labels_alone, trouble=runtime.trouble,
             connected=tuple(sorted(runtime.connected, key=str.encode)), deadline_unix=deadline_unix, page=runtime.page,
+            enrollment=runtime.enrollment,
             silos={name: LiveSilo(stage=entry.stage, fraction=_share(entry.fraction), text=entry.text, unix=entry.unix)
                    for name, entry in sorted(runtime.silos.items())})
 
@@ -101,6 +105,22 @@ def read(path: Path, *, now_unix: float | None = None) -> LiveStatus | None:
     if abs(now - status.unix) > STALE_SECONDS or not _alive(status.pid):
         return None
     return status
+
+
+def wait_for_enrollment(path: Path, *, patience_seconds: float = 15.0, sleep: Callable[[float], None] = time.sleep,
+                        now: Callable[[], float] = time.monotonic) -> Literal["open", "shut", "not serving"]:
+    """Until `serve` listens for silos that enrol; it opens the port within seconds of an invitation, a busy one later.
+
+    Returns: "shut" where it does not in time; "not serving" at once where no `serve` runs here.
+    """
+    until = now() + patience_seconds
+    while (status := read(path)) is not None:
+        if status.enrollment:
+            return "open"
+        if now() >= until:
+            return "shut"
+        sleep(0.1)
+    return "not serving"
 
 
 def _share(fraction: float) -> float:

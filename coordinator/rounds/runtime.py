@@ -93,6 +93,8 @@ class RuntimeState:
     It names paths, so silos do not read it."""
     page: str = ""
     """Address of the operator page; empty when there is none."""
+    enrollment: bool = False
+    """Whether the port for enrolment listens."""
     connected: dict[str, int] = field(default_factory=dict)
     """Silo -> RPCs in flight."""
     called: dict[str, float] = field(default_factory=dict)

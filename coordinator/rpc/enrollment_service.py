@@ -137,9 +137,11 @@ class EnrollmentPort:
 
     def __init__(self, *, address: str, credentials: Callable[[], grpc.ServerCredentials], authority: Authority,
                  roster: Roster, clock: Callable[[], float] = time.time, interval_seconds: float = 1.0,
-                 linger_seconds: float = _LINGER_SECONDS) -> None:
+                 linger_seconds: float = _LINGER_SECONDS, on_change: Callable[[bool], None] = lambda open: None
+                 ) -> None:
         """
         Args:
+            on_change: told whether the port listens, whenever that changes.
             credentials: makes those of a server; asked whenever the port opens.
         """
         self._address = address
@@ -149,6 +151,7 @@ class EnrollmentPort:
         self._clock = clock
         self._interval = interval_seconds
         self._linger = linger_seconds
+        self._on_change = on_change
         self._server: grpc.aio.Server | None = None
         self._wanted_until = float("-inf")
         self.port = 0
@@ -183,11 +186,13 @@ class EnrollmentPort:
         port = listen(server, self._address, self._credentials())
         await server.start()
         self._server, self.port = server, port
+        self._on_change(True)
         _log.info("enrolment is open on %s", self._address)
 
     async def _shut(self) -> None:
         if self._server is None:
             return
         server, self._server, self.port = self._server, None, 0
+        self._on_change(False)
         await server.stop(grace=2.0)
         _log.info("enrolment is shut since %s", utc_text(self._clock()))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from semisilo.common.config import to_dict
 from semisilo.common.errors import UnknownName, UsageError
 from semisilo.common.methods import Scenario
+from semisilo.common.text.names import nearest_name
 from semisilo.coordinator.federation.folder import Federation, study_template
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.ledger.states import StudyState
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict, load_study
 
@@ -23,8 +26,7 @@ def create_study(federation: Federation, name: str, *, scenario: Scenario = "lab
 
     Raises: UsageError when the name does not fit or is taken.
     """
-    if _NAME.fullmatch(name) is None:
-        raise UsageError(f"'{name}' cannot name a study.", remedy="Use letters, digits, '_' and '-', at most 63.")
+    _check_name(name)
     folder = federation.studies / name
     path = folder / "study.toml"
     if path.exists():
@@ -34,23 +36,36 @@ def create_study(federation: Federation, name: str, *, scenario: Scenario = "lab
     return path
 
 
-def queue_study(federation: Federation, ledger: Ledger, name: str) -> StudyConfig:
+def _check_name(name: str) -> None:
+    """Raises: UsageError, with the nearest name that is one."""
+    if _NAME.fullmatch(name) is None:
+        near = nearest_name(name[:200], also="_-", capitals=True)
+        raise UsageError(f"{name[:80]!r} cannot name a study.",
+                         remedy="Use letters a to z, digits, '_' and '-', at most 63, beginning with a letter or digit"
+                                + (f", for example '{near}'." if near else "."))
+
+
+def queue_study(federation: Federation, ledger: Ledger, name: str, *,
+                check: Callable[[StudyConfig, FrozenStudy | None], None] = lambda config, frozen: None) -> StudyConfig:
     """Checks a study file and puts it at the end of the queue, where its settings are frozen.
 
     A study that failed before its first round is queued again with the file as it is now; one that failed or was
     stopped later goes on with the settings that it began with.
-    Raises: UnknownName, BadConfiguration; UsageError when the study is in the queue or over.
+    Args:
+        check: told the settings, and what an earlier beginning has frozen, before anything is queued; raises what is
+            wrong with them beyond the file, such as images that cannot be read.
+    Raises: UnknownName, BadConfiguration; UsageError when the study is in the queue or over; what `check` raises.
     """
     path = federation.studies / name / "study.toml"
     if not path.is_file():
         names = ", ".join(sorted(file.parent.name for file in federation.studies.glob("*/study.toml"))) or "none yet"
         raise UnknownName(f"There is no file {path}.",
                           remedy=f"Studies: {names}. Make one with: coordinator new {name}.")
-    if _NAME.fullmatch(name) is None:
-        raise UsageError(f"'{name}' cannot name a study.", remedy="Use letters, digits, '_' and '-', at most 63.")
+    _check_name(name)
     known = next((row for row in ledger.studies() if row.name == name), None)
     config = load_study(path)
     if known is None:
+        check(config, None)
         ledger.queue_study(name, to_dict(config))
         return config
     if known.state is StudyState.COMPLETED:
@@ -58,11 +73,13 @@ def queue_study(federation: Federation, ledger: Ledger, name: str) -> StudyConfi
     if known.state not in (StudyState.FAILED, StudyState.STOPPED):
         raise UsageError(f"Study '{name}' is {known.state}.", remedy="It needs no queueing.")
     if ledger.committed_digest(name) == "":
+        check(config, known.frozen)
         ledger.requeue_study(name, to_dict(config))
     elif to_dict(config) != to_dict(config_from_dict(known.config, where=f"study {name}")):
         raise UsageError(f"Study '{name}' has begun with other settings than {path} has now.",
                          remedy="Undo the edit to go on with it, or start another study: coordinator new NAME.")
     else:
+        check(config, known.frozen)
         ledger.requeue_study(name, known.config)
     return config
 

@@ -101,8 +101,9 @@ def demo(
     """
     from rich.console import Console
 
+    from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.demo.demo import DemoSettings, run_demo
-    from semisilo.demo.processes import StepFailed, interrupt_on_termination
+    from semisilo.demo.processes import StepFailed
     from semisilo.demo.terminal import ConsoleWatcher, show_result
 
     chosen = {"rounds": rounds, "labels_per_class": labels_per_class}
@@ -166,9 +167,9 @@ def simulate(
 
     from rich.console import Console
 
+    from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.common.text.logs import set_up_logging
     from semisilo.coordinator.federation.tracking_table import TrackingSettings, check_installed
-    from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.display import ConsoleWatcher, show_result
     from semisilo.simulation.output import write_output
     from semisilo.simulation.settings import name_of
@@ -227,8 +228,8 @@ def report(
     from rich.console import Console
 
     from semisilo.common.errors import UsageError
+    from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.common.text.progress_bar import progress_bar
-    from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.display import show_result
     from semisilo.simulation.folder import SimulationFolder
     from semisilo.simulation.output import report as write_report

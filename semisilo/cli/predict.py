@@ -59,10 +59,10 @@ def export(
     """
     import json
 
+    from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.common.text.logs import set_up_logging
     from semisilo.common.text.progress_bar import progress_bar
     from semisilo.coordinator.export.terminal import show_export
-    from semisilo.demo.processes import interrupt_on_termination
     from semisilo.simulation.output import export_run
 
     set_up_logging(quiet=True)
@@ -121,9 +121,9 @@ def predict(
     from rich.console import Console
     from rich.text import Text
 
+    from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.common.text.logs import printable
     from semisilo.common.text.progress_bar import progress_bar
-    from semisilo.demo.processes import interrupt_on_termination
     from semisilo.prediction.predictor import predict as run
 
     console = Console(stderr=True, highlight=False)

@@ -10,16 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from semisilo.common.errors import SemisiloError
-from semisilo.common.text.cli_errors import Terminated
 from semisilo.common.text.logs import printable
 
-__all__ = ["Processes", "StepFailed", "console_script", "interrupt_on_termination"]
+__all__ = ["Processes", "StepFailed", "console_script"]
 
 _TAIL_LINES = 15
 _PR_SET_PDEATHSIG = 1
@@ -33,22 +32,6 @@ class StepFailed(SemisiloError):
     def __init__(self, text: str, *, log_tail: str = "") -> None:
         super().__init__(text)
         self.log_tail = log_tail
-
-
-@contextlib.contextmanager
-def interrupt_on_termination() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP act like Ctrl-C, so that clearing up happens then too; the exit status tells them
-    apart."""
-    def interrupt(number: int, frame: object) -> None:
-        raise Terminated(number)
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def console_script(name: str) -> list[str]:

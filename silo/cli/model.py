@@ -47,14 +47,14 @@ def model(
     """
     import time
 
-    from semisilo.common.text.cli_errors import clean_exit_on_termination
+    from semisilo.common.text.cli_errors import interrupt_on_termination
     from semisilo.common.text.describe import describe_bytes
     from semisilo.common.text.logs import printable, set_up_logging
     from semisilo.common.text.progress_bar import progress_bar
     from semisilo.silo.agent.shared_model import fetch_model
 
     set_up_logging()
-    with clean_exit_on_termination(), progress_bar() as progress:
+    with interrupt_on_termination(), progress_bar() as progress:
         found = fetch_model(home_of(home), study, out, now=time.time, on_bytes=lambda here, all_bytes: progress(
             here / all_bytes, f"{describe_bytes(here)} of {describe_bytes(all_bytes)}"))
     if json_:

@@ -78,7 +78,7 @@ def test_a_command_names_the_account_that_the_kernel_knows(filled: Filled, monke
     monkeypatch.setenv("USER", "mallory")
     monkeypatch.setenv("LOGNAME", "mallory")
     assert coordinator(filled, "set-aside", "hospital-a") == 0
-    assert coordinator(filled, "revoke", "hospital-b") == 0
+    assert coordinator(filled, "revoke", "hospital-b", "--yes") == 0
     rows = filled.ledger.query("SELECT kind, json_extract(detail_json, '$.by') AS by FROM event WHERE kind IN"
                                " ('silo_set_aside', 'silo_revoked') ORDER BY number")
     assert [row["by"] for row in rows] == [f"cli:{account()}"] * 2

@@ -162,8 +162,8 @@ CANNOT_START: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.slow
-def test_studies_that_cannot_start_say_why_stop_no_other_and_start_once_they_are_mended(hub: Hub) -> None:
+def cannot_start(hub: Hub) -> None:
+    """Makes them all."""
     for name, ((before, after), _) in CANNOT_START.items():
         path = hub.study(name, GOOD.replace(before, after))
         if name == "empty":
@@ -176,6 +176,42 @@ def test_studies_that_cannot_start_say_why_stop_no_other_and_start_once_they_are
         if name == "other-classes":
             images(path.parent / "two", "a/1.png", "b/1.png")
     hub.study("misspelt", GOOD.replace("test =", "tst ="))
+
+
+def queue(hub: Hub, name: str, *words: str) -> tuple[int, str]:
+    status, out, err = run_command("semisilo.coordinator.cli.main", "queue", name, *words, "--folder", str(hub.folder))
+    assert "Traceback" not in out + err
+    assert err.count("\n") <= 1
+    return status, err.strip()
+
+
+def test_queue_refuses_what_serve_would_refuse_and_queues_nothing(hub: Hub) -> None:
+    cannot_start(hub)
+    for name, (_, words) in CANNOT_START.items():
+        status, said = queue(hub, name)
+        assert status in (1, 2), name
+        assert all(word in said for word in words), said
+    twice = hub.study("twice", GOOD.replace('test = "digits#test"', 'test = "labelled.npz"'))
+    status, said = queue(hub, "twice")
+    assert (status, "40 of 40 test images have the pixels of labelled ones" in said) == (1, True), said
+    hub.study("no-weights", GOOD.replace('name = "small_cnn"', 'name = "small_cnn"\nweights = "w.safetensors"'))
+    status, said = queue(hub, "no-weights")
+    assert status in (1, 2)
+    assert "w.safetensors" in said
+    hub.study("no-validation", GOOD.replace('name = "semifl"\ncoordinator_epochs = 1', 'name = "fedmatch"'))
+    assert queue(hub, "no-validation")[0] in (1, 2)
+    assert hub.studies() == {}
+    assert queue(hub, "twice", "--no-images") == (0, "")
+    hub.study("first")
+    assert queue(hub, "first") == (0, "")
+    assert hub.studies() == {"twice": ("queued", ""), "first": ("queued", "")}
+    assert {path.name for path in twice.parent.iterdir()} == {"labelled.npz", "study.toml"}, "a check writes nothing"
+
+
+@pytest.mark.slow
+def test_studies_that_cannot_start_say_why_stop_no_other_and_start_once_they_are_mended(hub: Hub) -> None:
+    cannot_start(hub)
+    refused = {name: queue(hub, name)[1] for name in CANNOT_START}
     hub.study("first", GOOD.replace("image =", "# image ="))
     hub.study("z-good")
     with hub.serving(lambda states: states.get("z-good", ("", ""))[0] == "waiting") as log:
@@ -185,6 +221,7 @@ def test_studies_that_cannot_start_say_why_stop_no_other_and_start_once_they_are
         state, reason = states[name]
         assert state == "failed", name
         assert all(word in reason for word in words), reason
+        assert refused[name] == f"error: {reason}", "queue has said so before, in the same line"
         told = [line for line in log if f" error: study {name} " in line]
         assert len(told) == 1, name
         assert reason in told[0]
@@ -336,3 +373,31 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             assert "write" in line or "written" in line
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         hub.run("invite", "alpha", expect=0)
+
+
+# While it runs --------------------------------------------------------------------------------------------------------
+
+
+def test_an_invitation_can_be_used_when_it_is_printed_and_ctrl_c_ends_serve_with_130(hub: Hub) -> None:
+    process = hub.start("serve")
+    try:
+        end = time.monotonic() + 300
+        while not (hub.folder / "live.json").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        for silo in ("hospital-a", "hospital-b"):
+            status, out, err = run_command("semisilo.coordinator.cli.main", "invite", silo, "--json", "--folder",
+                                           str(hub.folder))
+            assert (status, err) == (0, "")
+            assert json.loads(out)["enrollment"] == "open"
+            with socket.create_connection(("127.0.0.1", hub.port + 1), timeout=5):
+                pass
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 130, err
+    assert "stopping; a restart carries on from here" in err
+    status, out, err = run_command("semisilo.coordinator.cli.main", "invite", "hospital-c", "--json", "--folder",
+                                   str(hub.folder))
+    assert (status, json.loads(out)["enrollment"]) == (0, "not serving")

@@ -63,7 +63,7 @@ def test_init_makes_a_federation_that_every_other_command_works_with(command: Co
     assert {path.name for path in folder.iterdir()} >= {"federation.toml", "authority", "ledger.sqlite", "studies"}
     assert (folder / "studies" / "first" / "study.toml").is_file()
     assert (folder / "authority" / "ca.key").stat().st_mode & 0o777 == 0o600
-    for words in (("status",), ("invite", "hospital-a"), ("new", "second"), ("queue", "second")):
+    for words in (("status",), ("invite", "hospital-a"), ("new", "second"), ("queue", "second", "--no-images")):
         assert command(*words).status == 0
     refused(command("init", "lung"), "not empty", "another name")
 
@@ -97,10 +97,10 @@ def test_a_study_file_can_be_made_for_labels_at_silos(command: Command, tmp_path
     for path in (tmp_path / "heart" / "studies" / "first", tmp_path / "lung" / "studies" / "second"):
         assert 'scenario = "labels-at-silo"' in (path / "study.toml").read_text()
     assert 'scenario = "labels-at-coordinator"' in (tmp_path / "lung" / "studies" / "first" / "study.toml").read_text()
-    assert "fedavg" in command("queue", "second").out
+    assert "fedavg" in command("queue", "second", "--no-images").out
     assert command("new", "both", "--scenario", "labels-at-both").status == 0
     assert 'scenario = "labels-at-both"' in (tmp_path / "lung" / "studies" / "both" / "study.toml").read_text()
-    assert "self_training" in command("queue", "both").out
+    assert "self_training" in command("queue", "both", "--no-images").out
     assert command("new", "third", "--scenario", "labels").status == 2
 
 
@@ -117,11 +117,11 @@ def test_a_silo_that_is_revoked_is_gone_at_once_and_an_unknown_one_is_named(comm
     roster = LedgerRoster(Ledger(tmp_path / "lung" / "ledger.sqlite"))
     roster.add_invitation(silo="alpha", token_hash=b"t", expires_unix=4e9)
     roster.use_invitation(b"t", key_fingerprint=b"k", certificate_der=b"c", serial=1, not_after_unix=4e9)
-    assert command("revoke", "alpha").out == "Silo alpha is revoked.\n"
+    assert command("revoke", "alpha", "--yes").out == "Silo alpha is revoked.\n"
     status = roster.silo_status("alpha")
     assert status is not None
     assert status.revoked
-    refused(command("revoke", "alfa"), "'alfa'", "alpha", status=1)
+    refused(command("revoke", "alfa"), "'alfa'", "alpha")
 
 
 def test_a_study_is_checked_when_it_is_queued_and_status_shows_it(command: Command, tmp_path: Path) -> None:
@@ -153,7 +153,10 @@ def test_a_study_that_cannot_start_is_in_status_with_its_reason(command: Command
     (("report",), ("no study",)), (("report", "nothing"), ("'nothing'",)), (("status", "--jason"), ("--jason",)),
     (("invite",), ("'SILO'", "--help")), (("invite", "Hospital A"), ("'Hospital A'",)),
     (("invite", "a", "--life", "soon"), ("--life", "'soon'", '"2h"')),
-    (("invite", "a", "--life", "0s"), ("ended",)),
+    (("invite", "a", "--life", "0s"), ("at least one minute", "0s")),
+    (("invite", "a", "--life", "59s"), ("at least one minute", "24h")),
+    (("invite", "Universitätsklinik Köln"), ("'universitaetsklinik-koeln'",)),
+    (("new", "Münster Süd"), ("'Muenster-Sued'",)), (("new", "病院"), ("letters",)),
     (("new", "../second"), ("'../second'",)), (("queue", "../first"), ("first",)), (("sever",), ("serve",))])
 def test_wrong_words_are_one_line_and_exit_status_2(command: Command, words: tuple[str, ...],
                                                     said: tuple[str, ...]) -> None:
@@ -189,3 +192,26 @@ def test_help_and_version_load_neither_grpc_nor_torch(words: tuple[str, ...]) ->
     assert done.stdout.endswith("status 0, loaded []\n"), done.stdout + done.stderr
     if words == ("--version",):
         assert done.stdout.startswith(f"semisilo {__version__}\n")
+
+
+# Before what cannot be taken back -------------------------------------------------------------------------------------
+
+
+def test_revoke_asks_and_yes_answers(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roster = LedgerRoster(Ledger(tmp_path / "lung" / "ledger.sqlite"))
+    roster.add_invitation(silo="alpha", token_hash=b"t", expires_unix=4e9)
+    roster.use_invitation(b"t", key_fingerprint=b"k", certificate_der=b"c", serial=1, not_after_unix=4e9)
+    refused(command("revoke", "alpha"), "asks before a membership ends", "--yes")
+    refused(command("revoke", "alfa", "--yes"), "'alfa'", "alpha")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda question, err: "Revoke silo alpha?" not in question)
+    said = command("revoke", "alpha")
+    assert (said.status, said.err) == (1, "Not revoked.\n")
+    status = roster.silo_status("alpha")
+    assert status is not None
+    assert not status.revoked
+    monkeypatch.setattr(typer, "confirm", lambda question, err: "Revoke silo alpha?" in question)
+    assert command("revoke", "alpha").status == 0
+    status = roster.silo_status("alpha")
+    assert status is not None
+    assert status.revoked

@@ -200,7 +200,7 @@ def test_invitations_and_revocations_of_commands_have_their_origin(filled: Fille
 
     create_authority(filled.federation.authority, filled.federation.name, now=time.time())
     assert command("invite", "hospital-z")[0] == 0
-    assert command("revoke", "hospital-b")[0] == 0
+    assert command("revoke", "hospital-b", "--yes")[0] == 0
     rows = filled.ledger.query("SELECT kind, json_extract(detail_json, '$.origin') AS origin FROM event"
                                " WHERE kind IN ('silo_invited', 'silo_revoked') ORDER BY number DESC LIMIT 2")
     assert [tuple(row) for row in rows] == [("silo_revoked", "command"), ("silo_invited", "command")]

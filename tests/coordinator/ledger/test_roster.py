@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.errors import CertificateRevoked, InvitationInvalid, InvitationUsed, UnknownSilo
+from semisilo.common.errors import CertificateRevoked, InvitationInvalid, InvitationUsed, UnknownName
 from semisilo.common.identity.certificates import load_certificate, make_key, make_request
 from semisilo.common.identity.invitation import decode_invitation, token_hash
 from semisilo.coordinator.federation.authority import create_authority
@@ -176,7 +176,7 @@ def test_revoking_withdraws_an_open_invitation_and_an_unknown_name_is_refused_wi
     roster.revoke("alpha")
     with pytest.raises(InvitationInvalid):
         enroll(authority, line)
-    with pytest.raises(UnknownSilo, match="'alfa'") as caught:
+    with pytest.raises(UnknownName, match="'alfa'") as caught:
         roster.revoke("alfa")
     assert caught.value.remedy == "Silos: beta."
 

@@ -111,7 +111,7 @@ def test_a_silo_is_invited_and_revoked(filled: Filled) -> None:
         assert (await page.act("revoke", {"silo": SILOS[0]})).json() == {"silo": SILOS[0], "state": "revoked"}
         assert (await page.get("/api/federation"))["silos"][0]["state"] == "revoked"
         unknown = await page.act("revoke", {"silo": "nobody"})
-        assert (unknown.status_code, code(unknown)) == (404, "UNKNOWN_SILO")
+        assert (unknown.status_code, code(unknown)) == (404, "UNKNOWN_NAME")
         bad = await page.act("invite", {"silo": "../<b>"})
         assert bad.status_code in (400, 409)
         endless = await page.act("invite", {"silo": "hospital-y", "life": "999d"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisilo.common.config import to_dict
-from semisilo.coordinator.rounds.live_file import STALE_SECONDS, LiveStatus, read, write
+from semisilo.coordinator.rounds.live_file import STALE_SECONDS, LiveStatus, read, wait_for_enrollment, write
 from semisilo.coordinator.rounds.runtime import RuntimeState, StandbyReason
 
 
@@ -69,3 +69,23 @@ def test_progress_that_is_no_share_does_not_break_the_file(tmp_path: Path) -> No
     assert status.fraction == 0.0
     assert to_dict({name: silo.fraction for name, silo in status.silos.items()}) == {"hospital-a": 0.0,
                                                                                     "hospital-b": 1.0}
+
+
+def test_an_invitation_waits_until_the_enrolment_port_listens_and_only_where_serve_runs(tmp_path: Path) -> None:
+    path, runtime, waited = tmp_path / "live.json", _runtime(), list[float]()
+
+    def passing(seconds: float) -> None:
+        waited.append(seconds)
+        runtime.enrollment = len(waited) >= 3
+        write(path, LiveStatus.from_runtime(runtime))
+
+    assert wait_for_enrollment(path, sleep=passing) == "not serving"
+    assert not waited
+    write(path, LiveStatus.from_runtime(runtime))
+    assert wait_for_enrollment(path, sleep=passing) == "open"
+    assert len(waited) == 3
+    runtime.enrollment = False
+    write(path, LiveStatus.from_runtime(runtime))
+    ticks = iter(range(0, 1000, 5))
+    assert wait_for_enrollment(path, patience_seconds=15, sleep=lambda seconds: None,
+                               now=lambda: float(next(ticks))) == "shut"
