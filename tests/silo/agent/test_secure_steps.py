@@ -183,12 +183,9 @@ def test_a_silo_that_was_told_something_else_has_other_masks(hub: Hub) -> None:
 
 @pytest.mark.parametrize("step", ["shares", "mask", "confirm", "unmask"])
 def test_a_step_of_a_sum_that_was_not_begun_is_refused(hub: Hub, step: str) -> None:
-    asked = question(step, form=FORM)
+    steps = hub.sites["a"].steps
     with pytest.raises(SecureSumRefused, match="no part in that secure sum"):
-        if step == "mask":
-            hub.sites["a"].steps.masking(TASK, asked)
-        else:
-            hub.sites["a"].answer(asked)
+        (steps.masking if step == "mask" else steps.answer)(TASK, question(step, form=FORM))
 
 
 def test_a_random_share_needs_the_site_s_permission(hub: Hub) -> None:
