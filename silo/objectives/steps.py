@@ -14,8 +14,10 @@ from torch import Tensor
 
 from semisilo.common.learning.averaging.normalised import local_steps
 from semisilo.common.learning.imbalance.labels import epoch_order
+from semisilo.common.methods.contract import SiloTask
+from semisilo.common.methods.parts.objectives import ObjectiveSettings
 
-__all__ = ["StepPlan", "StepsRule", "image_batches", "plan_steps"]
+__all__ = ["StepPlan", "StepsRule", "epoch_of", "image_batches", "plan_of", "plan_steps"]
 
 StepsRule = Literal["fedmatch", "fed_shvr"]
 
@@ -37,6 +39,27 @@ class StepPlan:
         """The first step, from 0, of the last pass over `count` images in batches of `batch`."""
         passing = self.steps_per_epoch or -(-count // max(batch, 1))
         return max(0, self.steps - passing)
+
+    def labelled_rate(self, count: int) -> float:
+        """Probability of each of `count` labelled images to enter a step that draws them independently."""
+        return min(1.0, self.labelled_batch / count) if count else 0.0
+
+    def unlabelled_rate(self, count: int) -> float:
+        """The same of unlabelled images."""
+        return min(1.0, self.unlabelled_batch / count) if count else 0.0
+
+
+def plan_of(settings: ObjectiveSettings, *, num_labelled: int, num_unlabelled: int) -> StepPlan:
+    """The steps of a silo by its task's settings."""
+    return plan_steps(settings.steps_rule, num_labelled=num_labelled, num_unlabelled=num_unlabelled,
+                      epochs=settings.local_epochs, labelled_batch=settings.labelled_batch,
+                      unlabelled_batch=settings.unlabelled_batch)
+
+
+def epoch_of(task: SiloTask, plan: StepPlan, number: int) -> int:
+    """The local epoch of a step, from 0: counted from 1, over all rounds of the study."""
+    epochs: int = task.settings.local_epochs
+    return (task.round - 1) * epochs + 1 + number * epochs // plan.steps
 
 
 def plan_steps(rule: StepsRule, *, num_labelled: int, num_unlabelled: int, epochs: int, labelled_batch: int,

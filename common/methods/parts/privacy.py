@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["DEFAULT_DELTA", "MAX_NOISE", "DifferentialPrivacy", "PrivacySettings", "Unit", "refused_dp"]
+__all__ = ["DEFAULT_DELTA", "MAX_NOISE", "MIN_NOISE", "DifferentialPrivacy", "PrivacySettings",
+           "PrivateTask", "Unit", "refused_dp"]
 
 Unit = Literal["example", "silo"]
 DEFAULT_DELTA = 1e-5
-MAX_NOISE = 1000.0
-"""Largest noise multiplier: beyond it nothing is learnt, and what is said of epsilon is mostly rounding."""
+MIN_NOISE, MAX_NOISE = 0.1, 1000.0
+"""Noise multipliers that there are: below, epsilon is in the hundreds after a step; beyond, nothing is learnt."""
 
 _WITH_BATCH_NORM = ("small_cnn", "wide_resnet_28_2", "wide_resnet_28_8", "cnn13", "cnn13_no_bias")
 """Built-in networks whose normalisation is batch-norm unless [model] normalisation says otherwise."""
@@ -53,8 +54,9 @@ class DifferentialPrivacy:
             raise ValueError(f"clip_norm = {self.clip_norm}: must be above 0 and finite.")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta}: must be above 0 and below 1.")
-        if not 0 <= self.noise_multiplier <= MAX_NOISE:
-            raise ValueError(f"noise_multiplier = {self.noise_multiplier}: must be above 0 and at most {MAX_NOISE:g}.")
+        if self.noise_multiplier and not MIN_NOISE <= self.noise_multiplier <= MAX_NOISE:
+            raise ValueError(f"noise_multiplier = {self.noise_multiplier}: must be between {MIN_NOISE:g} and"
+                             f" {MAX_NOISE:g}.")
         if not (self.target_epsilon >= 0 and math.isfinite(self.target_epsilon)):
             raise ValueError(f"target_epsilon = {self.target_epsilon}: must be above 0 and finite.")
         if bool(self.noise_multiplier) == bool(self.target_epsilon):
@@ -69,6 +71,19 @@ class PrivacySettings:
 
     dp: DifferentialPrivacy | None = None
     """Table [privacy.dp]: differential privacy. Without it there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrivateTask:
+    """What a trainer needs to do a task with differential privacy of single images; made once its silo has counted
+    what that spends."""
+
+    noise_multiplier: float
+    clip_norm: float
+    epsilon: float
+    """What the study has spent of this silo's images at its own delta, this task included."""
+    key: bytes = field(repr=False)
+    """32 secret bytes that all its random numbers follow from; never sent, logged or written."""
 
 
 def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence[Unit], settings: Any,
