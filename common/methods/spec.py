@@ -16,9 +16,9 @@ from semisilo.common.methods.parts.privacy import Unit
 from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
 
-__all__ = ["EPSILON", "FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
-           "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels", "counts_of",
-           "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
+__all__ = ["EPSILON", "FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec",
+           "Scenario", "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels",
+           "counts_of", "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""

@@ -81,7 +81,8 @@ class TaskRunner:
 
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
-                 budget: DayBudget, privacy_folder: Path, images_folder: Path | None = None, threads_file: Path | None = None,
+                 budget: DayBudget, privacy_folder: Path, images_folder: Path | None = None,
+                 threads_file: Path | None = None,
                  last_upload_bytes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.time) -> None:
         """
         Args:

@@ -216,7 +216,8 @@ class Operations:
             record = numerics.apply(replace(order.numerics, threads=threads), device=device,
                                     processors=self._processors)
         self._disk = request.images_folder
-        return _Ready(spec=spec, settings=settings, groups=groups, frozen=frozen, build=build, device=device, record=record)
+        return _Ready(spec=spec, settings=settings, groups=groups, frozen=frozen, build=build, device=device,
+                      record=record)
 
     def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
                   cache: PayloadStore) -> dict[str, TensorGroup]:

@@ -2,7 +2,8 @@
 
 What is otherwise than without: every image enters every step by itself with the same probability (Poisson sampling);
 it goes through the network by itself; its gradient is clipped; noise is added to the sum; and that is divided by the
-number of images that are expected. Momentum, weight decay and a proximal term work on what was noised, and cost nothing.
+number of images that are expected. Momentum, weight decay and a proximal term work on what was noised, and cost
+nothing.
 
 Everything random follows from the silo's secret, views and dropout too: with numbers that somebody else knows, an
 image that is left out would shift the draws of all others, which no noise covers.

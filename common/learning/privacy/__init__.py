@@ -1,1 +1,1 @@
-"""Differential privacy: how much noisy steps spend, noise from a secret, and sums of gradients clipped image by image."""
+"""Differential privacy: what noisy steps spend, noise from a secret, and sums of gradients clipped image by image."""

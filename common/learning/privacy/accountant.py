@@ -2,8 +2,8 @@
 
 A step draws every image by itself with the sampling rate (Poisson sampling), sums their clipped gradients, and adds
 Gaussian noise. What several steps spend together follows from the convolution of their privacy loss distributions
-(Koskela et al., AISTATS 2020; Doroshenko et al., PETS 2022), by the library dp-accounting, which rounds upwards: what is
-told here is never below the truth. Imports neither torch nor, before it is asked something, that library.
+(Koskela et al., AISTATS 2020; Doroshenko et al., PETS 2022), by the library dp-accounting, which rounds upwards: what
+is told here is never below the truth. Imports neither torch nor, before it is asked something, that library.
 
 Tests: tests/common/learning/privacy/test_accountant.py.
 """
@@ -27,8 +27,8 @@ MAX_STEPS = 10**7
 """Noisy steps that one sum may have: more is a mistake, or a study that wants to keep a silo busy."""
 
 _INTERVALS = ((1e-2, 20.0), (1e-3, 0.5), (1e-4, 0.05), (1e-5, 0.0))
-"""Spacing of the grid of privacy losses, and from which epsilon on it is fine enough for 1 %. A coarse one costs a tenth
-of a second, a fine one of a large epsilon minutes."""
+"""Spacing of the grid of privacy losses, and from which epsilon on it is fine enough for 1 %. A coarse one costs a
+tenth of a second, a fine one of a large epsilon minutes."""
 _FINEST_NOISE = 1e-3
 """Relative step in which a noise multiplier is searched."""
 
