@@ -17,18 +17,18 @@ from typing import Any
 
 from torch import nn
 
-from semisilo import __version__
+from semisilo.common import __version__
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import NotPermitted
 from semisilo.common.learning import batch_norm
-from semisilo.common.learning.privacy.accountant import MAX_STEPS, NoisySteps, epsilon_of, noise_for
+from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord, SiloData, TaskSpec, TensorGroup
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, refused_dp
 from semisilo.silo.objectives import usable_data
-from semisilo.silo.objectives.steps import plan_of
+from semisilo.silo.objectives.steps import noisy_steps_of
 from semisilo.silo.site.policy import PrivacyPolicy
 from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, now_text, spent
 
@@ -87,7 +87,8 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
     labelled, unlabelled, _ = usable_data(asked.settings, data)
     labelled_count, unlabelled_count = (0 if each is None else len(each) for each in (labelled, unlabelled))
     _check_delta(dp, policy, labelled_count + unlabelled_count)
-    each = _noisy_steps(asked, labelled_count, unlabelled_count)
+    each = noisy_steps_of(asked.settings, dp, rounds=asked.order.rounds, num_labelled=labelled_count,
+                          num_unlabelled=unlabelled_count)
     ledger = PrivacyLedger(folder)
     before = ledger.lines()
     key = ledger.key_of(fingerprint := _fingerprint(asked, labelled, unlabelled, each, ledger))
@@ -105,22 +106,6 @@ def _check_delta(dp: DifferentialPrivacy, policy: PrivacyPolicy, images: int) ->
         if images * delta >= 1:
             raise NotPermitted(f"{name} = {delta:g} says little with {images} images: it must be below one over their"
                                " number.", remedy="Lower it, for example to a tenth of that.")
-
-
-def _noisy_steps(asked: Requested, labelled: int, unlabelled: int) -> NoisySteps:
-    """What the task would spend. A silo without usable images abstains, and spends nothing."""
-    dp, order = asked.order.dp, asked.order
-    assert dp is not None
-    if not labelled + unlabelled:
-        return NoisySteps(noise_multiplier=dp.noise_multiplier or 1.0, sampling_rate=0.0, steps=0)
-    plan = plan_of(asked.settings, num_labelled=labelled, num_unlabelled=unlabelled)
-    if plan.steps * order.rounds > MAX_STEPS:
-        raise NotPermitted(f"{plan.steps} noisy steps in each of {order.rounds} rounds are more than can be counted.",
-                           remedy="Fewer local_epochs or rounds, or larger batches, are up to the study.")
-    rate = max(plan.labelled_rate(labelled), plan.unlabelled_rate(unlabelled))
-    noise = dp.noise_multiplier or noise_for(dp.target_epsilon, dp.delta, sampling_rate=rate,
-                                             steps=plan.steps * order.rounds)
-    return NoisySteps(noise_multiplier=noise, sampling_rate=rate, steps=plan.steps)
 
 
 def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before: tuple[Spending, ...], *,
