@@ -21,14 +21,19 @@ from typing import Any
 from semisilo.common.errors import BadConfiguration, NotPermitted
 from semisilo.common.methods.parts.privacy import MAX_NOISE, MIN_NOISE
 
-__all__ = ["MAX_STEPS", "NoisySteps", "epsilon_of", "noise_for", "require_accountant"]
+__all__ = ["MAX_STEPS", "MOST_EPSILON", "NoisySteps", "epsilon_of", "noise_for", "require_accountant"]
 
+MOST_EPSILON = 1e12
+"""What a larger one is told as: it means nothing either, and can be written."""
 MAX_STEPS = 10**7
 """Noisy steps that one sum may have: more is a mistake, or a study that wants to keep a silo busy."""
 
 _INTERVALS = ((1e-2, 20.0), (1e-3, 0.5), (1e-4, 0.05), (1e-5, 0.0))
 """Spacing of the grid of privacy losses, and from which epsilon on it is fine enough for 1 %. A coarse one costs a
 tenth of a second, a fine one of a large epsilon minutes."""
+_MEANINGLESS = 200.0
+"""Beyond it an upper bound will do, by Renyi differential privacy: of an epsilon of thousands the distribution of
+losses takes minutes and memory, which a coordinator could ask for."""
 _FINEST_NOISE = 1e-3
 """Relative step in which a noise multiplier is searched."""
 
@@ -54,7 +59,8 @@ def require_accountant() -> None:
 
 
 def epsilon_of(spent: Iterable[NoisySteps], delta: float) -> float:
-    """What all the steps spend together at this delta: at least the truth, and at most 1 % more.
+    """What all the steps spend together at this delta: at least the truth, and at most 1 % more (beyond 200 more than
+    that).
 
     The order of the steps does not matter. Neighbours differ in one image that contributes or does not.
     Raises: NotPermitted when dp-accounting is not installed; ValueError for more than `MAX_STEPS` steps.
@@ -94,7 +100,13 @@ def noise_for(target_epsilon: float, delta: float, *, sampling_rate: float, step
 
 @functools.lru_cache(maxsize=256)
 def _epsilon(counts: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    found = math.inf
+    library = _library()
+    bound = library.rdp.RdpAccountant()
+    for noise, rate, steps in counts:
+        bound.compose(_event(library, noise, rate), steps)
+    found = float(bound.get_epsilon(delta))
+    if found > _MEANINGLESS:
+        return min(found, MOST_EPSILON)
     for interval, enough in _INTERVALS:
         found = _at_interval(counts, delta, interval)
         if found >= enough:
@@ -107,17 +119,20 @@ def _at_interval(counts: tuple[tuple[float, float, int], ...], delta: float, int
     accountant = library.pld.PLDAccountant(library.NeighboringRelation.ADD_OR_REMOVE_ONE,
                                            value_discretization_interval=interval)
     for noise, rate, steps in counts:
-        event = library.GaussianDpEvent(noise)
-        if rate < 1:
-            event = library.PoissonSampledDpEvent(rate, event)
-        accountant.compose(event, steps)
+        accountant.compose(_event(library, noise, rate), steps)
     return float(accountant.get_epsilon(delta))
+
+
+def _event(library: Any, noise: float, rate: float) -> Any:
+    event = library.GaussianDpEvent(noise)
+    return event if rate >= 1 else library.PoissonSampledDpEvent(rate, event)
 
 
 def _library() -> Any:  # Any: the library has no types
     try:
         found = importlib.import_module("dp_accounting")
-        importlib.import_module("dp_accounting.pld")
+        for part in ("pld", "rdp"):
+            importlib.import_module(f"dp_accounting.{part}")
     except ModuleNotFoundError as error:
         raise NotPermitted(f"Differential privacy needs the package '{error.name}', which is not installed here.",
                            remedy="Install it: pip install 'semisilo[privacy]'.") from None
