@@ -39,7 +39,7 @@ from semisilo.common.methods.contract import (
     TensorGroup,
     Update,
 )
-from semisilo.common.methods.spec import FROZEN, counts_of
+from semisilo.common.methods.spec import EPSILON, FROZEN, counts_of
 from semisilo.common.models.exported import read_model
 from semisilo.common.models.factory import check_model, model_builder
 from semisilo.common.numerics import numerics
@@ -153,6 +153,8 @@ class Operations:
             image=order.image, device=device, progress=self._progress,
             private=private)
         update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
+        if private is not None:
+            _assert_private(spec, update)
         metrics = _finite(spec, update)
         files = StateFiles(request.memory_folder)
         payload, left = None, None
@@ -329,6 +331,12 @@ def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
             raise ComputeFailed(f"Training diverged: {name} is {value}.",
                                 remedy="Lower [method] lr, or set clip_norm, in the study file.")
     return {name: float(value) for name, value in update.metrics.items()}
+
+
+def _assert_private(spec: MethodSpec, update: Update) -> None:
+    """What was trained without noise must never leave as if it had been; it would be this program's own mistake."""
+    assert update.metrics.keys() == (set() if update.abstention else {"steps", EPSILON}), (
+        f"trainer {spec.name}: with differential privacy it tells {sorted(update.metrics)}")
 
 
 def _assert_declared(spec: MethodSpec, update: Update, phase: str) -> None:
