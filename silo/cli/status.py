@@ -25,7 +25,8 @@ from semisilo.silo.site.privacy_ledger import PrivacyLedger
 from semisilo.silo.site.trail_check import TrailFacts, trail_facts
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 
-__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "PrivacyFacts", "SiloFacts", "facts", "lines"]
+__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "PrivacyFacts", "SiloFacts", "facts",
+           "lines"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -191,7 +191,7 @@ def test_batch_norm_is_refused_here_whatever_the_network_is_called(site: Site) -
 
 
 def test_a_site_whose_own_delta_says_little_refuses(site: Site) -> None:
-    with pytest.raises(NotPermitted, match="silo.toml"):
+    with pytest.raises(NotPermitted, match=r"silo\.toml"):
         site.train(policy=PrivacyPolicy(delta=0.02))
 
 

@@ -1,4 +1,4 @@
-"""A round with differential privacy of single images: step by step against a plain reference, and what it leaves out."""
+"""A round with differential privacy of single images: step by step against a plain reference, and what leaves."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def trained(given: SiloTask, labelled: ImageSet | None = LABELLED, unlabelled: I
 def by_hand(rounds: int, *, expected: float, lot: Callable[[int], Tensor], noise: float = 1.0,
             divisor: Callable[[Tensor], float] | None = None, skip_empty: bool = False,
             same_noise: bool = False) -> dict[str, Tensor]:
-    """DP-SGD on the labelled images with a loop over them: the clipped sum and the stream's noise over what is expected.
+    """DP-SGD on the labelled images with a loop over them: clipped sum and the stream's noise over what is expected.
 
     divisor, skip_empty and same_noise plant known errors.
     """
