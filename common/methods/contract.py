@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, SiloNoise
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.uplink import Uplink
 
@@ -365,6 +365,8 @@ class Environment:
     progress: Any = None
     robust: RobustSettings = field(default_factory=RobustSettings)
     """Table [robust] of the study."""
+    silo_noise: SiloNoise | None = None
+    """Where the study has differential privacy of whole silos."""
     trained_before: bool = False
     """Whether the initial model is one that was trained before, so that it must be started from as it is."""
     start_work: StartWork | None = None

@@ -76,6 +76,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
+from semisilo.coordinator.compute.silo_noise import silo_noise
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
@@ -172,7 +173,8 @@ class Operations:
             seed=settings.study.seed, rounds=settings.study.rounds, num_silos=request.num_silos, data=data.images,
             build_model=data.build_model, image=data.frozen.image, augmentation=settings.augmentation,
             num_classes=len(data.frozen.classes), device=device, progress=self._progress, robust=settings.robust,
-            trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE))
+            trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE),
+            silo_noise=silo_noise(settings.privacy.dp, folder))
         strategy = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()

@@ -31,9 +31,10 @@ MAX_STEPS = 10**7
 _INTERVALS = ((1e-2, 20.0), (1e-3, 0.5), (1e-4, 0.05), (1e-5, 0.0))
 """Spacing of the grid of privacy losses, and from which epsilon on it is fine enough for 1 %. A coarse one costs a
 tenth of a second, a fine one of a large epsilon minutes."""
-_MEANINGLESS = 200.0
-"""Beyond it an upper bound will do, by Renyi differential privacy: of an epsilon of thousands the distribution of
-losses takes minutes and memory, which a coordinator could ask for."""
+_MEANINGLESS = 1000.0
+"""Where a bound by Renyi differential privacy, which is up to a third above, is beyond it, that bound will do: of an
+epsilon of thousands the distribution of losses takes minutes and memory, which a coordinator could ask for."""
+_ORDERS = (*range(2, 65), 96, 128, 256, 512, 1024)
 _FINEST_NOISE = 1e-3
 """Relative step in which a noise multiplier is searched."""
 
@@ -59,8 +60,8 @@ def require_accountant() -> None:
 
 
 def epsilon_of(spent: Iterable[NoisySteps], delta: float) -> float:
-    """What all the steps spend together at this delta: at least the truth, and at most 1 % more (beyond 200 more than
-    that).
+    """What all the steps spend together at this delta: at least the truth, and at most 1 % more (beyond several hundred
+    more than that).
 
     The order of the steps does not matter. Neighbours differ in one image that contributes or does not.
     Raises: NotPermitted when dp-accounting is not installed; ValueError for more than `MAX_STEPS` steps.
@@ -101,7 +102,7 @@ def noise_for(target_epsilon: float, delta: float, *, sampling_rate: float, step
 @functools.lru_cache(maxsize=256)
 def _epsilon(counts: tuple[tuple[float, float, int], ...], delta: float) -> float:
     library = _library()
-    bound = library.rdp.RdpAccountant()
+    bound = library.rdp.RdpAccountant(orders=_ORDERS)
     for noise, rate, steps in counts:
         bound.compose(_event(library, noise, rate), steps)
     found = float(bound.get_epsilon(delta))
