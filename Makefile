@@ -27,7 +27,7 @@ FUZZ_ARGS ?=             # further options of libFuzzer, for example FUZZ_ARGS=-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-faults soak bench-papers-small lint lint-deploy docs site protos clean
+.PHONY: help setup setup-demo demo test test-slow test-all simulate-faults fail-file-operations planted-bugs mutants fuzz bench-wire bench-scale bench-secure bench-training bench-lossy bench-learning bench-robust bench-privacy bench-faults soak bench-papers-small lint lint-deploy docs site protos clean
 
 help:  ## show this list
 	@echo "make TARGET"
@@ -103,6 +103,10 @@ bench-learning: setup-demo  ## measure our method against labels alone and the p
 bench-robust: setup-demo  ## measure what lying silos cost under each rule of [robust] (hours; goes on where it was); writes benchmarks/robust/RESULTS.md
 	@echo "==> python -m benchmarks.robust.run $(BENCH_ARGS)" >&2
 	@$(BIN)/python -m benchmarks.robust.run $(BENCH_ARGS)
+
+bench-privacy: setup  ## measure accuracy against epsilon of differential privacy (hours; goes on where it was); writes benchmarks/privacy/RESULTS.md
+	@echo "==> python -m benchmarks.privacy.run $(BENCH_ARGS)" >&2
+	@$(BIN)/python -m benchmarks.privacy.run $(BENCH_ARGS)
 
 bench-faults: setup-demo  ## measure what a running study survives and how soon it goes on (a quarter of an hour); writes benchmarks/faults/RESULTS.md
 	@echo "==> python -m benchmarks.faults.run $(BENCH_ARGS)" >&2

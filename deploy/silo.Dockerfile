@@ -13,7 +13,7 @@ ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
 ARG TORCH_INDEX=""
-ARG EXTRAS="dicom,nifti,parquet,tiff,timm"
+ARG EXTRAS="dicom,nifti,parquet,privacy,tiff,timm"
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1
 RUN python -m venv /opt/semisilo \
     && PIP_INDEX_URL="${TORCH_INDEX:-$PIP_INDEX_URL}" /opt/semisilo/bin/pip install "torch>=2.6" "torchvision>=0.21"

@@ -257,7 +257,7 @@ class Silo:
     async def answer(self, task: TaskSpec, task_service: TaskService) -> None:
         """A task from the policy's check to the acknowledgement, as real silos do it."""
         site = Site(policy=self.policy, choice=self.choice, memory=self.memory, cache_folder=self.cache.folder,
-                    disclosures=self.disclosures)
+                    disclosures=self.disclosures, privacy_folder=self.folder / "privacy")
         answer = await answer_task(task, site, _Steps(self, task_service))
         pending = answer.pending
         if pending.payload is None:

@@ -22,6 +22,7 @@ from semisilo.common.data.split_settings import SplitSettings
 from semisilo.common.errors import SemisiloError, by_code
 from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import ModelSettings, Numerics
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivacySettings
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.spec import PSEUDO_LABEL_METRICS
 from semisilo.coordinator.federation.folder import (
@@ -41,7 +42,7 @@ from semisilo.coordinator.studies.study_file import (
     StudySettings,
     WireSettings,
 )
-from semisilo.silo.site.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy
+from semisilo.silo.site.policy import DataPolicy, Limits, MetricsSettings, Permit, Policy, PrivacyPolicy, Require
 from semisilo.silo.site.working_hours import Hours
 from tests.command_lines import SCRIPTS, commands_of, problem_of
 
@@ -64,6 +65,8 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (STUDY, "", "[participation]", ParticipationSettings),
     (STUDY, "", "[wire]", WireSettings),
     (STUDY, "", "[robust]", RobustSettings),
+    (STUDY, "", "[privacy]", PrivacySettings),
+    (STUDY, "", "[privacy.dp]", DifferentialPrivacy),
     (STUDY, "", "[numerics]", Numerics),
     *((METHOD_PAGE, "Reference", spec.name, spec.settings) for spec in METHODS.values()),
     (SIMULATION, "", "[simulation]", SimulationSettings),
@@ -76,6 +79,8 @@ SECTIONS: list[tuple[Path, str, str, type]] = [
     (FEDERATION, "silo.toml", "[permit]", Permit),
     (FEDERATION, "silo.toml", "[data]", DataPolicy),
     (FEDERATION, "silo.toml", "[limits]", Limits),
+    (FEDERATION, "silo.toml", "[privacy]", PrivacyPolicy),
+    (FEDERATION, "silo.toml", "[require]", Require),
     (FEDERATION, "silo.toml", "[hours]", Hours),
     (FEDERATION, "silo.toml", "[metrics]", MetricsSettings),
 ]
@@ -224,7 +229,7 @@ def test_every_table_of_the_configuration_files_has_its_section() -> None:
         hints = {field.name: field.type for field in dataclasses.fields(config)}
         module = importlib.import_module(config.__module__)
         for name, hint in hints.items():
-            if name != "method":  # its settings are the methods' own, listed one by one
+            if name not in ("method", "peers"):  # settings of methods are listed one by one; peers have names as keys
                 assert getattr(module, str(hint)) in covered, f"{config.__name__}.{name}"
 
 

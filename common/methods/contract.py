@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from semisilo.common.data.form import AugmentationSettings, ImageForm
-from semisilo.common.methods.parts.privacy import DifferentialPrivacy
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, SiloNoise
 from semisilo.common.methods.parts.robust import RobustSettings
 from semisilo.common.methods.uplink import Uplink
 
@@ -259,6 +259,9 @@ class SiloTask:
     device: str = "cpu"
     progress: Any = None
     """Callable (fraction 0..1, text) -> None; may raise to abort. None where nobody watches."""
+    private: PrivateTask | None = None
+    """Set where the study has differential privacy of single images: nothing may then leave but what was clipped and
+    noised with it, and what follows from counts. None for none."""
 
     def report(self, fraction: float, text: str = "") -> None:
         """Tells how far the work is; cheap to call after every batch."""
@@ -370,6 +373,8 @@ class Environment:
     progress: Any = None
     robust: RobustSettings = field(default_factory=RobustSettings)
     """Table [robust] of the study."""
+    silo_noise: SiloNoise | None = None
+    """Where the study has differential privacy of whole silos."""
     trained_before: bool = False
     """Whether the initial model is one that was trained before, so that it must be started from as it is."""
     start_work: StartWork | None = None

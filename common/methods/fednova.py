@@ -29,5 +29,6 @@ class FedNovaSettings(FedAvgSettings):
                              "starts anew in every round.")
 
 
-FEDNOVA = replace(FEDAVG, name="fednova", settings=FedNovaSettings, summed=False, counts=("steps",),
+FEDNOVA = replace(FEDAVG, name="fednova", summed=False, dp_units=("example",), settings=FedNovaSettings,
+                  counts=("steps",),
                   source="Wang et al., FedNova, NeurIPS 2020; as Fed-SHVR (Wang et al., 2021) compares")

@@ -55,7 +55,7 @@ class ScaffoldSettings(FedAvgSettings):
 
 
 SCAFFOLD = replace(
-    FEDAVG, name="scaffold", settings=ScaffoldSettings, summed=False, robust_rules=(),
+    FEDAVG, name="scaffold", settings=ScaffoldSettings, summed=False, robust_rules=(), dp_units=(),
     source="Karimireddy et al., SCAFFOLD, ICML 2020",
     down={**FEDAVG.down, "correction": Meaning.VALUES}, metrics=(*FEDAVG.metrics, "correction_lost"), counts=("steps",),
     set_by_strategy=(*FEDAVG.set_by_strategy, "correction_epoch", "correction_round"),

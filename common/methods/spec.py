@@ -16,9 +16,9 @@ from semisilo.common.methods.parts.privacy import Unit
 from semisilo.common.methods.parts.robust import Rule
 from semisilo.common.text.logs import printable
 
-__all__ = ["FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
-           "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels", "counts_of",
-           "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
+__all__ = ["EPSILON", "FROZEN", "MAX_COUNT", "PSEUDO_LABEL_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec",
+           "Scenario", "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels",
+           "counts_of", "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""
@@ -32,6 +32,9 @@ MAX_COUNT = 10**9
 FROZEN = "frozen"
 """Tensor group that tasks of any method bring where a study freezes parts of its network: the tensors that nobody
 trains. It comes down and never goes up. Strategies and trainers do not see it."""
+EPSILON = "epsilon"
+"""Metric of any method with differential privacy of single images: what the study has spent of those of the silo, at
+its own delta. It follows from counts alone, so no policy need permit it."""
 _STATISTICS = "statistics"
 """Name of the phase in which silos measure batch-norm statistics and train nothing."""
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", "pseudo_label_accuracy", "threshold_accuracy")
@@ -94,6 +97,12 @@ class MethodSpec:
         """Tensor groups that a task may bring: the method's own, and those of any method."""
         return {**self.down, FROZEN: Meaning.VALUES}
 
+    @property
+    def tells(self) -> tuple[str, ...]:
+        """Numbers that an update or an abstention may bring: the method's own, and that of any method with differential
+        privacy."""
+        return (*self.metrics, *((EPSILON,) if "example" in self.dp_units else ()))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodPlugin:
@@ -135,7 +144,7 @@ def check_metrics(spec: MethodSpec, metrics: Mapping[str, float], *, update: boo
     Raises: BadPayload, naming the metric.
     """
     for name, value in metrics.items():
-        if not is_declared(name, spec.metrics):
+        if not is_declared(name, spec.tells):
             raise BadPayload(f"The method {spec.name} has no metric '{printable(name, limit=64)}'.",
                              remedy=f"It has: {', '.join(spec.metrics)}.")
         if not math.isfinite(value):

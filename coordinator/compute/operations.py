@@ -35,6 +35,7 @@ from semisilo.common.methods.contract import (
     UpdateHeader,
 )
 from semisilo.common.methods.parts.imbalance import check_class_prior
+from semisilo.common.methods.parts.privacy import SiloNoise
 from semisilo.common.methods.spec import FROZEN
 from semisilo.common.models.exported import ModelFacts, inference_settings
 from semisilo.common.models.factory import initial_model
@@ -88,6 +89,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
+from semisilo.coordinator.compute.silo_noise import silo_noise
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
@@ -142,9 +144,12 @@ class _NotFinite(Exception):
 
 
 def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos: int, device: str,
-                progress: Callable[[float, str], None]) -> tuple[Environment, Strategy[Any]]:
+                progress: Callable[[float, str], None],
+                noise: SiloNoise | None = None) -> tuple[Environment, Strategy[Any]]:
     """The coordinator's half of a study's method, over its images.
 
+    Args:
+        noise: where the study hides whole silos.
     Raises: BadConfiguration or UnknownName where method and images do not fit each other.
     """
     check_class_prior(config.method.settings, data.frozen.classes)
@@ -152,7 +157,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,
         build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,
         num_classes=len(data.frozen.classes), device=device, progress=progress, robust=config.robust,
-        trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE))
+        trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise)
     return environment, load_strategy(config.method.name)(config.method.settings, environment)
 
 
@@ -211,7 +216,7 @@ class Operations:
                 batch=getattr(settings.method.settings, "labelled_batch", 10)), processors=usable_processors())
             record = numerics.apply(replace(now, threads=threads), device=device)
         environment, strategy = strategy_of(settings, data, folder=folder, num_silos=request.num_silos, device=device,
-                                            progress=self._progress)
+                                            progress=self._progress, noise=silo_noise(settings.privacy.dp, folder))
         half = load_strategy(settings.method.name)
         states = StateFiles(folder / "states")
         states.clean()

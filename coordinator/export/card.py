@@ -10,7 +10,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import PureWindowsPath
 
 import numpy as np
@@ -37,11 +37,39 @@ from semisilo.coordinator.ledger.states import RoundState, TaskState
 from semisilo.coordinator.monitoring.participants import participants_of
 from semisilo.coordinator.monitoring.summary import StudySummary
 from semisilo.coordinator.monitoring.traffic import traffic_of
+from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of
 
-__all__ = ["CARD_FORMAT", "INTENDED_USE", "CardCost", "CardData", "CardFile", "CardMethod", "CardModel", "CardNetwork",
-           "CardOnnx", "CardSilo", "CardSilos", "CardSite", "CardTest", "CoordinatorImages", "EventChain",
-           "LabelsAlone", "ModelCard", "Provenance", "Software", "card_cost", "card_model", "card_onnx", "card_silos",
-           "card_sites", "card_test", "limits_of", "settings_shown", "software_here"]
+__all__ = [
+    "CARD_FORMAT",
+    "INTENDED_USE",
+    "CardCost",
+    "CardData",
+    "CardFile",
+    "CardMethod",
+    "CardModel",
+    "CardNetwork",
+    "CardOnnx",
+    "CardSilo",
+    "CardSilos",
+    "CardSite",
+    "CardTest",
+    "CoordinatorImages",
+    "EventChain",
+    "LabelsAlone",
+    "ModelCard",
+    "Provenance",
+    "Software",
+    "card_cost",
+    "card_model",
+    "card_onnx",
+    "card_privacy",
+    "card_silos",
+    "card_sites",
+    "card_test",
+    "limits_of",
+    "settings_shown",
+    "software_here",
+]
 
 CARD_FORMAT = 1
 INTENDED_USE = (
@@ -336,6 +364,9 @@ class ModelCard:
     """None: predictions are the largest probability."""
     sites: tuple[CardSite, ...] = ()
     """The silos that were asked up to the round; of labels alone all that were asked."""
+    privacy: StudyPrivacy | None = None
+    """What the rounds up to this one have spent; None where the study has no differential privacy, and of labels alone,
+    for which no silo has spent anything."""
     limits: tuple[str, ...] = ()
     """`limits_of` the rest."""
 
@@ -439,6 +470,21 @@ def card_sites(summary: StudySummary, evaluations: Mapping[str, SiteEvaluation],
             balanced_accuracy=None if scores is None else scores.balanced_accuracy,
             measure=None if scores is None else scores.measure))
     return tuple(rows)
+
+
+def card_privacy(summary: StudySummary, *, up_to: int, names: bool) -> StudyPrivacy | None:
+    """What was spent up to a round, by silo.
+
+    Args:
+        names: False numbers silos as `card_sites` does.
+    """
+    found = privacy_of(summary.row.config, summary.rounds, up_to=up_to)
+    if found is None or not up_to:
+        return None
+    asked = [silo for silo, part in participants_of(summary, up_to=up_to).items() if part.outcomes]
+    numbers = {silo: number for number, silo in enumerate(asked, 1)}
+    return found if names else replace(found, silos=tuple(
+        replace(each, silo=f"silo {numbers[each.silo]}") for each in found.silos))
 
 
 def card_test(measures: Measures, *, source: str, digest: str) -> CardTest:

@@ -129,7 +129,7 @@ def _worth_in_short(test: CardTest, measure: StudyMeasure) -> str:
 
 def _sections(card: ModelCard) -> list[_Section]:
     return [_Section("Use", (_Points(card.intended_use),)), _model(card), _data(card), _worth(card),
-            *_sites(card), *_operating_point(card), *_classes(card), *_calibration(card), _cost(card),
+            *_sites(card), *_privacy(card), *_operating_point(card), *_classes(card), *_calibration(card), _cost(card),
             _Section("Limits", (_Points(card.limits),)), _files(card), _provenance(card), _settings(card)]
 
 
@@ -239,6 +239,16 @@ def _sites(card: ModelCard) -> list[_Section]:
     return [_Section("At the sites", (
         _Text("This model on the own test images of each silo, as the silo says; in brackets intervals of 95 %:"),
         _table("At the sites", columns, [row(each) for each in card.sites])))]
+
+
+def _privacy(card: ModelCard) -> list[_Section]:
+    found = card.privacy
+    if found is None:
+        return []
+    rows = [(each.silo, f"{each.epsilon:.3g}", str(each.updates)) for each in found.silos]
+    return [_Section("Differential privacy", (
+        _Text(f"{found.promise} {found.how[:1].upper()}{found.how[1:]}."),
+        _table("Differential privacy", ("Silo", "Epsilon spent by this study", "Updates"), rows)))]
 
 
 def _operating_point(card: ModelCard) -> list[_Section]:

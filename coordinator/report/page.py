@@ -46,6 +46,7 @@ from semisilo.coordinator.monitoring.summary import (
 from semisilo.coordinator.monitoring.traffic import OVERHEAD, SILOS, Traffic, cost_lines
 from semisilo.coordinator.report.figures import DrawnFigure
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
+from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of
 
 __all__ = ["render_page"]
 
@@ -118,6 +119,10 @@ class _Page:
     """None before the first has enrolled."""
     sites: Table | None
     """What the model is worth at each site; None where no site has said so."""
+    privacy: Table | None
+    """What each silo has spent; None where the study has no differential privacy."""
+    privacy_notes: tuple[str, ...]
+    """What that means; empty likewise."""
     notices: tuple[str, ...]
     """What a person should hear of silos: set aside, counts that cannot be, updates that stand out or were left out."""
     past: tuple[Table, ...]
@@ -134,6 +139,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
                 figures: Sequence[DrawnFigure], audit: AuditSummary, state_digest: str) -> str:
     """The whole page as HTML text."""
     row, traffic = study.row, study.traffic
+    privacy = privacy_of(row.config, study.rounds)
     return render_html(__name__, _Page(
         title=f"{row.name} – {federation or 'simulation'}", federation=federation, address=address, study=row.name,
         state=str(row.state), reason=row.reason, conclusion=study.choice.conclusion, method=method_name(row),
@@ -149,7 +155,9 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
         costs=_costs(study), simulated_bytes=traffic.simulated, wire_estimated=traffic.estimated,
         dense_model=describe_bytes(traffic.dense_bytes), encodings=_encodings(study), silos=_silos(study, silos),
-        sites=_sites(study), notices=tuple(_notices(study, silos)), past=tuple(_past(study)),
+        sites=_sites(study), privacy=None if privacy is None else _privacy(privacy),
+        privacy_notes=() if privacy is None else (f"{privacy.how[:1].upper()}{privacy.how[1:]}.", privacy.promise),
+        notices=tuple(_notices(study, silos)), past=tuple(_past(study)),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),
         provenance=_provenance(study, state_digest)))
 
@@ -322,6 +330,11 @@ def _sites(study: StudySummary) -> Table | None:
              *(each.texts.get(title, _DASH) for title in titles)] for each in study.sites]
     columns = ("Silo", "Model", "Test images", *(f"{title[0].upper()}{title[1:]}" for title in titles))
     return Table("The model on each site’s own test images", columns, rows, words=2)
+
+
+def _privacy(found: StudyPrivacy) -> Table:
+    rows = [[each.silo, f"{each.epsilon:.3g}", str(each.updates)] for each in found.silos]
+    return Table("Differential privacy", ("Silo", "Epsilon spent by this study", "Updates"), rows)
 
 
 def _notices(study: StudySummary, silos: Sequence[SiloRow]) -> list[str]:

@@ -37,6 +37,7 @@ from semisilo.coordinator.strategies.parts.labelled_training import (
     weak_views,
 )
 from semisilo.coordinator.strategies.parts.phases import TrainAndMeasure
+from semisilo.coordinator.strategies.parts.private_average import PrivateAverage
 from semisilo.coordinator.strategies.parts.served import ServedState
 
 __all__ = ["FedAvgState", "FedAvgStrategy"]
@@ -88,6 +89,8 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
         at_coordinator = settings.scenario == "labels-at-coordinator"
         self._labelled = labelled_images(environment, "labels-at-coordinator") if at_coordinator else None
         self._settings = settings
+        noise = environment.silo_noise
+        self._private = None if noise is None else PrivateAverage(noise)
         super().__init__(environment, settings.sbn_source, settings)
 
     def start(self, initial: Mapping[str, Tensor]) -> FedAvgState:
@@ -111,7 +114,9 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
 
     def train_fold(self, state: FedAvgState, tally: AverageTally, header: UpdateHeader,
                    groups: Mapping[str, TensorGroup], kept: None) -> tuple[AverageTally, None]:
-        """Adds p_k (w_k - w)."""
+        """Adds p_k (w_k - w); with differential privacy of silos clip(w_k - w), in whole numbers."""
+        if self._private is not None:
+            return replace(tally, delta=self._private.plus(tally.delta, groups["model"].tensors, like=state.w)), None
         return tally.plus(header.silo, groups["model"].tensors, like=state.w), None
 
     def train_finish(self, state: S, tally: AverageTally, *, round: int) -> S:
@@ -121,15 +126,16 @@ class FedAvgStrategy(TrainAndMeasure[FedAvgState, AverageTally, None]):
         """
         if tally.delta is None:
             return replace(state, round=round)
-        sent, _ = state.sent
+        (sent, _), delta = state.sent, tally.delta
+        if self._private is not None:
+            delta = self._private.mean(delta, w=sent, silos=len(tally.weights), round=round)
         if self._settings.global_momentum:
-            w, buffer = apply_global_momentum(sent, state.global_buf, tally.delta,
-                                              momentum=self._settings.global_momentum)
+            w, buffer = apply_global_momentum(sent, state.global_buf, delta, momentum=self._settings.global_momentum)
         else:
-            w, buffer = tensors.add(sent, tally.delta), None
+            w, buffer = tensors.add(sent, delta), None
         after = replace(state, round=round, w=w, trained=None, trained_batch_norm={}, global_buf=buffer,
                         participation=tally.participation)
-        del state, tally, sent, w  # several models, not needed while the next is trained
+        del state, tally, sent, w, delta  # several models, not needed while the next is trained
         return self.closed(after, round=round)
 
     def model(self, state: FedAvgState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -25,7 +25,7 @@ from semisilo.common.errors import BadConfiguration, UnknownName
 from semisilo.common.measures.study_measure import StudyMeasure, parse_measure
 from semisilo.common.methods import MethodSpec, Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.methods.contract import ModelSettings, Numerics
-from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp
+from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos
 from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.parts.secure_sum import why_not_summed
 from semisilo.common.methods.uplink import Uplink, parse_uplink
@@ -386,7 +386,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         raise BadConfiguration(f"{where}: [privacy]: {why}")
     if why := refused_dp(privacy.dp, method=spec.name, allowed=spec.dp_units, settings=chosen.settings,
                          precision=numerics.precision, model=model.name, normalisation=model.normalisation_layers,
-                         frozen_parts=bool(model.freeze)):
+                         frozen_parts=bool(model.freeze), rule=robust.rule):
         raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
     return StudyConfig(study=study, model=model, data=images, method=chosen, participation=participation,
                        augmentation=augmentation, wire=wire, robust=robust, privacy=privacy,
@@ -461,6 +461,8 @@ def load_study(path: Path) -> StudyConfig:
             raise BadConfiguration(f"{path}: [method]: '{key}' is set by the method itself in every task.",
                                    remedy="Remove that line.")
     check_scenario(config, str(path))
+    if why := too_few_silos(config.privacy.dp, config.participation.sample_size(config.study.start_with)):
+        raise BadConfiguration(f"{path}: [privacy.dp]: {why}", remedy="See [study] start_with and [participation].")
     return config
 
 

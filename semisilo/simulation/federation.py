@@ -9,6 +9,7 @@ Tests: tests/semisilo/simulation/test_simulate.py.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import os
@@ -17,9 +18,12 @@ from pathlib import Path
 from semisilo.common import __version__
 from semisilo.common.config import to_dict
 from semisilo.common.errors import ComputeFailed, SemisiloError
+from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.process.compute import OnProgress
+from semisilo.common.storage.durable import write_secret
+from semisilo.coordinator.compute.silo_noise import NOISE_KEY
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.roster import SimulatedMember
@@ -156,11 +160,21 @@ class SimulatedFederation:
         if row.state is not StudyState.COMPLETED:
             raise SemisiloError(row.reason or f"The study {row.name} is {row.state}.")
 
+    def _keep_secret(self, folder: Path) -> None:
+        """Where the study hides whole silos: what the noise follows from, of its seed, so that a simulation can be
+        repeated. A real coordinator draws it from the system's generator."""
+        dp = self._dealt.config.privacy.dp
+        if dp is not None and dp.unit == "silo" and not (folder / NOISE_KEY).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            text = f"{derive_seed(self._seed, 'noise_secret')}"
+            write_secret(folder / NOISE_KEY, hashlib.sha256(text.encode()).digest())
+
     def _queue(self) -> None:
         """Queues the study, and lets the silos in."""
         known = {row.name: row for row in self._ledger.studies()}
         config = to_dict(self._dealt.config)
         if self._study not in known:
+            self._keep_secret(self._folder.studies / self._study)
             self._ledger.queue_study(self._study, config)
         elif known[self._study].state in (StudyState.FAILED, StudyState.STOPPED):
             self._ledger.requeue_study(self._study, config)

@@ -15,6 +15,7 @@ from typing import Any
 from semisilo.common.config import Tables, from_dict, load_toml
 from semisilo.common.errors import BadConfiguration
 from semisilo.common.methods import Scenario, find_method, silos_have_labels
+from semisilo.common.methods.parts.privacy import too_few_silos
 from semisilo.common.methods.parts.robust import refused
 from semisilo.coordinator.studies.simulation_table import SimulationSettings
 from semisilo.coordinator.studies.study_file import StudyConfig, config_from_dict
@@ -118,10 +119,12 @@ def load_simulated_study(study: Path | Mapping[str, Any], *, name: str = "", see
 
 
 def _check_robust(simulation: SimulationSettings, draft: StudyConfig, where: str) -> None:
-    """Raises: BadConfiguration for a rule of [robust] that needs more silos than there are."""
+    """Raises: BadConfiguration for a rule of [robust], or privacy of silos, that needs more of them than there are."""
     if why := refused(draft.robust, method=draft.method.name, allowed=find_method(draft.method.name).robust_rules,
                       uplink=draft.wire.uplink_form(), silos=draft.participation.sample_size(simulation.split.silos)):
         raise BadConfiguration(f"{where}: [robust]: {why}")
+    if why := too_few_silos(draft.privacy.dp, draft.participation.sample_size(simulation.split.silos)):
+        raise BadConfiguration(f"{where}: [privacy.dp]: {why}")
 
 
 def _check_diagnostics(simulation: SimulationSettings, draft: StudyConfig, where: str) -> None:

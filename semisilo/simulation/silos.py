@@ -8,6 +8,7 @@ with what it had made durable (`semisilo.silo.site.memory`).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from semisilo.common.errors import SemisiloError, StorageDamaged
+from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.process.compute import OnProgress
@@ -32,6 +34,7 @@ from semisilo.silo.site.disclosures import DisclosureLog
 from semisilo.silo.site.home import JoinChoice, SiloHome
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.privacy_ledger import PrivacyLedger
 from semisilo.silo.site.stores import collect_tensors, open_cache
 
 __all__ = ["SimulatedSilo", "Workplace", "link_or_copy"]
@@ -100,7 +103,8 @@ class SimulatedSilo:
         self.memory = SiloMemory(self.home.memory, outgoing=self.home.outgoing)
         cache = open_cache(self.home.cache)
         self._site = Site(policy=policy, choice=JoinChoice(source=str(index)), memory=self.memory,
-                          cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures), in_threads=False)
+                          cache_folder=cache.folder, disclosures=DisclosureLog(self.home.disclosures),
+                          privacy_folder=self.home.privacy, in_threads=False)
         self._cache = cache
         self._tensors = LinkedTensors(cache)
         self._hello = hello
@@ -144,8 +148,18 @@ class SimulatedSilo:
 
         Raises: SemisiloError where a real silo would refuse the task.
         """
+        if task.dp is not None:
+            self._keep_secret(task)
         return await answer_task(task, self._site, _LinkedSteps(self, workplace, on_progress),
                                  masking=_without_masks(task))
+
+    def _keep_secret(self, task: TaskSpec) -> None:
+        """What the noise follows from: of the study's seed, so that a simulation can be repeated. A real silo draws it
+        from the system's generator, and tells nobody."""
+        ledger = PrivacyLedger(self.home.privacy)
+        if not ledger.secret_name():
+            text = f"{derive_seed(task.seed, 'noise_secret', silo=self.name)}"
+            ledger.keep_secret(hashlib.sha256(text.encode()).digest())
 
     def fetch(self, task: TaskSpec) -> dict[str, Path]:
         """Takes in the tensor groups of a task that are not here, as links to the coordinator's own files; the payload

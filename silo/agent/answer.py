@@ -29,6 +29,7 @@ from semisilo.silo.site.disclosures import Disclosure, DisclosureLog, message
 from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.memory import PendingUpdate, SiloMemory, update_id_of
 from semisilo.silo.site.policy import Policy, check_task, check_update
+from semisilo.silo.site.privacy_ledger import PrivacyLedger
 
 __all__ = ["ReadyAnswer", "Site", "TaskSteps", "abstention_request", "answer_task"]
 
@@ -52,6 +53,8 @@ class Site:
     disclosures: DisclosureLog
     threads_file: Path | None = None
     """See `semisilo.silo.compute.messages.Train`."""
+    privacy_folder: Path
+    """Of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`."""
     images_folder: Path | None = None
     """Where decoded images lie that are too many for memory, if the policy permits; None for a simulated silo."""
     in_threads: bool = True
@@ -124,7 +127,7 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
         except DailyBudget:
             await _at_files(site, site.memory.refused, task.task_id)
             raise
-    await _at_files(site, site.disclosures.record, _disclosure(task, pending))
+    await _at_files(site, _recorded, site, task, pending)
     return ReadyAnswer(task=task, pending=pending, manifest=manifest)
 
 
@@ -147,7 +150,8 @@ def _request(task: TaskSpec, site: Site, payloads: Mapping[str, Path], upload_ra
         images_folder=site.images_folder if site.policy.limits.images_on_disk else None,
         factories=site.policy.permit.factories, memory=memory, residuals=residuals,
         pending_residuals=pending_residuals, outgoing_folder=site.memory.outgoing.folder,
-        memory_folder=site.memory.folder, link_bytes_per_second=upload_rate, threads_file=site.threads_file)
+        memory_folder=site.memory.folder, privacy=site.policy.privacy,
+        privacy_folder=site.privacy_folder, link_bytes_per_second=upload_rate, threads_file=site.threads_file)
 
 
 def _made_durable(task: TaskSpec, spec: MethodSpec, site: Site, trained: Trained) -> PendingUpdate:
@@ -172,7 +176,22 @@ def _permitted(spec: MethodSpec, site: Site, pending: PendingUpdate, path: Path,
     return manifest
 
 
-def _disclosure(task: TaskSpec, pending: PendingUpdate) -> Disclosure:
+def _recorded(site: Site, task: TaskSpec, pending: PendingUpdate) -> None:
+    site.disclosures.record(_disclosure(task, pending, _budget_spent(site, task)))
+
+
+def _budget_spent(site: Site, task: TaskSpec) -> dict[str, object]:
+    """What the record of disclosures says of the privacy budget; nothing for a study without differential privacy of
+    images."""
+    if task.dp is None or task.dp.unit != "example":
+        return {}
+    line = PrivacyLedger(site.privacy_folder).of_task(task.task_id)
+    return {} if line is None else {
+        "epsilon": line.epsilon, "delta": line.delta, "study_epsilon": line.study_epsilon,
+        "study_delta": line.study_delta}
+
+
+def _disclosure(task: TaskSpec, pending: PendingUpdate, budget: dict[str, object]) -> Disclosure:
     if pending.payload is None:
         request = abstention_request(task.task_id, pending)
         return message("abstention", request.SerializeToString(deterministic=True), update_id=pending.update_id,
@@ -181,7 +200,8 @@ def _disclosure(task: TaskSpec, pending: PendingUpdate) -> Disclosure:
     payload = pending.payload
     return Disclosure(kind="update", study=task.study, round=task.round, phase=task.phase, method=task.method,
                       update_id=pending.update_id, groups=payload.groups, bytes=payload.size_bytes,
-                      digest=payload.digest, num_examples=pending.num_examples, metrics=pending.metrics)
+                      digest=payload.digest, num_examples=pending.num_examples, metrics=pending.metrics,
+                      content=budget)
 
 
 async def _at_files(site: Site, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -85,14 +85,15 @@ class TaskRunner:
 
     def __init__(self, *, silo: str, policy: Policy, choice: JoinChoice, link: Link, compute: Compute,
                  memory: SiloMemory, cache: PayloadStore, disclosures: DisclosureLog, display: Display,
-                 budget: DayBudget, images_folder: Path | None = None, threads_file: Path | None = None,
-                 last_upload_bytes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.time,
-                 secure: SecureSteps | None = None) -> None:
+                 budget: DayBudget, privacy_folder: Path, images_folder: Path | None = None,
+                 threads_file: Path | None = None, last_upload_bytes: Mapping[str, int] | None = None,
+                 clock: Callable[[], float] = time.time, secure: SecureSteps | None = None) -> None:
         """
         Args:
             secure: answers steps of secure sums; None where they are refused.
             threads_file: see `semisilo.silo.compute.messages.Train`.
             budget: what may cross today.
+            privacy_folder: of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`.
             images_folder: where decoded images lie that are too many for memory, if the policy permits.
             last_upload_bytes: size of the last update of each study, as far as it is known.
             clock: Unix seconds.
@@ -106,7 +107,8 @@ class TaskRunner:
         self._budget = budget
         self._clock = clock
         self._site = Site(policy=policy, choice=choice, memory=memory, cache_folder=cache.folder,
-                          disclosures=disclosures, threads_file=threads_file, images_folder=images_folder)
+                          disclosures=disclosures, privacy_folder=privacy_folder, threads_file=threads_file,
+                          images_folder=images_folder)
         self._steps = NetworkSteps(choice=choice, link=link, compute=compute, cache=cache, display=display,
                                    budget=budget, last_upload_bytes=last_upload_bytes or {}, clock=clock)
         self.num_images = 0

@@ -51,6 +51,7 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
     from semisilo.silo.check.likeness import look_at_likeness
     from semisilo.silo.check.link import look_at_link
     from semisilo.silo.check.needs import needs_of
+    from semisilo.silo.check.privacy import look_at_privacy
     from semisilo.silo.check.site import (
         images_on_disk,
         look_at_disk,
@@ -91,6 +92,8 @@ def check(folder: Path, *, now: Callable[[], float], measure: bool = False, use_
         if needs is not None:
             findings += look_at_study(policy, needs)
             findings += look_at_likeness(home, policy, needs)
+        findings += look_at_privacy(home, policy, needs, labelled=counted[0], unlabelled=counted[1])
+        if needs is not None:
             measured = None
             if measure:
                 from semisilo.silo.check.measure import measure_steps

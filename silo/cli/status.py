@@ -21,10 +21,12 @@ from semisilo.silo.site.evaluations import RecordedEvaluation, read_evaluations,
 from semisilo.silo.site.home import AgentStatus, SiloHome, StatusFile, home_option
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import Policy, load_policy
+from semisilo.silo.site.privacy_ledger import PrivacyLedger
 from semisilo.silo.site.trail_check import TrailFacts, trail_facts
 from semisilo.silo.site.working_hours import Hours, closes_at, next_day_at, opens_at, time_text
 
-__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "SiloFacts", "facts", "lines"]
+__all__ = ["BudgetFacts", "EvaluationFacts", "HoursFacts", "LastDisclosure", "PrivacyFacts", "SiloFacts", "facts",
+           "lines"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,21 @@ class EvaluationFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PrivacyFacts:
+    """What was spent of the privacy of this site's images."""
+
+    epsilon: float
+    """Of all studies together."""
+    delta: float
+    max_epsilon: float | None
+    """What silo.toml permits; None for no limit."""
+    studies: Mapping[str, float]
+    """Epsilon of each study by itself, at its own delta; in the order in which they spent last."""
+    text: str
+    """A line for a person."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SiloFacts:
     """Who this silo is, its certificate, and what the agent last wrote."""
 
@@ -122,6 +139,10 @@ class SiloFacts:
     """What was seen of the coordinator's audit trail; None before the first task."""
     evaluations: tuple[EvaluationFacts, ...]
     """Global models on this site's test images, of the study that was evaluated last, oldest first."""
+    privacy: PrivacyFacts | None
+    """None where nothing was spent and nothing is limited."""
+    privacy_error: str
+    """Why it is not known what was spent; empty when it is."""
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON types, in one table with the agent's notes."""
@@ -150,13 +171,18 @@ def facts(folder: Path, *, now: float) -> SiloFacts:
         policy, error = load_policy(home.policy), ""
     except SemisiloError as objection:
         policy, error = None, objection.line()
+    privacy, privacy_error = None, ""
+    try:
+        privacy = None if policy is None else _privacy(home, policy)
+    except SemisiloError as objection:
+        privacy_error = objection.line()
     return SiloFacts(
         silo=identity.silo, federation=identity.federation, address=identity.address, home=str(folder),
         certificate_until=utc_text(identity.not_after_unix), renews_from=utc_text(identity.about.renew_unix),
         days_left=round((identity.not_after_unix - now) / 86400, 2), running=running, agent=agent, policy_error=error,
         hours=None if policy is None else _hours(policy.hours, now),
         budget=None if policy is None else _budget(home, policy, now), last_disclosure=_last_disclosure(home),
-        audit_trail=trail_facts(home), evaluations=_evaluations(home))
+        audit_trail=trail_facts(home), evaluations=_evaluations(home), privacy=privacy, privacy_error=privacy_error)
 
 
 def _evaluations(home: SiloHome) -> tuple[EvaluationFacts, ...]:
@@ -171,6 +197,19 @@ def _evaluation(entry: RecordedEvaluation) -> EvaluationFacts:
         accuracy=scores.accuracy, balanced_accuracy=scores.balanced_accuracy, measure=str(entry.study_measure),
         measured=scores.measure, classes=dict(zip(entry.class_names, found.classes, strict=True)),
         text=scores_text(entry))
+
+
+def _privacy(home: SiloHome, policy: Policy) -> PrivacyFacts | None:
+    """As the ledger has it, which was worked out when it was spent. Raises: StorageDamaged."""
+    found, limit = PrivacyLedger(home.privacy).lines(), policy.privacy.max_epsilon
+    if not found and not limit:
+        return None
+    epsilon, delta = (found[-1].epsilon, found[-1].delta) if found else (0.0, policy.privacy.delta)
+    studies = {line.study: line.study_epsilon for line in found}
+    permits = f" of {limit:g} that silo.toml permits" if limit else " spent, no limit"
+    over = ": this silo refuses what would go beyond" if limit else ""
+    return PrivacyFacts(epsilon=epsilon, delta=delta, max_epsilon=limit or None, studies=studies,
+                        text=f"epsilon {epsilon:.3g}{permits} (delta {delta:g}){over}")
 
 
 def _hours(hours: Hours, now: float) -> HoursFacts:
@@ -230,6 +269,8 @@ def lines(found: SiloFacts, *, now: float) -> list[str]:
         rows.append(("hours", found.hours.text))
     if found.budget is not None:
         rows.append(("today", _budget_text(found.budget)))
+    if found.privacy is not None or found.privacy_error:
+        rows.append(("privacy", found.privacy.text if found.privacy is not None else found.privacy_error))
     if found.last_disclosure is not None:
         last = found.last_disclosure
         of = f" of {printable(last.study, limit=128)}, round {last.round}" if last.study else ""

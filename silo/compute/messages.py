@@ -9,7 +9,7 @@ Tests: tests/silo/compute/test_operations.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from semisilo.common.measures.site_evaluation import ClassResult
@@ -17,6 +17,7 @@ from semisilo.common.methods.contract import NumericsRecord, PayloadRef, TaskSpe
 from semisilo.common.process.messages import Request
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.policy import PrivacyPolicy
 
 __all__ = ["EvaluateFile", "EvaluateReceived", "Evaluated", "EvaluatedFile", "MeasureSteps", "MeasuredSteps", "Survey",
            "Surveyed", "Train", "Trained"]
@@ -98,6 +99,11 @@ class Train(Request[Trained]):
     """Where the new memory file is written."""
     link_bytes_per_second: float = 0.0
     """Last measured up; 0 when it was not."""
+    privacy: PrivacyPolicy = field(default_factory=PrivacyPolicy)
+    """Table [privacy] of silo.toml."""
+    privacy_folder: Path | None = None
+    """Of the site's `semisilo.silo.site.privacy_ledger.PrivacyLedger`; without one no task with differential privacy
+    can be done."""
     threads_file: Path | None = None
     """Where it is kept which number of threads was measured to be fastest here, for tasks that leave it to the silo;
     without it such a task has one."""

@@ -39,7 +39,7 @@ from semisilo.common.methods.contract import (
     TensorGroup,
     Update,
 )
-from semisilo.common.methods.spec import FROZEN, counts_of
+from semisilo.common.methods.spec import EPSILON, FROZEN, counts_of
 from semisilo.common.models.exported import read_model
 from semisilo.common.models.factory import check_model, model_builder
 from semisilo.common.numerics import numerics
@@ -64,6 +64,7 @@ from semisilo.silo.compute.messages import (
     Train,
     Trained,
 )
+from semisilo.silo.compute.private_task import Requested, admitted
 from semisilo.silo.compute.received import hold, receive
 from semisilo.silo.compute.threads import measured_threads
 from semisilo.silo.site.home import JoinChoice
@@ -101,6 +102,8 @@ class _Ready:
     settings: Any
     groups: dict[str, TensorGroup]
     """Without those of frozen layers."""
+    frozen: TensorGroup | None
+    """Those."""
     build: ModelBuilder
     device: str
     record: NumericsRecord
@@ -142,12 +145,19 @@ class Operations:
                                                          ready.device, ready.record)
         images, skipped = self._silo_images(order, settings.scenario, request.choice)
         data = images.data(round=order.round, scenario=settings.scenario)
+        private = admitted(
+            Requested(order=order, spec=spec, settings=settings, groups=groups, frozen=ready.frozen,
+                      memory=request.memory, numerics=record, network=ready.build()),
+            data, policy=request.privacy, folder=request.privacy_folder) if order.dp is not None else None
         trainer = load_trainer(order.method)()
         asked = SiloTask(
             study=order.study, round=order.round, rounds=order.rounds, phase=order.phase, silo=order.silo,
             seed=order.seed, settings=settings, groups=groups, build_model=build, augmentation=order.augmentation,
-            image=order.image, device=device, progress=self._progress)
+            image=order.image, device=device, progress=self._progress,
+            private=private)
         update, keep = trainer.train(asked, data, _remembered(trainer.Memory, request.memory))
+        if private is not None:
+            _assert_private(spec, update)
         metrics = _finite(spec, update)
         files = StateFiles(request.memory_folder)
         payload, left, vector = None, None, b""
@@ -213,7 +223,8 @@ class Operations:
             record = numerics.apply(replace(order.numerics, threads=threads), device=device,
                                     processors=self._processors)
         self._disk = request.images_folder
-        return _Ready(spec=spec, settings=settings, groups=groups, build=build, device=device, record=record)
+        return _Ready(spec=spec, settings=settings, groups=groups, frozen=frozen, build=build, device=device,
+                      record=record)
 
     def _received(self, order: TaskSpec, spec: MethodSpec, payloads: Mapping[str, Path],
                   cache: PayloadStore) -> dict[str, TensorGroup]:
@@ -330,13 +341,19 @@ def _written(order: TaskSpec, groups: Mapping[str, TensorGroup], outgoing: Paylo
 
 def _finite(spec: MethodSpec, update: Update) -> dict[str, float]:
     """The metrics of an update or abstention. Raises: ComputeFailed when training has diverged."""
-    undeclared = [name for name in update.metrics if not is_declared(name, spec.metrics)]
+    undeclared = [name for name in update.metrics if not is_declared(name, spec.tells)]
     assert not undeclared, f"trainer {spec.name}: undeclared metrics {sorted(undeclared)}"
     for name, value in update.metrics.items():
         if not math.isfinite(value):
             raise ComputeFailed(f"Training diverged: {name} is {value}.",
                                 remedy="Lower [method] lr, or set clip_norm, in the study file.")
     return {name: float(value) for name, value in update.metrics.items()}
+
+
+def _assert_private(spec: MethodSpec, update: Update) -> None:
+    """What was trained without noise must never leave as if it had been; it would be this program's own mistake."""
+    assert update.metrics.keys() == (set() if update.abstention else {"steps", EPSILON}), (
+        f"trainer {spec.name}: with differential privacy it tells {sorted(update.metrics)}")
 
 
 def _assert_declared(spec: MethodSpec, update: Update, phase: str) -> None:

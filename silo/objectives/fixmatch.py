@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import MaskMean, fixmatch_unsup
-from semisilo.silo.objectives.step import Step, Unlabelled
+from semisilo.common.learning.losses import cross_entropy, pseudo_labels
+from semisilo.silo.objectives.step import LogitsOf, Step, Unlabelled
 from semisilo.silo.objectives.supervised import Supervised
 from semisilo.silo.objectives.views import View
 
@@ -42,3 +43,16 @@ class FixMatch(Supervised):
                                mask_mean=self._mask_mean)
         nothing = self._mask_mean == "kept" and not bool(found.labels.keep_B.any())
         return Unlabelled(None if nothing else found.loss, found.labels)
+
+    trained_view = 1
+
+    def targets(self, model: nn.Module, views: tuple[Tensor, ...], index_B: Tensor,
+                logits_of: LogitsOf) -> tuple[Tensor, ...]:
+        """The hard label of the weak view, and whether the image counts."""
+        labels = pseudo_labels(logits_of(model, views[0]), self._threshold)
+        return labels.hard_label_B, labels.keep_B
+
+    def unlabelled_loss(self, logits_K: Tensor, *targets: Tensor) -> Tensor:
+        """Of the strong view; 0 where the label is not kept."""
+        label, keep = targets
+        return keep * cross_entropy(logits_K[None], label[None])

@@ -14,7 +14,7 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.learning import tensors
 from semisilo.common.learning.consistency import ema_into, mt_consistency
 from semisilo.common.learning.losses import pseudo_labels
-from semisilo.silo.objectives.step import Objective, Step, Unlabelled
+from semisilo.silo.objectives.step import LogitsOf, Objective, Step, Unlabelled
 from semisilo.silo.objectives.views import View
 
 __all__ = ["MeanTeacher"]
@@ -51,6 +51,16 @@ class MeanTeacher(Objective):
         teacher_logits_BK = self.logits_of_batch(self._teacher, teacher_BCHW)
         loss = mt_consistency(self.logits(model, student_BCHW), teacher_logits_BK)
         return Unlabelled(loss, pseudo_labels(teacher_logits_BK, 0.0), torch.softmax(teacher_logits_BK, dim=-1))
+
+    def targets(self, model: nn.Module, views: tuple[Tensor, ...], index_B: Tensor,
+                logits_of: LogitsOf) -> tuple[Tensor, ...]:
+        """What the teacher says of its view, as probabilities."""
+        return (torch.softmax(logits_of(self._teacher, views[1]), dim=-1),)
+
+    def unlabelled_loss(self, logits_K: Tensor, *targets: Tensor) -> Tensor:
+        """Mean over the classes of the squared difference to the teacher."""
+        teacher_K, = targets
+        return (torch.softmax(logits_K, dim=-1) - teacher_K).square().mean()
 
     def after_step(self, model: nn.Module) -> None:
         student = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]

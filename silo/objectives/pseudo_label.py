@@ -13,8 +13,8 @@ from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import pseudo_label_loss
 from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.imbalance.pseudo_labels import Alignment
-from semisilo.common.learning.losses import PseudoLabels, first_argmax, pseudo_labels
-from semisilo.silo.objectives.step import Objective, Step, Unlabelled
+from semisilo.common.learning.losses import PseudoLabels, cross_entropy, first_argmax, pseudo_labels
+from semisilo.silo.objectives.step import LogitsOf, Objective, Step, Unlabelled
 from semisilo.silo.objectives.views import View
 
 __all__ = ["PseudoLabel", "label_all"]
@@ -53,6 +53,17 @@ class PseudoLabel(Objective):
             hard_label_B = first_argmax(self.alignment.batch(logits_BK.detach()))
         found = pseudo_label_loss(logits_BK, hard_label_B)
         return Unlabelled(found.loss, found.labels)
+
+    def targets(self, model: nn.Module, views: tuple[Tensor, ...], index_B: Tensor,
+                logits_of: LogitsOf) -> tuple[Tensor, ...]:
+        """The hard label, of the round or of the network under training."""
+        if self._labels is not None:
+            return (self._labels.hard_label_B[index_B].to(views[0].device),)
+        return (first_argmax(logits_of(model, views[0])),)
+
+    def unlabelled_loss(self, logits_K: Tensor, *targets: Tensor) -> Tensor:
+        label, = targets
+        return cross_entropy(logits_K[None], label[None])
 
 
 def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *,

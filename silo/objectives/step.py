@@ -24,7 +24,10 @@ from semisilo.common.learning.losses import PseudoLabels, cross_entropy
 from semisilo.common.numerics.passes import Gradients, Term
 from semisilo.silo.objectives.views import View
 
-__all__ = ["Objective", "Step", "StepLosses", "StepTerms", "Unlabelled"]
+__all__ = ["LogitsOf", "Objective", "Step", "StepLosses", "StepTerms", "Unlabelled"]
+
+LogitsOf = Callable[[nn.Module, Tensor], Tensor]
+"""From a network and images as it takes them, float (B, C, H, W), to logits (B, K) without gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,31 @@ class Objective:
 
     def unlabelled(self, model: nn.Module, step: Step) -> Unlabelled:
         """The unlabelled term, for a step that has unlabelled images. The model is in training mode."""
+        raise AssertionError(f"{type(self).__name__} looks at no unlabelled images, and was given some")
+
+    # With differential privacy: the same terms, image by image -------------------------------------------------------
+
+    trained_view = 0
+    """Which of `views` the gradient goes through."""
+
+    def labelled_loss(self, logits_K: Tensor, label: Tensor) -> Tensor:
+        """The labelled term of one image, a scalar (), from its logits and its class, int64 ()."""
+        return cross_entropy(logits_K[None], label[None])
+
+    def targets(self, model: nn.Module, views: tuple[Tensor, ...], index_B: Tensor,
+                logits_of: LogitsOf) -> tuple[Tensor, ...]:
+        """What the unlabelled images of a step are trained towards, without gradient: tensors with B rows, each of
+        which follows from its own image alone.
+
+        Args:
+            views: one for each of `views`, as the network takes them, float (B, C, H, W).
+            index_B: which of the silo's unlabelled images these are; int64, on the CPU.
+            logits_of: sends images through a network by themselves.
+        """
+        raise AssertionError(f"{type(self).__name__} looks at no unlabelled images, and was given some")
+
+    def unlabelled_loss(self, logits_K: Tensor, *targets: Tensor) -> Tensor:
+        """The unlabelled term of one image, a scalar (), from its logits and its rows of `targets`."""
         raise AssertionError(f"{type(self).__name__} looks at no unlabelled images, and was given some")
 
     def after_step(self, model: nn.Module) -> None:

@@ -12,10 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from semisilo.common.errors import NotPermitted
 from semisilo.common.learning.averaging.normalised import local_steps
 from semisilo.common.learning.imbalance.labels import epoch_order
+from semisilo.common.learning.privacy.accountant import MAX_STEPS, NoisySteps, noise_for
+from semisilo.common.methods.contract import SiloTask
+from semisilo.common.methods.parts.objectives import ObjectiveSettings
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 
-__all__ = ["StepPlan", "StepsRule", "image_batches", "plan_steps"]
+__all__ = ["StepPlan", "StepsRule", "epoch_of", "image_batches", "noisy_steps_of", "plan_of", "plan_steps"]
 
 StepsRule = Literal["fedmatch", "fed_shvr"]
 
@@ -37,6 +42,48 @@ class StepPlan:
         """The first step, from 0, of the last pass over `count` images in batches of `batch`."""
         passing = self.steps_per_epoch or -(-count // max(batch, 1))
         return max(0, self.steps - passing)
+
+    def labelled_rate(self, count: int) -> float:
+        """Probability of each of `count` labelled images to enter a step that draws them independently."""
+        return min(1.0, self.labelled_batch / count) if count else 0.0
+
+    def unlabelled_rate(self, count: int) -> float:
+        """The same of unlabelled images."""
+        return min(1.0, self.unlabelled_batch / count) if count else 0.0
+
+
+def plan_of(settings: ObjectiveSettings, *, num_labelled: int, num_unlabelled: int) -> StepPlan:
+    """The steps of a silo by its task's settings."""
+    return plan_steps(settings.steps_rule, num_labelled=num_labelled, num_unlabelled=num_unlabelled,
+                      epochs=settings.local_epochs, labelled_batch=settings.labelled_batch,
+                      unlabelled_batch=settings.unlabelled_batch)
+
+
+def noisy_steps_of(settings: ObjectiveSettings, dp: DifferentialPrivacy, *, rounds: int, num_labelled: int,
+                   num_unlabelled: int) -> NoisySteps:
+    """What one round spends of the privacy of a silo's images: the counts are of those that its objective uses.
+
+    A silo without such images spends nothing. With `target_epsilon` the noise is such that all `rounds` together spend
+    no more.
+    Raises: NotPermitted for more steps than can be counted, and where the accountant is not installed;
+        BadConfiguration for a target that cannot be reached.
+    """
+    if not num_labelled + num_unlabelled:
+        return NoisySteps(noise_multiplier=dp.noise_multiplier or 1.0, sampling_rate=0.0, steps=0)
+    plan = plan_of(settings, num_labelled=num_labelled, num_unlabelled=num_unlabelled)
+    if plan.steps * rounds > MAX_STEPS:
+        raise NotPermitted(f"{plan.steps} noisy steps in each of {rounds} rounds are more than can be counted.",
+                           remedy="Fewer local_epochs or rounds, or larger batches, are up to the study.")
+    rate = max(plan.labelled_rate(num_labelled), plan.unlabelled_rate(num_unlabelled))
+    noise = dp.noise_multiplier or noise_for(dp.target_epsilon, dp.delta, sampling_rate=rate,
+                                             steps=plan.steps * rounds)
+    return NoisySteps(noise_multiplier=noise, sampling_rate=rate, steps=plan.steps)
+
+
+def epoch_of(task: SiloTask, plan: StepPlan, number: int) -> int:
+    """The local epoch of a step, from 0: counted from 1, over all rounds of the study."""
+    epochs: int = task.settings.local_epochs
+    return (task.round - 1) * epochs + 1 + number * epochs // plan.steps
 
 
 def plan_steps(rule: StepsRule, *, num_labelled: int, num_unlabelled: int, epochs: int, labelled_batch: int,

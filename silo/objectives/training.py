@@ -24,9 +24,10 @@ from semisilo.common.learning.training import named_randomness
 from semisilo.common.methods.contract import SiloData, SiloTask
 from semisilo.common.methods.parts.objectives import ObjectiveSettings
 from semisilo.silo.objectives.labelling import balance_of
+from semisilo.silo.objectives.private_training import train_privately
 from semisilo.silo.objectives.pseudo_label_report import PseudoLabelReport
 from semisilo.silo.objectives.step import Objective, Step, StepTerms
-from semisilo.silo.objectives.steps import StepPlan, image_batches, plan_steps
+from semisilo.silo.objectives.steps import StepPlan, epoch_of, image_batches, plan_of
 from semisilo.silo.objectives.views import View, viewed
 
 __all__ = ["LocalTraining", "Penalty", "train_locally", "usable_data"]
@@ -75,9 +76,12 @@ def train_locally(task: SiloTask, model: nn.Module, optimiser: SGD, objective: O
     Raises: what `task.report` raises to abort.
     """
     settings: ObjectiveSettings = task.settings
-    plan = plan_steps(settings.steps_rule, num_labelled=0 if labelled is None else len(labelled),
-                      num_unlabelled=0 if unlabelled is None else len(unlabelled), epochs=settings.local_epochs,
-                      labelled_batch=settings.labelled_batch, unlabelled_batch=settings.unlabelled_batch)
+    if task.private is not None:
+        taken, numbers = train_privately(task, task.private, model, optimiser, objective, labelled, unlabelled,
+                                         penalty=penalty)
+        return LocalTraining(steps=taken, skipped=0, metrics=numbers)
+    plan = plan_of(settings, num_labelled=0 if labelled is None else len(labelled),
+                   num_unlabelled=0 if unlabelled is None else len(unlabelled))
     report = PseudoLabelReport()
     truth_N = None if unlabelled is None else unlabelled.labels_N
     if objective.labels is not None:
@@ -143,6 +147,5 @@ def _steps(task: SiloTask, plan: StepPlan, views: tuple[View, ...], labelled: Im
             assert labelled.labels_N is not None
             labels_B = labelled.labels_N[index_B].to(task.device)
         index_B, seen = next(without) if without is not None else (nothing, ())
-        yield Step(epoch=(task.round - 1) * settings.local_epochs + 1 + number * settings.local_epochs // plan.steps,
-                   labelled_BCHW=labelled_BCHW, labels_B=labels_B, index_B=index_B,
+        yield Step(epoch=epoch_of(task, plan, number), labelled_BCHW=labelled_BCHW, labels_B=labels_B, index_B=index_B,
                    views=seen if len(index_B) else ())

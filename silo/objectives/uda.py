@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import MaskMean, tsa_loss, uda_unsup
-from semisilo.silo.objectives.step import Step, Unlabelled
+from semisilo.common.learning.losses import pseudo_labels
+from semisilo.silo.objectives.step import LogitsOf, Step, Unlabelled
 from semisilo.silo.objectives.supervised import Supervised
 
 __all__ = ["UDA"]
@@ -52,3 +54,21 @@ class UDA(Supervised):
                           confidence_threshold=self._threshold, mask_mean=self._mask_mean)
         nothing = self._mask_mean == "kept" and not bool(found.labels.keep_B.any())
         return Unlabelled(None if nothing else found.loss, found.labels)
+
+    trained_view = 1
+
+    def labelled_loss(self, logits_K: Tensor, label: Tensor) -> Tensor:
+        """0 for an image that the network knows already."""
+        return tsa_loss(logits_K[None], label[None], self._tsa(logits_K.shape[0])).loss
+
+    def targets(self, model: nn.Module, views: tuple[Tensor, ...], index_B: Tensor,
+                logits_of: LogitsOf) -> tuple[Tensor, ...]:
+        """The sharpened probabilities of the original, and whether the image counts."""
+        logits_BK = logits_of(model, views[0])
+        keep_B = pseudo_labels(logits_BK, self._threshold).keep_B
+        return torch.softmax(logits_BK / self._temperature, dim=-1), keep_B
+
+    def unlabelled_loss(self, logits_K: Tensor, *targets: Tensor) -> Tensor:
+        """Of the strong view; 0 where the label is not kept."""
+        target_K, keep = targets
+        return keep * -(target_K * torch.log_softmax(logits_K, dim=-1)).sum()

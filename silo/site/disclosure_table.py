@@ -103,7 +103,9 @@ def _what(line: Line) -> str:
         # Numbered ones, such as how many images of each class got a pseudo-label, under one name.
         names = sorted({re.sub(r"/\d+$", "/*", name) for name in line.metrics})
         metrics = f", {len(line.metrics)} numbers: {', '.join(names)}" if names else ""
-        return printable(f"{', '.join(line.groups)}; {line.num_examples} examples{metrics}", limit=200)
+        budget = f"; epsilon {line.content['epsilon']:.3g} spent here so far" if isinstance(
+            line.content.get("epsilon"), float) else ""
+        return printable(f"{', '.join(line.groups)}; {line.num_examples} examples{metrics}{budget}", limit=200)
     if line.kind == "announcement":
         methods = line.content.get("methods", [])
         content = {**line.content, "methods": len(methods)} if isinstance(methods, list) else line.content

@@ -10,6 +10,7 @@ heads.jsonl          heads of the coordinator's audit trail that this silo has s
 day.json             bytes carried today        rounds.json          what the last tasks took
 evaluations.json     what global models are worth on this site's test images
 models/              models of studies that are over, while they arrive
+privacy/             what was spent of the privacy budget, and the secret of the noise
 study_images.json    what the images of the current study are like
 ```
 
@@ -135,6 +136,11 @@ class SiloHome:
         """The folders in which files are written under another name first."""
         stores = (self.cache, self.outgoing, self.evaluated_models)
         return (self.folder, self.folder / "identity", self.memory, *stores, *(each / "incoming" for each in stores))
+
+    @property
+    def privacy(self) -> Path:
+        """What was spent of the privacy budget, and the secret that noise follows from."""
+        return self.folder / "privacy"
 
     @property
     def disclosures(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,15 +13,16 @@ from semisilo.common.data.form import DicomRules, OnError, PatientRule, Selectio
 from semisilo.common.errors import BadConfiguration, MethodNotPermitted, NotPermitted
 from semisilo.common.methods import METHODS, MethodSpec, find_method, is_declared
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.parts.privacy import DEFAULT_DELTA
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS
 from semisilo.common.methods.plugins import plugin_names
-from semisilo.common.methods.spec import FROZEN
+from semisilo.common.methods.spec import EPSILON, FROZEN
 from semisilo.common.methods.uplink import LOSSY_FORMS
 from semisilo.common.secure_aggregation.messages import MASKED_GROUP
 from semisilo.silo.site.working_hours import DAYS, Hours
 
-__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "Require", "check_task", "check_update",
-           "load_policy", "policy_text"]
+__all__ = ["DataPolicy", "Limits", "MetricsSettings", "Permit", "Policy", "PrivacyPolicy", "Require", "check_task",
+           "check_update", "load_policy", "policy_text"]
 
 _GIB = 2**30
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
@@ -145,6 +147,23 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PrivacyPolicy:
+    """Table [privacy]: what this site may spend of its patients' privacy, over all studies together."""
+
+    max_epsilon: float = 0.0
+    """A task that would bring the site beyond this epsilon is refused before training, and so is every study without
+    differential privacy of single images; 0: no limit. What is spent is counted either way, and never comes back."""
+    delta: float = DEFAULT_DELTA
+    """The delta at which epsilon is counted here; well below one over the number of images."""
+
+    def __post_init__(self) -> None:
+        if not (self.max_epsilon >= 0 and math.isfinite(self.max_epsilon)):
+            raise ValueError(f"max_epsilon = {self.max_epsilon}: must be above 0 and finite, or 0 for no limit.")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta = {self.delta}: must be above 0 and below 1.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Require:
     """Table [require]: what a study must have, or no task of it is done here."""
 
@@ -170,6 +189,7 @@ class Policy:
     limits: Limits = field(default_factory=Limits)
     hours: Hours = field(default_factory=Hours)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    privacy: PrivacyPolicy = field(default_factory=PrivacyPolicy)
     require: Require = field(default_factory=Require)
     peers: dict[str, str] = field(default_factory=dict)
     """Table [peers]: silo -> fingerprint of the key that it takes part in secure sums with; `silo peers` shows them."""
@@ -237,6 +257,11 @@ def check_task(policy: Policy, task: TaskSpec) -> MethodSpec:
         raise NotPermitted("This site requires secure aggregation, and the study sends updates in the clear.",
                            remedy=f"[require] secure_aggregation in silo.toml of '{task.silo}' says so; the study has"
                                   " [privacy] secure_aggregation.")
+    if policy.privacy.max_epsilon and (task.dp is None or task.dp.unit != "example"):
+        has = "has no differential privacy" if task.dp is None else "hides whole silos, not single images"
+        raise NotPermitted(f"This silo requires differential privacy of single images, [privacy] max_epsilon ="
+                           f" {policy.privacy.max_epsilon:g} in silo.toml; the study {has}.",
+                           remedy='The study needs [privacy.dp] unit = "example".')
     size = sum(reference.size_bytes for reference in task.payloads)
     if size > policy.limits.max_download_bytes:
         raise NotPermitted(f"The task's payloads have {size} bytes; this silo takes at most "
@@ -262,7 +287,8 @@ def check_update(policy: Policy, spec: MethodSpec, *, groups: Iterable[str], met
         if not masked and not (is_declared(group, spec.up) and is_declared(group, policy.permit.groups)):
             raise NotPermitted(f"The update holds the tensor group '{group}', which may not leave this silo.")
     for metric in metrics:
-        if not (is_declared(metric, spec.metrics) and is_declared(metric, policy.permit.metrics)):
+        if not (is_declared(metric, spec.tells) and (metric == EPSILON
+                                                     or is_declared(metric, policy.permit.metrics))):
             raise NotPermitted(f"The update holds the metric '{metric}', which may not leave this silo.")
     if size_bytes > policy.limits.max_upload_bytes:
         raise NotPermitted(f"The update has {size_bytes} bytes; this silo sends at most "
@@ -319,6 +345,13 @@ max_download_bytes = {Limits().max_download_bytes}
 max_upload_bytes = {Limits().max_upload_bytes}
 # What may leave and arrive in a day, in bytes, both together; 0 for no limit.
 bytes_per_day = {Limits().bytes_per_day}
+
+[privacy]
+# What studies may spend of the privacy of this site's patients, all of them together, as the epsilon of differential
+# privacy: a task that goes beyond is refused, and so is every study without it. 0: no limit.
+max_epsilon = 0.0
+# The delta at which epsilon is counted: well below one over the number of images.
+delta = {DEFAULT_DELTA:g}
 
 [hours]
 # When tasks may be taken, for example train = ["20:00-06:00"]; at any time when the list is empty.

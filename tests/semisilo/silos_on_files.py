@@ -114,7 +114,7 @@ class _Silo:
                                       metrics=spec.metrics))
         site = Site(policy=policy, choice=JoinChoice(source=str(self._file), test=str(self._test)),
                     memory=self._memory, cache_folder=self._home.cache,
-                    disclosures=DisclosureLog(self._home.disclosures))
+                    disclosures=DisclosureLog(self._home.disclosures), privacy_folder=self._home.privacy)
         await self._send(await answer_task(task, site, self))
 
     upload_rate = 0.0

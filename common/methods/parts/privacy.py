@@ -15,17 +15,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from semisilo.common.methods.parts.secure_sum import MAX_SILOS, MIN_SILOS, WORD_BITS
 
-__all__ = ["DEFAULT_DELTA", "MAX_NOISE", "DifferentialPrivacy", "PrivacySettings", "Unit", "refused_dp"]
+__all__ = ["DEFAULT_DELTA", "FEWEST_SILOS", "MAX_NOISE", "MIN_NOISE", "DifferentialPrivacy", "PrivacySettings",
+           "PrivateTask", "SiloNoise", "Unit", "refused_dp", "too_few_silos"]
 
 Unit = Literal["example", "silo"]
 DEFAULT_DELTA = 1e-5
-MAX_NOISE = 1000.0
-"""Largest noise multiplier: beyond it nothing is learnt, and what is said of epsilon is mostly rounding."""
+FEWEST_SILOS = 10
+"""Updates of a round that one silo can be hidden among: of fewer the noise in the mean, sigma C / silos in every
+weight, leaves nothing that could be learnt."""
+MIN_NOISE, MAX_NOISE = 0.1, 1000.0
+"""Noise multipliers that there are: below, epsilon is in the hundreds after a step; beyond, nothing is learnt."""
 
 _SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 _WITH_BATCH_NORM = ("small_cnn", "wide_resnet_28_2", "wide_resnet_28_8", "cnn13", "cnn13_no_bias")
@@ -57,8 +61,9 @@ class DifferentialPrivacy:
             raise ValueError(f"clip_norm = {self.clip_norm}: must be above 0 and finite.")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta}: must be above 0 and below 1.")
-        if not 0 <= self.noise_multiplier <= MAX_NOISE:
-            raise ValueError(f"noise_multiplier = {self.noise_multiplier}: must be above 0 and at most {MAX_NOISE:g}.")
+        if self.noise_multiplier and not MIN_NOISE <= self.noise_multiplier <= MAX_NOISE:
+            raise ValueError(f"noise_multiplier = {self.noise_multiplier}: must be between {MIN_NOISE:g} and"
+                             f" {MAX_NOISE:g}.")
         if not (self.target_epsilon >= 0 and math.isfinite(self.target_epsilon)):
             raise ValueError(f"target_epsilon = {self.target_epsilon}: must be above 0 and finite.")
         if bool(self.noise_multiplier) == bool(self.target_epsilon):
@@ -112,8 +117,40 @@ class PrivacySettings:
         return 0.0 if match is None else float(match[1]) / 100
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrivateTask:
+    """What a trainer needs to do a task with differential privacy of single images; made once its silo has counted
+    what that spends."""
+
+    noise_multiplier: float
+    clip_norm: float
+    epsilon: float
+    """What the study has spent of this silo's images at its own delta, this task included."""
+    key: bytes = field(repr=False)
+    """32 secret bytes that all its random numbers follow from; never sent, logged or written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloNoise:
+    """What a strategy needs to average with differential privacy of whole silos."""
+
+    noise_multiplier: float
+    clip_norm: float
+    key: bytes = field(repr=False)
+    """32 secret bytes of the coordinator's for this study; never sent or logged."""
+
+
+def too_few_silos(dp: DifferentialPrivacy | None, silos: int) -> str:
+    """Why one silo cannot be hidden among so many updates of a round, with what to do; empty where it can."""
+    if dp is None or dp.unit != "silo" or silos >= FEWEST_SILOS:
+        return ""
+    return (f'unit = "silo" hides one silo among those of a round, and there are {silos}: with fewer than'
+            f' {FEWEST_SILOS} the noise is larger than what can be learnt. Use unit = "example", or more silos.')
+
+
 def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence[Unit], settings: Any,
-               precision: str = "fp32", model: str = "", normalisation: str = "", frozen_parts: bool = False) -> str:
+               precision: str = "fp32", model: str = "", normalisation: str = "", frozen_parts: bool = False,
+               rule: str = "none") -> str:
     """Why a study cannot have this differential privacy, with what to do; empty when it can.
 
     Both sides ask: the coordinator when it reads a study file, the silo in every task.
@@ -123,6 +160,7 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         settings: of the method.
         precision: of the numerics.
         model, normalisation: name and normalisation layers of the network; empty where the network itself is looked at.
+        rule: of table [robust].
         frozen_parts: whether parts of it keep their weights, which may take in its batch-norm layers.
     """
     if dp is None:
@@ -135,10 +173,14 @@ def refused_dp(dp: DifferentialPrivacy | None, *, method: str, allowed: Sequence
         if getattr(settings, "weighting", "uniform") != "uniform":
             return (f'unit = "silo" weighs silos alike, and [method] weighting = "{settings.weighting}": a count of'
                     ' images is not hidden by it. Set [method] weighting = "uniform".')
-        return ""
+        if rule != "none":
+            return (f'unit = "silo" clips every update by itself, and [robust] rule = "{rule}" would look at all'
+                    ' together. Leave that rule out.')
     if model in _WITH_BATCH_NORM and normalisation == "static_batch" and not frozen_parts:
         return ('the network has batch-norm layers, in which every image of a batch changes what all others contribute.'
                 ' Set [model] normalisation = "group" or "layer", or freeze these layers with trained weights.')
+    if dp.unit == "silo":
+        return ""
     if precision not in ("fp32", "tf32"):
         return f'[numerics] precision = "{precision}" is not defined with it. Use "fp32" or "tf32".'
     for name, harmless, why in _ACROSS_IMAGES:

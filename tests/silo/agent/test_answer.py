@@ -56,7 +56,8 @@ def open_site(folder: Path, policy: Policy | None = None) -> Site:
     home = SiloHome(folder)
     return Site(policy=policy or Policy(), choice=JoinChoice(source="/scans"),
                 disclosures=DisclosureLog(home.disclosures),
-                memory=SiloMemory(home.memory, outgoing=home.outgoing), cache_folder=open_cache(home.cache).folder)
+                memory=SiloMemory(home.memory, outgoing=home.outgoing), cache_folder=open_cache(home.cache).folder,
+                privacy_folder=home.privacy)
 
 
 def answered(task: TaskSpec, site: Site, steps: Steps) -> ReadyAnswer:

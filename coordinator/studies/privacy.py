@@ -1,0 +1,107 @@
+"""What a study has spent of the privacy of its silos' images, or of its silos: for the report and the model card.
+
+With unit = "example" every silo says so itself with each update; its own ledger is what counts. With unit = "silo" it
+follows from how many of a silo's updates were taken in.
+
+Tests: tests/coordinator/studies/test_privacy.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from semisilo.common.config import from_dict
+from semisilo.common.methods.parts.privacy import PrivacySettings, Unit
+from semisilo.common.methods.spec import EPSILON
+from semisilo.coordinator.ledger.states import TaskState
+
+__all__ = ["AnsweredRound", "SiloEpsilon", "StudyPrivacy", "privacy_of"]
+
+
+class AnsweredRound(Protocol):
+    """A round, as `semisilo.coordinator.monitoring.summary.RoundSummary` has it."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def outcomes(self) -> Mapping[str, TaskState]: ...
+    @property
+    def silo_metrics(self) -> Mapping[str, Mapping[str, float]]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiloEpsilon:
+    """One silo."""
+
+    silo: str
+    epsilon: float
+    """What this study has spent, at the study's delta."""
+    updates: int
+    """Its updates that were accepted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyPrivacy:
+    """Differential privacy of a study so far."""
+
+    unit: Unit
+    clip_norm: float
+    noise_multiplier: float | None
+    """None where every silo works out its own."""
+    target_epsilon: float | None
+    delta: float
+    silos: tuple[SiloEpsilon, ...]
+    """Those with an accepted update, in byte order of names."""
+
+    @property
+    def epsilon(self) -> float:
+        """The largest of any silo; 0 before the first update."""
+        return max((each.epsilon for each in self.silos), default=0.0)
+
+    @property
+    def promise(self) -> str:
+        """What it means, in a sentence."""
+        if self.unit == "example":
+            return ("Each silo clips the gradient of every image and adds noise before anything leaves it: epsilon"
+                    " bounds what anybody outside, the coordinator included, learns of one image. The numbers are the"
+                    " silos' own, for this study; a site's ledger counts all its studies.")
+        return ("The coordinator clips every silo's update and adds noise to their sum: epsilon bounds what whoever"
+                " sees the models, but not the coordinator, learns of one whole silo.")
+
+    @property
+    def how(self) -> str:
+        """The settings, in a phrase."""
+        noise = (f"noise {self.noise_multiplier:g} times the clip" if self.noise_multiplier is not None
+                 else f"noise of each silo's own for a target of epsilon {self.target_epsilon:g}")
+        return f"clip {self.clip_norm:g}, {noise}, delta {self.delta:g}"
+
+
+def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *,
+               up_to: int | None = None) -> StudyPrivacy | None:
+    """Of the settings and rounds of a study, up to one of them; None where it has no differential privacy."""
+    dp = from_dict(PrivacySettings, config.get("privacy", {})).dp
+    if dp is None:
+        return None
+    epsilons: dict[str, float] = {}
+    updates: Counter[str] = Counter()
+    for entry in rounds:
+        if up_to is not None and entry.number > up_to:
+            continue
+        for silo, outcome in entry.outcomes.items():
+            if outcome is TaskState.UPDATED:
+                updates[silo] += 1
+                told = entry.silo_metrics.get(silo, {}).get(EPSILON, 0.0)
+                epsilons[silo] = max(epsilons.get(silo, 0.0), told)
+    if dp.unit == "silo":
+        from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+
+        epsilons = {silo: epsilon_of([NoisySteps(noise_multiplier=dp.noise_multiplier, sampling_rate=1.0, steps=count)],
+                                     dp.delta) for silo, count in updates.items()}
+    return StudyPrivacy(
+        unit=dp.unit, clip_norm=dp.clip_norm, noise_multiplier=dp.noise_multiplier or None,
+        target_epsilon=dp.target_epsilon or None, delta=dp.delta, silos=tuple(
+            SiloEpsilon(silo=silo, epsilon=epsilons[silo], updates=updates[silo])
+            for silo in sorted(updates, key=str.encode)))

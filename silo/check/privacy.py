@@ -1,0 +1,92 @@
+"""`silo check`, privacy: what the study would spend of this site's budget, and how many rounds of it fit.
+
+Tests: tests/silo/check/test_privacy.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from semisilo.common.config import from_dict
+from semisilo.common.errors import SemisiloError
+from semisilo.common.methods import find_method, silos_have_labels
+from semisilo.common.text.describe import counted
+from semisilo.silo.check.finding import Finding, bad
+from semisilo.silo.check.needs import StudyNeeds
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.policy import Policy
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, spent
+
+__all__ = ["look_at_privacy"]
+
+
+def look_at_privacy(home: SiloHome, policy: Policy, needs: StudyNeeds | None, *, labelled: int,
+                    unlabelled: int) -> list[Finding]:
+    """One finding, where the study has differential privacy of single images, or something was spent before.
+
+    Args:
+        labelled, unlabelled: images of this silo, as they were counted.
+    """
+    try:
+        if needs is not None and needs.task.dp is not None and needs.task.dp.unit == "example":
+            return [_of_study(home, policy, needs, labelled=labelled, unlabelled=unlabelled)]
+        last = PrivacyLedger(home.privacy).last()
+    except SemisiloError as error:
+        return [bad("privacy", error)]
+    if last is None:
+        return []
+    return [Finding(what="privacy", state="ok", text=f"epsilon {last.epsilon:.3g} spent (delta {last.delta:g})",
+                    facts={"epsilon": last.epsilon, "delta": last.delta})]
+
+
+def _of_study(home: SiloHome, policy: Policy, needs: StudyNeeds, *, labelled: int, unlabelled: int) -> Finding:
+    """Raises: SemisiloError."""
+    from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+    from semisilo.silo.objectives.steps import noisy_steps_of
+
+    task, dp = needs.task, needs.task.dp
+    assert dp is not None
+    spec = find_method(task.method)
+    settings: Any = from_dict(spec.settings, task.settings, where=f"settings of {task.method}")
+    has_labels = silos_have_labels(settings.scenario)
+    numbers = (labelled if has_labels else 0, unlabelled if has_labels else labelled + unlabelled)
+    each = noisy_steps_of(settings, dp, rounds=task.rounds, num_labelled=numbers[0],
+                          num_unlabelled=0 if settings.objective == "sl" else numbers[1])
+    if not each.steps:
+        return Finding(what="privacy", state="ok", text="nothing is spent: there are no images that the study uses")
+    ledger = PrivacyLedger(home.privacy).lines()
+    before, delta, limit = [line.noisy_steps for line in ledger], policy.privacy.delta, policy.privacy.max_epsilon
+
+    def after(rounds: int) -> float:
+        more = NoisySteps(noise_multiplier=each.noise_multiplier, sampling_rate=each.sampling_rate,
+                          steps=each.steps * rounds)
+        return epsilon_of([*before, more], delta)
+
+    left = max(0, task.rounds - needs.round)
+    fit = left if not limit or after(left) <= limit else _most(left, lambda rounds: after(rounds) <= limit)
+    now, end = spent(ledger, delta), after(left)
+    facts: dict[str, object] = {
+        "epsilon": now, "delta": delta, "max_epsilon": limit or None, "epsilon_after_study": end, "rounds_left": left,
+        "rounds_that_fit": fit, "noise_multiplier": each.noise_multiplier, "sampling_rate": each.sampling_rate,
+        "steps_per_round": each.steps}
+    text = (f"epsilon {now:.3g} spent so far (delta {delta:g}); {counted(left, 'round')} more, of"
+            f" {counted(each.steps, 'noisy step')} at a sampling rate of {each.sampling_rate:.3g} and noise"
+            f" {each.noise_multiplier:.3g}, would bring it to {end:.3g}")
+    if fit == left:
+        return Finding(what="privacy", state="ok", facts=facts, text=text + (
+            f"; silo.toml permits {limit:g}" if limit else "; silo.toml sets no limit ([privacy] max_epsilon)"))
+    return Finding(
+        what="privacy", state="warning" if fit else "bad", facts=facts,
+        text=f"{text}; silo.toml permits {limit:g}: {counted(fit, 'round')} of them",
+        remedy="This silo refuses the others: raise [privacy] max_epsilon in silo.toml, or ask for more noise or fewer"
+               " rounds.")
+
+
+def _most(upper: int, fits: Any) -> int:
+    """The largest number below `upper`, from 0, that still fits; whatever does not fit is followed by such alone."""
+    low, high = 0, upper
+    while high - low > 1:
+        middle = math.floor((low + high) / 2)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

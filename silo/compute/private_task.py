@@ -1,0 +1,161 @@
+"""Before a task with differential privacy begins: is it defined, does it fit this site's budget, and is it counted?
+
+What is decided here rests on nothing that the coordinator says of epsilon: steps, sampling rate and images are this
+silo's own. Only after the line of the ledger is on disk does a trainer get the key of its noise.
+
+Tests: tests/silo/compute/test_private_task.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from semisilo.common import __version__
+from semisilo.common.config import canonical_json, to_dict
+from semisilo.common.data.image_set import ImageSet
+from semisilo.common.errors import NotPermitted
+from semisilo.common.learning import batch_norm
+from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+from semisilo.common.learning.tensors import group_digest
+from semisilo.common.methods import MethodSpec
+from semisilo.common.methods.contract import NumericsRecord, SiloData, TaskSpec, TensorGroup
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy, PrivateTask, refused_dp
+from semisilo.silo.objectives import usable_data
+from semisilo.silo.objectives.steps import noisy_steps_of
+from semisilo.silo.site.policy import PrivacyPolicy
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, now_text, spent
+
+__all__ = ["admitted", "check_network"]
+
+_HASHED_AT_ONCE = 256
+"""Images."""
+
+
+def check_network(network: nn.Module) -> None:
+    """Raises: NotPermitted for a network in which an image changes what others of its batch contribute."""
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()) or (
+            batch_norm.layers_of(network)):
+        raise NotPermitted("Differential privacy of single images is not defined with batch-norm layers: every image of"
+                           " a batch changes what all others contribute.",
+                           remedy='The study needs [model] normalisation = "group" or "layer", or these layers frozen.')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requested:
+    """A task as far as its noise and its cost follow from it."""
+
+    order: TaskSpec
+    spec: MethodSpec
+    settings: Any
+    """Of the method."""
+    groups: Mapping[str, TensorGroup]
+    """What it has brought."""
+    frozen: TensorGroup | None
+    memory: Path | None
+    """File of the committed memory, called by its digest."""
+    numerics: NumericsRecord
+    network: nn.Module
+
+
+def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder: Path | None) -> PrivateTask | None:
+    """What the trainer needs, once the task is counted; None for a study without differential privacy of images.
+
+    Args:
+        data: what the task would be trained on.
+        policy: table [privacy] of silo.toml.
+        folder: of the site's `PrivacyLedger`; needed where there is anything to count.
+    Raises: NotPermitted, naming the line of silo.toml or the setting of the study, with nothing counted; StorageDamaged
+        when it cannot be known what was spent.
+    """
+    dp = asked.order.dp
+    if dp is None or dp.unit != "example":
+        return None
+    assert folder is not None, "a task with differential privacy is asked of a silo that keeps no ledger of it"
+    if why := refused_dp(dp, method=asked.order.method, allowed=asked.spec.dp_units, settings=asked.settings,
+                         precision=asked.numerics.precision):
+        raise NotPermitted(f"The study's [privacy.dp]: {why}")
+    if asked.order.phase != "train":
+        raise NotPermitted(f"The phase '{asked.order.phase}' tells of many images at once, without clipping or noise.")
+    check_network(asked.network)
+    labelled, unlabelled, _ = usable_data(asked.settings, data)
+    labelled_count, unlabelled_count = (0 if each is None else len(each) for each in (labelled, unlabelled))
+    _check_delta(dp, policy, labelled_count + unlabelled_count)
+    each = noisy_steps_of(asked.settings, dp, rounds=asked.order.rounds, num_labelled=labelled_count,
+                          num_unlabelled=unlabelled_count)
+    ledger = PrivacyLedger(folder)
+    before = ledger.lines()
+    key = ledger.key_of(fingerprint := _fingerprint(asked, labelled, unlabelled, each, ledger))
+    known = next((line for line in before if line.fingerprint == fingerprint), None)
+    if known is None:
+        known = _counted(asked.order, dp, each, before, policy=policy, fingerprint=fingerprint,
+                         images=labelled_count + unlabelled_count)
+        ledger.append(known)
+    return PrivateTask(noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm, epsilon=known.study_epsilon,
+                       key=key)
+
+
+def _check_delta(dp: DifferentialPrivacy, policy: PrivacyPolicy, images: int) -> None:
+    for name, delta in (("[privacy.dp] delta of the study", dp.delta), ("[privacy] delta of silo.toml", policy.delta)):
+        if images * delta >= 1:
+            raise NotPermitted(f"{name} = {delta:g} says little with {images} images: it must be below one over their"
+                               " number.", remedy="Lower it, for example to a tenth of that.")
+
+
+def _counted(order: TaskSpec, dp: DifferentialPrivacy, each: NoisySteps, before: tuple[Spending, ...], *,
+             policy: PrivacyPolicy, fingerprint: str, images: int) -> Spending:
+    """The line of the ledger. Raises: NotPermitted when the site's budget does not allow it."""
+    delta = policy.delta
+    after = epsilon_of([*(line.noisy_steps for line in before), each], delta)
+    if policy.max_epsilon and after > policy.max_epsilon:
+        so_far = spent(before, delta)
+        raise NotPermitted(
+            f"This round would bring what this site has spent from epsilon {so_far:.3g} to {after:.3g} (delta"
+            f" {delta:g}); silo.toml permits [privacy] max_epsilon = {policy.max_epsilon:g}.",
+            remedy="The study goes on without this silo. Whoever answers for the budget may raise it in silo.toml.")
+    of_study = [line.noisy_steps for line in before if line.study == order.study]
+    return Spending(
+        time=now_text(), study=order.study, round=order.round, phase=order.phase, task_id=order.task_id,
+        fingerprint=fingerprint, images=images, noise_multiplier=each.noise_multiplier, clip_norm=dp.clip_norm,
+        sampling_rate=each.sampling_rate, steps=each.steps, study_delta=dp.delta,
+        study_epsilon=epsilon_of([*of_study, each], dp.delta), delta=delta, epsilon=after)
+
+
+def _fingerprint(asked: Requested, labelled: ImageSet | None, unlabelled: ImageSet | None, each: NoisySteps,
+                 ledger: PrivacyLedger) -> str:
+    """SHA-256 of all that the task's bits follow from, the site's secret among it.
+
+    Two tasks that differ in anything have different noise: of the same noise on two sums the difference would be bare.
+    """
+    order, groups = asked.order, {**asked.groups, **({} if asked.frozen is None else {"frozen": asked.frozen})}
+    ledger.key_of("")  # makes the secret where there is none
+    content = {
+        "version": __version__, "study": order.study, "round": order.round, "rounds": order.rounds,
+        "phase": order.phase, "silo": order.silo, "seed": order.seed, "method": order.method,
+        "settings": to_dict(asked.settings), "model": to_dict(order.model), "image": to_dict(order.image),
+        "augmentation": to_dict(order.augmentation), "numerics": to_dict(asked.numerics), "dp": to_dict(order.dp),
+        "spends": to_dict(each), "groups": {name: group_digest(group) for name, group in groups.items()},
+        "memory": "" if asked.memory is None else asked.memory.name, "labelled": _digest(labelled),
+        "unlabelled": _digest(unlabelled), "secret": ledger.secret_name(),
+        # Where the same task may come out otherwise, it is never the same.
+        "once": "" if asked.numerics.deterministic else secrets.token_hex(16),
+    }
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def _digest(images: ImageSet | None) -> str:
+    """Of the pixels and labels that a training sees."""
+    if images is None:
+        return ""
+    digest = hashlib.sha256(repr(tuple(images.images_NCHW.shape)).encode())
+    for start in range(0, len(images), _HASHED_AT_ONCE):
+        digest.update(images.images_NCHW[start:start + _HASHED_AT_ONCE].contiguous().numpy().tobytes())
+    if images.labels_N is not None:
+        digest.update(images.labels_N.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,98 @@
+"""Table [privacy.dp]: what is refused, in one line that says why and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semisilo.common.config import to_dict
+from semisilo.common.errors import BadConfiguration, BadPayload
+from semisilo.common.methods import METHODS
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
+from semisilo.common.rpc.convert import dp_from_proto, dp_to_proto
+from semisilo.coordinator.studies.study_file import config_from_dict
+
+SAID = {"fedavg", "fedprox", "fednova"}
+
+
+def study(*, method: dict[str, Any] | None = None, model: dict[str, Any] | None = None,
+          numerics: dict[str, Any] | None = None, **dp: Any) -> dict[str, Any]:
+    return {"study": {}, "data": {"image": {"size": 8, "channels": 1}, "classes": ["a", "b"]},
+            "model": {"name": "small_cnn", "normalisation": "group", **(model or {})},
+            "method": {"name": "fedavg", **(method or {})}, "numerics": numerics or {},
+            "privacy": {"dp": {"noise_multiplier": 1.0} | dp}}
+
+
+@pytest.mark.parametrize(("dp", "said"), [
+    ({"noise_multiplier": 0.0}, "one of the two"), ({"target_epsilon": 3.0}, "one of the two"),
+    ({"noise_multiplier": -1.0}, "between 0.1 and 1000"), ({"noise_multiplier": 0.01}, "between 0.1 and 1000"),
+    ({"noise_multiplier": float("nan")}, "between"), ({"clip_norm": 0.0}, "above 0"),
+    ({"clip_norm": float("inf")}, "finite"), ({"delta": 0.0}, "above 0 and below 1"), ({"delta": 1.0}, "below 1"),
+    ({"unit": "patient"}, "not one of the choices"), ({"epsilon": 3.0}, "Did you mean 'target_epsilon'"),
+    ({"unit": "silo", "noise_multiplier": 0.0, "target_epsilon": 1.0}, 'unit = "example"')])
+def test_settings_that_cannot_be_are_refused_by_name(dp: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"\[privacy\] dp") as error:
+        config_from_dict(study(**dp), where="study.toml")
+    assert said in error.value.line()
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - SAID))
+def test_methods_whose_updates_are_no_sums_over_images_refuse_it(method: str) -> None:
+    with pytest.raises(BadConfiguration, match=f"not defined for the method {method}"):
+        config_from_dict(study(method={"name": method}), where="study.toml")
+
+
+@pytest.mark.parametrize("method", sorted(SAID))
+def test_methods_with_losses_by_image_have_it(method: str) -> None:
+    assert config_from_dict(study(method={"name": method}), where="study.toml").privacy.dp is not None
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"model": {"normalisation": "auto"}}, "batch-norm layers"),
+    ({"model": {"normalisation": "static_batch"}}, 'normalisation = "group"'),
+    ({"numerics": {"precision": "bf16"}}, "precision"), ({"numerics": {"precision": "fp16"}}, "precision"),
+    ({"method": {"clip_norm": 1.0}}, "clipped already"),
+    ({"method": {"objective": "fixmatch", "mask_mean": "kept"}}, "how many images are kept"),
+    ({"method": {"objective": "fixmatch", "distribution_alignment": "uniform"}}, "mean over the silo's images"),
+    ({"method": {"objective": "fixmatch", "thresholds": "relative"}}, "mean confidence"),
+    ({"method": {"logit_adjustment": 1.0}}, "class shares"),
+    ({"method": {"labelled_sampling": "class_balanced"}}, "Poisson"),
+    ({"unit": "silo"}, 'weighting = "uniform"')])
+def test_what_ties_images_to_each_other_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfiguration, match=r"\[privacy\.dp\]") as error:
+        config_from_dict(study(**given), where="study.toml")
+    assert said in error.value.line()
+
+
+def test_what_follows_from_labels_of_the_coordinator_is_not_refused() -> None:
+    tables = study(method={"objective": "fixmatch", "scenario": "labels-at-coordinator", "thresholds": "relative",
+                           "logit_adjustment": 1.0})
+    tables["data"]["labelled"] = "x"
+    assert config_from_dict(tables, where="study.toml").privacy.dp is not None
+
+
+def test_frozen_layers_leave_it_to_the_network_itself() -> None:
+    """Whether they take in all batch-norm layers is known once the network is built: the silo looks."""
+    assert config_from_dict(study(model={"normalisation": "auto", "freeze": "backbone"}), where="s").privacy.dp
+
+
+def test_a_study_without_the_table_has_none() -> None:
+    tables = study()
+    del tables["privacy"]
+    assert config_from_dict(tables, where="s").privacy.dp is None
+    assert config_from_dict({**tables, "privacy": {}}, where="s").privacy.dp is None
+
+
+def test_it_survives_the_ledger() -> None:
+    config = config_from_dict(study(target_epsilon=3.0, noise_multiplier=0.0, delta=1e-6), where="s")
+    assert config_from_dict(to_dict(config), where="ledger").privacy == config.privacy
+
+
+def test_it_survives_the_wire_and_is_checked_there() -> None:
+    dp = DifferentialPrivacy(noise_multiplier=1.25, clip_norm=0.5, delta=1e-6)
+    assert dp_from_proto(dp_to_proto(dp)) == dp
+    hostile = dp_to_proto(dp)
+    hostile.delta = 2.0
+    with pytest.raises((BadConfiguration, BadPayload), match="delta"):
+        dp_from_proto(hostile)

@@ -1,0 +1,81 @@
+"""What `silo check` says of a study's cost in privacy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
+from semisilo.silo.check.needs import StudyNeeds
+from semisilo.silo.check.privacy import look_at_privacy
+from semisilo.silo.site.home import SiloHome
+from semisilo.silo.site.policy import Policy, PrivacyPolicy
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
+
+DP = DifferentialPrivacy(noise_multiplier=1.0)
+LINE = Spending(time="2026-01-01T00:00:00+00:00", study="s", round=1, phase="train", task_id="s/1/0-train/a",
+                fingerprint="f1", images=100, noise_multiplier=1.0, clip_norm=1.0, sampling_rate=0.5, steps=2,
+                study_delta=1e-5, study_epsilon=5.0, delta=1e-5, epsilon=5.0)
+
+
+def needs(dp: DifferentialPrivacy | None = DP, *, round: int = 0, **settings: Any) -> StudyNeeds:
+    task = TaskSpec(
+        task_id="s/check", study="s", round=1, rounds=8, phase="check", silo="a", method="fedavg",
+        settings={"objective": "fixmatch", "scenario": "labels-at-coordinator", "unlabelled_batch": 50, **settings},
+        model=ModelSettings(), image=ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,)),
+        augmentation=AugmentationSettings(), numerics=Numerics(), payloads=(), last_folded_round=0, seed=1, dp=dp)
+    return StudyNeeds(task=task, begun=True, state="running", round=round, dense_bytes=0, own_rounds=(),
+                      typical_update_bytes=0, typical_round_seconds=None, round_timeout_seconds=60.0)
+
+
+def after(steps: int) -> float:
+    return epsilon_of([NoisySteps(noise_multiplier=1.0, sampling_rate=0.5, steps=steps)], 1e-5)
+
+
+def policy(max_epsilon: float) -> Policy:
+    return Policy(privacy=PrivacyPolicy(max_epsilon=max_epsilon))
+
+
+@pytest.mark.parametrize(("limit", "fit", "state"), [(0.0, 8, "ok"), (after(16), 8, "ok"), (after(15), 7, "warning"),
+                                                     (after(2), 1, "warning"), (0.5, 0, "bad")])
+def test_it_says_how_many_rounds_fit(tmp_path: Path, limit: float, fit: int, state: str) -> None:
+    """100 images without a label in steps of 50: two steps a round with rate 1/2, sixteen in all."""
+    found, = look_at_privacy(SiloHome(tmp_path), policy(limit), needs(), labelled=40, unlabelled=60)
+    assert (found.state, found.facts["rounds_that_fit"]) == (state, fit)
+    assert found.facts["epsilon_after_study"] == after(16)
+    assert ("[privacy] max_epsilon" in found.remedy) is (fit < 8)
+
+
+def test_what_was_spent_before_and_rounds_that_are_over_count(tmp_path: Path) -> None:
+    PrivacyLedger(tmp_path / "privacy").append(LINE)
+    found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), needs(round=3), labelled=0, unlabelled=100)
+    assert (found.facts["epsilon"], found.facts["rounds_left"]) == (after(2), 5)
+    assert found.facts["epsilon_after_study"] == after(12)
+
+
+def test_images_that_the_study_does_not_use_cost_nothing(tmp_path: Path) -> None:
+    sl = needs(scenario="labels-at-silo", objective="sl", labelled_batch=10)
+    sl = replace(sl, task=replace(sl.task, settings={"objective": "sl", "labelled_batch": 20}))
+    found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), sl, labelled=40, unlabelled=60)
+    assert (found.facts["sampling_rate"], found.facts["steps_per_round"]) == (0.5, 2)
+
+
+def test_without_such_a_study_it_says_what_is_spent_or_nothing(tmp_path: Path) -> None:
+    home = SiloHome(tmp_path)
+    assert look_at_privacy(home, policy(0.0), needs(None), labelled=1, unlabelled=1) == []
+    PrivacyLedger(home.privacy).append(LINE)
+    found, = look_at_privacy(home, policy(0.0), None, labelled=1, unlabelled=1)
+    assert found.text == "epsilon 5 spent (delta 1e-05)"
+
+
+def test_a_damaged_ledger_is_a_finding(tmp_path: Path) -> None:
+    PrivacyLedger(tmp_path / "privacy").append(LINE)
+    PrivacyLedger(tmp_path / "privacy").path.write_text("{}\n")
+    found, = look_at_privacy(SiloHome(tmp_path), policy(0.0), needs(), labelled=40, unlabelled=60)
+    assert found.state == "bad"

@@ -1,0 +1,212 @@
+"""Before a task with differential privacy: what is refused, what is counted, and when the same noise comes again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from semisilo.common.data.form import AugmentationSettings, ImageForm
+from semisilo.common.errors import NotPermitted, StorageDamaged
+from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+from semisilo.common.methods.contract import ModelSettings, Numerics, TaskSpec, TensorGroup
+from semisilo.common.methods.parts.privacy import DifferentialPrivacy
+from semisilo.common.models.factory import initial_model, model_builder
+from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
+from semisilo.common.storage.store import PayloadStore
+from semisilo.silo.compute.messages import Train, Trained
+from semisilo.silo.compute.operations import Operations
+from semisilo.silo.site.home import JoinChoice
+from semisilo.silo.site.policy import PrivacyPolicy
+from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending
+from semisilo.silo.trainers.fedavg import FedAvgTrainer
+from tests.silo.compute.test_operations import CLASSES, all_digits
+
+NUM_IMAGES = 60
+FORM = ImageForm(size=8, channels=1, mean=(0.3,), std=(0.35,))
+MODEL = ModelSettings(name="small_cnn", classes=CLASSES, normalisation="group")
+SETTINGS = {"objective": "fixmatch", "scenario": "labels-at-coordinator", "unlabelled_batch": 20, "round_lr": 0.05,
+            "confidence_threshold": 0.3}
+DP = DifferentialPrivacy(noise_multiplier=1.0, clip_norm=0.5)
+
+
+class Site:
+    """A silo's folders; every request goes to operations that know nothing of earlier ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = PrivacyLedger(folder / "privacy")
+        self.scans = folder / "scans.npz"
+        self.write(NUM_IMAGES)
+        self.model = initial_model(model_builder(MODEL, FORM), 1)
+
+    def write(self, count: int) -> None:
+        np.savez(self.scans, train_images=(all_digits().images[:count] * 15).astype(np.uint8))
+
+    def train(self, *, policy: PrivacyPolicy | None = None, weights: dict[str, torch.Tensor] | None = None,
+              **changes: Any) -> Trained:
+        cache, outgoing = PayloadStore(self.folder / "cache"), PayloadStore(self.folder / "outgoing")
+        task = TaskSpec(
+            task_id="s/1/0-train/a", study="s", round=1, rounds=4, phase="train", silo="a", method="fedavg",
+            settings=SETTINGS, model=MODEL, image=FORM, augmentation=AugmentationSettings(policy="none"),
+            numerics=Numerics(threads=1), payloads=(), last_folded_round=0, seed=1, dp=DP)
+        groups = {"model": TensorGroup(self.model if weights is None else weights)}
+        payloads = [encode_groups(cache, {name: group}) for name, group in groups.items()]
+        return Operations(lambda fraction, text: None, device="cpu").train(Train(
+            task=replace(task, payloads=tuple(payloads), **changes),
+            payloads={ref.digest: cache.path(ref.digest) for ref in payloads}, cache_folder=cache.folder,
+            choice=JoinChoice(source=str(self.scans)), memory=None, residuals=None, pending_residuals=None,
+            outgoing_folder=outgoing.folder, memory_folder=self.folder / "memory",
+            privacy=policy or PrivacyPolicy(), privacy_folder=self.folder / "privacy"))
+
+    def update(self, trained: Trained) -> torch.Tensor:
+        assert trained.payload is not None
+        path = PayloadStore(self.folder / "outgoing").path(trained.payload.digest)
+        groups = decode_groups(path, require_finite=True)
+        return torch.cat([each.flatten() for each in groups["model"].tensors.values()])
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_task_is_counted_with_this_silos_own_numbers(site: Site) -> None:
+    """60 images in steps of 20: three steps, each image with probability 1/3; epsilon as the accountant has it."""
+    trained = site.train()
+    line, = site.ledger.lines()
+    expected = epsilon_of([NoisySteps(noise_multiplier=1.0, sampling_rate=1 / 3, steps=3)], 1e-5)
+    assert (line.images, line.steps, line.sampling_rate, line.noise_multiplier) == (60, 3, 1 / 3, 1.0)
+    assert line.epsilon == line.study_epsilon == expected
+    assert trained.metrics == {"steps": 3.0, "epsilon": expected}
+
+
+def test_a_task_that_is_done_again_has_the_same_bits_and_counts_once(site: Site) -> None:
+    first = site.train()
+    assert site.train().payload == first.payload
+    assert site.train(task_id="s/1/0-train/a/1").payload == first.payload  # the study went back to this round
+    assert len(site.ledger.lines()) == 1
+
+
+@pytest.mark.parametrize("change", ["model", "round", "study", "settings", "seed", "images", "dp", "secret"])
+def test_whatever_is_otherwise_has_other_noise_and_counts_again(site: Site, change: str) -> None:
+    """Two models in one round with the same noise: their difference would be the bare gradients. The noise that the
+    updates hold is compared through their signs, which agree in half of all places when it is another."""
+    first = site.update(site.train())
+    changes: dict[str, Any] = {
+        "model": {"weights": {name: each + 0.001 for name, each in site.model.items()}}, "round": {"round": 2},
+        "study": {"study": "t"}, "settings": {"settings": SETTINGS | {"confidence_threshold": 0.31}},
+        "seed": {"seed": 2}, "dp": {"dp": replace(DP, delta=1e-6)}}.get(change, {})
+    if change == "images":
+        site.write(NUM_IMAGES - 1)
+    if change == "secret":
+        (site.folder / "privacy" / "noise.key").unlink()
+    other = site.update(site.train(**changes))
+    assert len(site.ledger.lines()) == 2
+    moved = (first != 0) & (other != 0)
+    assert float((first.sign() == other.sign())[moved].double().mean()) < 0.6
+
+
+def test_numerics_that_give_other_bits_each_time_count_each_time(site: Site) -> None:
+    for _ in range(2):
+        site.train(numerics=Numerics(threads=1, deterministic=False))
+    assert len(site.ledger.lines()) == 2
+
+
+def test_rounds_and_studies_add_up_and_what_goes_beyond_is_refused_before_training(
+        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    spends = [site.train(round=number, study="s").metrics["epsilon"] for number in (1, 2)]
+    assert 0 < spends[0] < spends[1]
+    other = site.train(study="t")
+    last = site.ledger.last()
+    assert last is not None
+    assert other.metrics["epsilon"] == spends[0], "the coordinator hears of its own study alone"
+    assert last.epsilon > spends[1], "the site counts all"
+
+    def never(*_: Any) -> None:
+        raise AssertionError("it trained")
+
+    monkeypatch.setattr(FedAvgTrainer, "train", never)
+    policy = PrivacyPolicy(max_epsilon=last.epsilon)
+    before = site.ledger.path.read_bytes()
+    with pytest.raises(NotPermitted) as error:
+        site.train(round=3, policy=policy)
+    assert "[privacy] max_epsilon" in error.value.text
+    assert "silo.toml" in error.value.text
+    assert site.ledger.path.read_bytes() == before
+
+
+def test_what_exactly_fits_is_not_refused(site: Site) -> None:
+    epsilon = epsilon_of([NoisySteps(noise_multiplier=1.0, sampling_rate=1 / 3, steps=3)], 1e-5)
+    site.train(policy=PrivacyPolicy(max_epsilon=epsilon))
+    site.train(policy=PrivacyPolicy(max_epsilon=epsilon))  # the same again
+
+
+def test_it_is_counted_before_training_begins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill during training must not give away a round."""
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvgTrainer, "train", killed)
+        with pytest.raises(KeyboardInterrupt):
+            site.train()
+    assert len(site.ledger.lines()) == 1
+    site.train()
+    assert len(site.ledger.lines()) == 1
+
+
+def test_a_damaged_ledger_stops_training(site: Site) -> None:
+    site.train()
+    site.ledger.path.write_text("{}\n")
+    with pytest.raises(StorageDamaged, match=r"spent\.jsonl"):
+        site.train(round=2)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"method": "semifl", "settings": {"confidence_threshold": 0.3}}, "not defined for the method semifl"),
+    ({"method": "scaffold", "settings": {"objective": "fixmatch", "scenario": "labels-at-silo"}}, "scaffold"),
+    ({"settings": SETTINGS | {"mask_mean": "kept"}}, "how many images are kept"),
+    ({"settings": SETTINGS | {"clip_norm": 1.0}}, "clipped already"),
+    ({"numerics": Numerics(threads=1, precision="bf16")}, "precision"),
+    ({"phase": "statistics"}, "phase 'statistics'"),
+    ({"dp": replace(DP, delta=0.5)}, "[privacy.dp] delta")])
+def test_what_a_coordinator_may_not_ask_is_refused_here_whatever_it_checked_itself(
+        site: Site, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(NotPermitted) as error:
+        site.train(**changes)
+    assert said in error.value.line()
+    assert site.ledger.lines() == ()
+
+
+def test_batch_norm_is_refused_here_whatever_the_network_is_called(site: Site) -> None:
+    model = replace(MODEL, normalisation="static_batch")
+    with pytest.raises(NotPermitted, match="batch-norm layers"):
+        site.train(model=model, weights=initial_model(model_builder(model, FORM), 1))
+    assert site.ledger.lines() == ()
+
+
+def test_a_site_whose_own_delta_says_little_refuses(site: Site) -> None:
+    with pytest.raises(NotPermitted, match=r"silo\.toml"):
+        site.train(policy=PrivacyPolicy(delta=0.02))
+
+
+def test_a_target_is_kept_over_all_rounds_with_noise_of_the_silos_own(site: Site) -> None:
+    for number in range(1, 5):
+        trained = site.train(round=number, dp=DifferentialPrivacy(target_epsilon=2.0, clip_norm=0.5))
+    assert 1.97 < trained.metrics["epsilon"] <= 2.0
+    lines: tuple[Spending, ...] = site.ledger.lines()
+    assert len({line.noise_multiplier for line in lines}) == 1
+
+
+def test_a_trainer_that_ignores_it_is_found_before_anything_leaves(site: Site,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    train = FedAvgTrainer.train
+    monkeypatch.setattr(FedAvgTrainer, "train", lambda self, task, *rest: train(self, replace(task, private=None),
+                                                                               *rest))
+    with pytest.raises(AssertionError, match="differential privacy"):
+        site.train()
