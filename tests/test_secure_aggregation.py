@@ -74,7 +74,7 @@ def test_kills_of_both_sides_change_no_bit(undisturbed: tuple[str, Path], tmp_pa
 
 @pytest.mark.slow
 def test_a_silo_that_is_gone_after_its_shares_is_taken_out_of_the_sum(tmp_path: Path) -> None:
-    study = MASKED.replace("local_epochs = 1", "local_epochs = 40") + "\n"
+    study = MASKED.replace("local_epochs = 1", "local_epochs = 20") + "\n"
     with federation(tmp_path, study=study, silos=SILOS, timeout="20s") as processes:
         processes.start()
         processes.wait_for(lambda: bool(processes.query("SELECT 1 FROM phase WHERE name = 'train'")))
@@ -90,11 +90,11 @@ def test_a_silo_that_is_gone_after_its_shares_is_taken_out_of_the_sum(tmp_path: 
 def test_a_site_that_requires_it_refuses_updates_in_the_clear(tmp_path: Path) -> None:
     clear = MASKED[:MASKED.index("\n[privacy]")]
     with federation(tmp_path, study=clear, silos=SILOS) as processes:
+        processes.serve()
         for silo in SILOS:
             processes.enroll(silo)
         policy = processes.folder / "beta" / "silo.toml"
         policy.write_text(policy.read_text().replace("secure_aggregation = false", "secure_aggregation = true"))
-        processes.serve()
         for silo in SILOS:
             processes.join(silo)
         processes.finish()
