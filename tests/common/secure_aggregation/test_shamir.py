@@ -136,3 +136,9 @@ def test_shares_that_are_none_are_refused(shares: dict[int, bytes], said: str | 
 def test_points_that_would_give_the_secret_away_or_collide_are_our_own_mistake(points: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="Points"):
         split(SECRET, threshold=2, points=points, coefficients=SEED)
+
+
+@pytest.mark.parametrize(("secret", "seed"), [(bytes(31), SEED), (bytes(33), SEED), (SECRET, b""), (SECRET, bytes(33))])
+def test_secrets_of_another_size_are_our_own_mistake(secret: bytes, seed: bytes) -> None:
+    with pytest.raises(ValueError, match="have 32 bytes each"):
+        split(secret, threshold=2, points=(1, 2), coefficients=seed)
