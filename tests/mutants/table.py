@@ -756,7 +756,8 @@ _SECURE_SUMS = _mutants(
      "info=_PURPOSE + threshold.to_bytes(2)).derive(coefficients)",
      f"{_SECURE}/test_shamir.py::test_a_repeat_gives_equal_shares_and_another_secret_another_polynomial"),
     ("a-polynomial-of-a-lower-degree", "common/secure_aggregation/shamir.py", "for _ in range(threshold - 1))]",
-     "for _ in range(threshold - 2))]", f"{_SECURE}/test_shamir.py::test_fewer_shares_fit_every_secret"),
+     "for _ in range(threshold - 2))]",
+     f"{_SECURE}/test_shamir.py::test_one_share_fewer_than_the_threshold_gives_another_secret"),
     ("seeds-are-folded", "common/secure_aggregation/masks.py", "algorithms.ChaCha20(seed.seed, bytes(16))",
      "algorithms.ChaCha20(seed.seed[:16] * 2, bytes(16))",
      f"{_SECURE}/test_masks.py::test_every_bit_of_a_seed_changes_the_mask"),
@@ -801,7 +802,7 @@ _SECURE_SUMS = _mutants(
      f"{_SECURE_SUM}::test_liars_cannot_frame_others"),
     ("wrong-secrets-are-taken", "coordinator/secure_aggregation/sum.py",
      "if candidate and publish(candidate) == published:", "if candidate:",
-     f"{_SECURE_SUM}::test_silos_with_wrong_shares_are_named_and_the_sum_is_right"),
+     f"{_SECURE_SUM}::test_a_wrong_share_without_others_to_spare_ends_the_sum"),
     ("a-fork-of-the-roster-is-taken", "common/secure_aggregation/roster.py",
      "            if entry.chain != known.chain:", "            if False:", f"{_SECURE}/test_roster.py"),
 )

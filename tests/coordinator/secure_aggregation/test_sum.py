@@ -223,6 +223,15 @@ def test_silos_with_wrong_shares_are_named_and_the_sum_is_right(liars: tuple[int
     assert run.unmasked.wrong == tuple(name_of(number) for number in liars)
 
 
+def test_a_wrong_share_without_others_to_spare_ends_the_sum() -> None:
+    """Exactly as many answers as the threshold, one of them wrong: no sum at all is better than a wrong one."""
+    total = a_total(4)
+    run = up_to_answers(total, make_silos(6, total), drop={name_of(4): 5, name_of(5): 5})
+    run.answers[name_of(1)] = bend(run.answers[name_of(1)])
+    with pytest.raises(SecureSumFailed, match="No 4 of the 4 shares of the self mask of 'hospital-00'"):
+        finish(total, run)
+
+
 @pytest.mark.parametrize("answer", [
     UnmaskAnswer(self_shares=(), key_shares=()),
     UnmaskAnswer(self_shares=tuple((name_of(number), b"\xff" * 66) for number in range(6)), key_shares=()),
