@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from semisilo.common.errors import BadKey, BadShare, BadSignature, SecureSumFailed
 from semisilo.common.secure_aggregation.keys import (
+    agree,
     check_keys,
     check_survivors,
     commitment,
     mask_context,
+    new_key,
     pair_seed,
     public_of,
     self_seed,
@@ -59,12 +61,15 @@ def list_members(total: SecureSum, answers: Mapping[str, RoundKeys],
     A silo that is in `answers` and not in the result has no identity here, a bad signature, or a key that another silo
     has as well (then both are left out: every silo would refuse the list).
     """
+    probe = new_key()
     members = []
     for silo in in_order(tuple(answers)):
         member = Member(silo=silo, identity=identities.get(silo, b""), keys=answers[silo])
         try:
             check_keys(total, member)
-        except BadSignature:
+            agree(probe, member.keys.seal_key)
+            agree(probe, member.keys.mask_key)
+        except (BadKey, BadSignature):
             continue
         members.append(member)
     seen = [value for member in members for value in (member.identity, member.keys.seal_key, member.keys.mask_key)]
@@ -132,10 +137,7 @@ def unmasking(total: SecureSum, *, context: bytes, members: Sequence[Member], sh
         given = {holder: _only(answer.key_shares, silo) for holder, answer in answers.items()}
         secret = collector.secret(silo, "mask key", given, published, public_of)
         for survivor in left:
-            try:
-                seed = pair_seed(secret, by_name[survivor].keys.mask_key, context=bound)
-            except BadKey:
-                raise SecureSumFailed(f"The mask key of '{survivor}' is no key; its own masks were none.") from None
+            seed = pair_seed(secret, by_name[survivor].keys.mask_key, context=bound)
             # The survivor has added it if it comes first, and taken it away otherwise; the other way round here.
             seeds.append(MaskSeed(seed=seed, sign=-1 if survivor.encode() < silo.encode() else 1))
     return Unmasked(seeds=tuple(seeds), wrong=in_order(tuple(collector.wrong)))

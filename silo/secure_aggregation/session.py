@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from semisilo.common.config import canonical_json
 from semisilo.common.errors import BadKey, BadShare, BadSignature, SecureSumRefused
 from semisilo.common.secure_aggregation.keys import (
+    agree,
     check_keys,
     commitment,
     mask_context,
@@ -155,6 +156,7 @@ def share(session: SiloSession, members: Sequence[Member], trust: Trust) -> tupl
         try:
             text = seal(session.seal_key, member.keys.seal_key, session.total, sender=session.silo,
                         recipient=member.silo, plain=of_key[point] + of_self[point])
+            agree(session.mask_key, member.keys.mask_key)  # now, not when others count on this silo's masks
         except BadKey:
             raise _refused(session, f"the keys of '{member.silo}' are no keys") from None
         sealed.append(SealedShare(silo=member.silo, sealed=text))
@@ -186,10 +188,7 @@ def mask_seeds(session: SiloSession, *, given: Sequence[SealedShare],
     seeds = [MaskSeed(seed=self_seed(session.self_secret, context=bound), sign=1)]
     for peer in _second(session):
         if peer != session.silo:
-            try:
-                seed = pair_seed(session.mask_key, _member(session, peer).keys.mask_key, context=bound)
-            except BadKey:
-                raise _refused(session, f"the keys of '{peer}' are no keys") from None
+            seed = pair_seed(session.mask_key, _member(session, peer).keys.mask_key, context=bound)
             seeds.append(MaskSeed(seed=seed, sign=1 if session.silo.encode() < peer.encode() else -1))
     return session, tuple(seeds)
 

@@ -58,6 +58,11 @@ _EVALUATOR = "tests/silo/agent/test_site_evaluation.py"
 _LIKENESS = "tests/common/data/preview/test_likeness.py"
 _SHARED = "tests/coordinator/rounds/test_shared_model.py"
 _TASK_SERVICE = "tests/coordinator/rounds/test_task_service.py"
+_ATTACKS = "tests/silo/secure_aggregation/test_attacks.py"
+_SESSION = "tests/silo/secure_aggregation/test_session.py"
+_TRUST = "tests/silo/secure_aggregation/test_trust.py"
+_SECURE_SUM = "tests/coordinator/secure_aggregation/test_sum.py"
+_SECURE = "tests/common/secure_aggregation"
 
 
 def _mutants(area: str, *rows: tuple[str, str, str, str, str]) -> tuple[Mutant, ...]:
@@ -729,7 +734,80 @@ _INSIDERS = _mutants(
      f"{_OVER_SILOS}::test_a_task_after_going_back_is_another_one_for_its_silo"),
 )
 
+_SECURE_SUMS = _mutants(
+    "secure sums",
+    ("shares-are-sealed-under-one-key", "common/secure_aggregation/keys.py",
+     "info=_SEAL + canonical_json([sender, recipient, *keys]).encode())", "info=_SEAL)", f"{_SECURE}/test_keys.py"),
+    ("seals-of-another-sum-open", "common/secure_aggregation/keys.py",
+     "return _derive(agree(private, peer), salt=total.digest(),", 'return _derive(agree(private, peer), salt=b"",',
+     f"{_SECURE}/test_keys.py"),
+    ("masks-do-not-hang-on-the-context", "common/secure_aggregation/keys.py",
+     "return _derive(agree(private_mask_key, peer_mask_key), salt=context, info=_PAIR_MASK)",
+     'return _derive(agree(private_mask_key, peer_mask_key), salt=b"", info=_PAIR_MASK)', f"{_SECURE}/test_keys.py"),
+    ("the-context-lacks-the-members", "common/secure_aggregation/keys.py",
+     "canonical_json([total.digest().hex(), listed, context.hex()])",
+     "canonical_json([total.digest().hex(), context.hex()])",
+     f"{_SECURE}/test_keys.py {_ATTACKS}::test_another_list_of_members_for_each_silo_gives_noise"),
+    ("signed-lists-lack-the-context", "common/secure_aggregation/keys.py",
+     "canonical_json([total.digest().hex(), context.hex(), list(survivors)])",
+     "canonical_json([total.digest().hex(), list(survivors)])", f"{_SECURE}/test_keys.py"),
+    ("two-secrets-share-a-polynomial", "common/secure_aggregation/shamir.py",
+     "info=_PURPOSE + threshold.to_bytes(2)).derive(secret)",
+     "info=_PURPOSE + threshold.to_bytes(2)).derive(coefficients)",
+     f"{_SECURE}/test_shamir.py::test_a_repeat_gives_equal_shares_and_another_secret_another_polynomial"),
+    ("a-polynomial-of-a-lower-degree", "common/secure_aggregation/shamir.py", "for _ in range(threshold - 1))]",
+     "for _ in range(threshold - 2))]",
+     f"{_SECURE}/test_shamir.py::test_one_share_fewer_than_the_threshold_gives_another_secret"),
+    ("seeds-are-folded", "common/secure_aggregation/masks.py", "algorithms.ChaCha20(seed.seed, bytes(16))",
+     "algorithms.ChaCha20(seed.seed[:16] * 2, bytes(16))",
+     f"{_SECURE}/test_masks.py::test_every_bit_of_a_seed_changes_the_mask"),
+    ("keystreams-begin-anew-in-each-block", "common/secure_aggregation/masks.py", "            stream.update_into(",
+     "            stream.reset_nonce(bytes(16)); stream.update_into(",
+     f"{_SECURE}/test_masks.py::test_blocks_leave_no_seam"),
+    ("rounding-to-the-nearest", "common/secure_aggregation/fixed_point.py", "scaled += generator.random(len(scaled))",
+     "scaled += 0.5", f"{_SECURE}/test_fixed_point.py::test_rounding_has_no_bias"),
+    ("the-sum-wraps", "common/secure_aggregation/fixed_point.py", "level = ((1 << bits - 1) - 1) // num_silos",
+     "level = ((1 << bits) - 1) // num_silos", f"{_SECURE}/test_fixed_point.py"),
+    ("words-lose-what-crosses-a-lane", "common/secure_aggregation/words.py", "if shift + bits > 64:",
+     "if shift + bits > 65:", f"{_SECURE}/test_words.py"),
+    ("the-bound-lets-both-lists-through", "silo/secure_aggregation/trust.py",
+     "if 2 * (threshold - untrusted) <= len(trusted):", "if 2 * (threshold - untrusted) < len(trusted):",
+     f"{_TRUST}::test_the_bound_on_the_threshold_is_exact"),
+    ("minted-silos-count", "silo/secure_aggregation/trust.py", "    left = len(set(silos) & set(trusted))",
+     "    left = len(set(silos))", f"{_TRUST}::test_trusted_survivors_alone_count"),
+    ("masks-serve-a-second-vector", "silo/secure_aggregation/session.py", "if session.vector not in (None, digest):",
+     "if False:", f"{_SESSION}::test_masks_are_for_one_vector"),
+    ("a-second-list-is-signed", "silo/secure_aggregation/session.py",
+     "if session.survivors and survivors != session.survivors:", "if False:", f"{_SESSION}::test_one_list_is_signed"),
+    ("a-second-request-is-answered", "silo/secure_aggregation/session.py", "        if digest != session.asked:",
+     "        if False:", f"{_SESSION}::test_another_request_to_unmask_is_refused_even_about_the_same_list"),
+    ("any-list-is-unmasked", "silo/secure_aggregation/session.py",
+     "if not session.survivors or request.survivors != session.survivors:", "if not session.survivors:",
+     f"{_SESSION}::test_requests_to_unmask_that_too_few_have_signed_are_refused"),
+    ("confirmations-are-counted-twice", "silo/secure_aggregation/session.py",
+     "if len(set(signers)) != len(signers) or not set(signers) <= set(session.survivors):",
+     "if not set(signers) <= set(session.survivors):",
+     f"{_SESSION}::test_requests_to_unmask_that_too_few_have_signed_are_refused"),
+    ("secrets-stay-after-the-sum", "silo/secure_aggregation/session.py", 'seal_key=b"", mask_key=b"", self_secret=b"",',
+     'seal_key=b"", mask_key=b"",', f"{_SESSION}::test_secrets_are_gone_once_it_is_unmasked"),
+    ("two-members-with-one-key", "silo/secure_aggregation/session.py", "len(keys) != 2 * len(members)", "False",
+     f"{_SESSION}::test_member_lists_that_protect_nobody_are_refused"),
+    ("a-round-has-two-sums", "silo/secure_aggregation/session.py", "if same and earlier.total != total and",
+     "if False and", f"{_SESSION}::test_no_second_sum_of_a_round_once_it_has_masked"),
+    ("masks-of-the-dropped-stay", "coordinator/secure_aggregation/sum.py",
+     "sign=-1 if survivor.encode() < silo.encode() else 1", "sign=1 if survivor.encode() < silo.encode() else -1",
+     f"{_SECURE_SUM}::test_silos_may_drop_out_at_each_arrow_down_to_the_threshold"),
+    ("a-framed-silo-is-named", "coordinator/secure_aggregation/sum.py",
+     "if 2 * len(odd) < len(sized) - self._threshold + 2:", "if True:",
+     f"{_SECURE_SUM}::test_liars_cannot_frame_others"),
+    ("wrong-secrets-are-taken", "coordinator/secure_aggregation/sum.py",
+     "if candidate and publish(candidate) == published:", "if candidate:",
+     f"{_SECURE_SUM}::test_a_wrong_share_without_others_to_spare_ends_the_sum"),
+    ("a-fork-of-the-roster-is-taken", "common/secure_aggregation/roster.py",
+     "            if entry.chain != known.chain:", "            if False:", f"{_SECURE}/test_roster.py"),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_VIEWS, *_THRESHOLDS, *_LOSS, *_AVERAGING, *_STATISTICS, *_ORDER, *_QUORUM, *_CODEC, *_FEEDBACK, *_SITE, *_BUDGETS,
     *_METERS, *_RESUME, *_DIGESTS, *_CERTIFICATES, *_CHOICE, *_ALONE, *_IMBALANCE, *_OWN_TEST_IMAGES,
-    *_INSIDERS, *_EQUIVALENT)
+    *_INSIDERS, *_SECURE_SUMS, *_EQUIVALENT)

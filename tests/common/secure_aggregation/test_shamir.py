@@ -97,6 +97,16 @@ def test_fewer_shares_fit_every_secret() -> None:
         assert combine({1: shares[1], 2: shares[2], 3: as_share(third)}, threshold=3) == as_secret(other)
 
 
+@pytest.mark.parametrize("threshold", [2, 3, 17, 32])
+def test_one_share_fewer_than_the_threshold_gives_another_secret(threshold: int) -> None:
+    """The polynomial has its full degree: its highest coefficient is not 0."""
+    shares = split(SECRET, threshold=threshold, points=range(1, threshold + 1), coefficients=SEED)
+    few = {x: int.from_bytes(shares[x], "big") for x in range(1, threshold)}
+    assert solved(few, PRIME) != int.from_bytes(SECRET, "big")
+    assert solved({x: int.from_bytes(value, "big") for x, value in shares.items()}, PRIME) \
+        == int.from_bytes(SECRET, "big")
+
+
 def test_a_repeat_gives_equal_shares_and_another_secret_another_polynomial() -> None:
     first = split(SECRET, threshold=2, points=(1, 2), coefficients=SEED)
     assert split(SECRET, threshold=2, points=(1, 2), coefficients=SEED) == first
@@ -136,3 +146,9 @@ def test_shares_that_are_none_are_refused(shares: dict[int, bytes], said: str | 
 def test_points_that_would_give_the_secret_away_or_collide_are_our_own_mistake(points: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="Points"):
         split(SECRET, threshold=2, points=points, coefficients=SEED)
+
+
+@pytest.mark.parametrize(("secret", "seed"), [(bytes(31), SEED), (bytes(33), SEED), (SECRET, b""), (SECRET, bytes(33))])
+def test_secrets_of_another_size_are_our_own_mistake(secret: bytes, seed: bytes) -> None:
+    with pytest.raises(ValueError, match="have 32 bytes each"):
+        split(secret, threshold=2, points=(1, 2), coefficients=seed)

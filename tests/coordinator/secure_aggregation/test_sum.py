@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semisilo.common.errors import BadSignature, SecureSumFailed
-from semisilo.common.secure_aggregation.keys import commitment
+from semisilo.common.secure_aggregation.keys import commitment, sign_keys
 from semisilo.common.secure_aggregation.messages import Confirmation, Member, RoundKeys, SecureSum, UnmaskAnswer
 from semisilo.common.secure_aggregation.shamir import combine
 from semisilo.coordinator.secure_aggregation.sum import check_confirmation, deliveries, list_members
@@ -156,6 +156,20 @@ def test_keys_with_a_bad_signature_or_a_key_of_another_silo_are_not_listed() -> 
     assert [member.silo for member in members] == [name_of(number) for number in (0, 2, 3, 4)]
 
 
+@pytest.mark.parametrize("which", ["seal", "mask"])
+def test_a_silo_whose_key_is_none_is_not_listed(which: str) -> None:
+    """One silo with a key of low order, rightly signed, would have all others refuse the sum."""
+    total = a_total(3)
+    silos = make_silos(4, total)
+    answers = {name: silo.round_keys() for name, silo in silos.items()}
+    name, low = name_of(2), b"\1" + bytes(31)
+    seal_key, mask_key = (low if each == which else bytes([9]) + bytes(31) for each in ("seal", "mask"))
+    answers[name] = RoundKeys(seal_key=seal_key, mask_key=mask_key,
+                              signature=sign_keys(silos[name].identity, total, name, seal_key, mask_key))
+    assert name not in [member.silo for member in list_members(total, answers, identities_of(silos))]
+    assert len(list_members(total, answers, identities_of(silos))) == 3
+
+
 def test_two_silos_with_one_identity_are_both_left_out() -> None:
     total = a_total(3)
     silos = make_silos(4, total)
@@ -207,6 +221,15 @@ def test_silos_with_wrong_shares_are_named_and_the_sum_is_right(liars: tuple[int
     assert (finish(total, run) == plain_sum([silos[name].words for name in run.survivors])).all()
     assert run.unmasked is not None
     assert run.unmasked.wrong == tuple(name_of(number) for number in liars)
+
+
+def test_a_wrong_share_without_others_to_spare_ends_the_sum() -> None:
+    """Exactly as many answers as the threshold, one of them wrong: no sum at all is better than a wrong one."""
+    total = a_total(4)
+    run = up_to_answers(total, make_silos(6, total), drop={name_of(4): 5, name_of(5): 5})
+    run.answers[name_of(1)] = bend(run.answers[name_of(1)])
+    with pytest.raises(SecureSumFailed, match="No 4 of the 4 shares of the self mask of 'hospital-00'"):
+        finish(total, run)
 
 
 @pytest.mark.parametrize("answer", [

@@ -208,6 +208,8 @@ def other_signature(members: tuple[Member, ...]) -> tuple[Member, ...]:
     (other_signature, "the keys of 'hospital-02' are not signed by its identity"),
     (lambda m: (*m[:4], signed_member(name_of(4), seal_key=bytes(32))), "the keys of 'hospital-04' are no keys"),
     (lambda m: (*m[:4], signed_member(name_of(4), seal_key=b"short")), "the keys of 'hospital-04' are no keys"),
+    (lambda m: (*m[:4], signed_member(name_of(4), mask_key=b"\1" + bytes(31))),
+     "the keys of 'hospital-04' are no keys"),
     (lambda m: m * 7, "it has 35 members"),
 ])
 def test_member_lists_that_protect_nobody_are_refused(
