@@ -76,7 +76,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
-from semisilo.coordinator.compute.silo_noise import silo_noise
+from semisilo.coordinator.compute.silo_noise import check_network, silo_noise
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
@@ -164,6 +164,7 @@ class Operations:
         data = read_study_data(settings, folder=folder, frozen=request.frozen, progress=self._progress,
                                disk=request.images_folder)
         check_class_prior(settings.method.settings, data.frozen.classes)
+        check_network(settings.privacy.dp, data.build_model, seed=settings.study.seed)
         if not now.threads and device == "cpu":
             threads = fastest_threads(TrainingStep(
                 build=data.build_model, image=data.frozen.image, num_classes=len(data.frozen.classes),
