@@ -89,7 +89,7 @@ from semisilo.coordinator.compute.messages import (
     WrittenTask,
     WrittenTasks,
 )
-from semisilo.coordinator.compute.silo_noise import silo_noise
+from semisilo.coordinator.compute.silo_noise import check_network, silo_noise
 from semisilo.coordinator.compute.spooled_updates import SpooledUpdates
 from semisilo.coordinator.compute.start_work import SavingPace, StartWork
 from semisilo.coordinator.compute.strong_baseline import StrongLabelsAlone, StrongRecipe, images_of_study
@@ -153,6 +153,7 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
     Raises: BadConfiguration or UnknownName where method and images do not fit each other.
     """
     check_class_prior(config.method.settings, data.frozen.classes)
+    check_network(config.privacy.dp, data.build_model, seed=config.study.seed)
     environment = Environment(
         seed=config.study.seed, rounds=config.study.rounds, num_silos=num_silos, data=data.images,
         build_model=data.build_model, image=data.frozen.image, augmentation=config.augmentation,

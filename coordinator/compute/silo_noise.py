@@ -1,4 +1,5 @@
-"""The secret that the noise of a study with differential privacy of whole silos follows from: `<study>/noise.key`.
+"""What a study with differential privacy needs before it is opened: a network that it is defined for and, where the
+coordinator adds the noise, the secret that this follows from, `<study>/noise.key`.
 
 Tests: tests/coordinator/compute/test_silo_noise.py.
 """
@@ -8,15 +9,27 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from semisilo.common.errors import StorageDamaged
+from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.learning.privacy.example_gradients import mixes_images
+from semisilo.common.learning.training import unloaded_model
+from semisilo.common.methods.contract import ModelBuilder
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy, SiloNoise
 from semisilo.common.storage.durable import write_secret
+from semisilo.coordinator.ledger.records import NOISE_KEY
 
-__all__ = ["NOISE_KEY", "silo_noise"]
+__all__ = ["check_network", "silo_noise"]
 
-NOISE_KEY = "noise.key"
-"""In the study's folder; 32 bytes, for its owner only. Whoever has it and the updates can take the noise away."""
 _KEY_BYTES = 32
+
+
+def check_network(dp: DifferentialPrivacy | None, build: ModelBuilder, *, seed: int) -> None:
+    """Raises: BadConfiguration for a network of which every silo would refuse the study's tasks."""
+    if dp is not None and mixes_images(unloaded_model(build, seed=seed)):
+        raise BadConfiguration(
+            "[privacy.dp] is not defined for a network with batch-norm layers, in which every image of a batch changes"
+            " what all others contribute.",
+            remedy='Set [model] normalisation = "group" or "layer", or freeze all these layers with the statistics of'
+                   " trained weights.")
 
 
 def silo_noise(dp: DifferentialPrivacy | None, folder: Path) -> SiloNoise | None:

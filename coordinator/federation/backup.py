@@ -31,7 +31,14 @@ from semisilo.coordinator.federation.backup_archive import (
 )
 from semisilo.coordinator.federation.folder import Federation
 from semisilo.coordinator.ledger.ledger import Ledger
-from semisilo.coordinator.ledger.records import LABELS_ALONE_FILE, LABELS_ALONE_MODEL, START_FILE, RoundRow, StudyRow
+from semisilo.coordinator.ledger.records import (
+    LABELS_ALONE_FILE,
+    LABELS_ALONE_MODEL,
+    NOISE_KEY,
+    START_FILE,
+    RoundRow,
+    StudyRow,
+)
 from semisilo.coordinator.ledger.snapshot import copy_ledger, no_commits
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, TaskState
 
@@ -41,7 +48,7 @@ _STAGING = ".backup"
 _LOCK = ".backup.lock"
 _ENDING = ".tar.zst"
 _ATTEMPTS = 5
-_OF_A_STUDY = ("study.toml", "model.safetensors", START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL)
+_OF_A_STUDY = ("study.toml", "model.safetensors", NOISE_KEY, START_FILE, LABELS_ALONE_FILE, LABELS_ALONE_MODEL)
 _MADE_AGAIN = ("states", "report", "export-round-", "contact-sheet")
 """Beginnings of names. Of the states those go along that the ledger names; reports and exports are written anew from
 ledger and states, contact sheets from images."""

@@ -17,15 +17,18 @@ from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, parse
 from semisilo.common.methods.contract import GroupLayout, NumericsRecord, Phase, SumStep, TaskSpec, UpdateHeader
 from semisilo.coordinator.ledger.states import RoundState, StudyState, TaskState
 
-__all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "START_FILE", "BaselineRecipe", "DeclaredUpdate",
-           "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundHead", "RoundRow",
-           "StudyRow", "TaskRow", "cut_short", "declared_update", "forget_tasks", "phase_row", "round_head",
+__all__ = ["LABELS_ALONE", "LABELS_ALONE_FILE", "LABELS_ALONE_MODEL", "NOISE_KEY", "START_FILE", "BaselineRecipe",
+           "DeclaredUpdate", "EndedBy", "FrozenStudy", "HistoryPoint", "LabelledOnlyResult", "PhaseRow", "RoundHead",
+           "RoundRow", "StudyRow", "TaskRow", "cut_short", "declared_update", "forget_tasks", "phase_row", "round_head",
            "round_row", "study_row", "task_column", "task_row"]
 
 T = TypeVar("T")
 
 LABELS_ALONE_FILE = "labels-alone.safetensors"
 """In a study's folder: work on labels alone that is not done yet."""
+NOISE_KEY = "noise.key"
+"""In a study's folder, where it hides whole silos: 32 bytes that the noise follows from, for its owner only. Whoever
+has them and the updates can take the noise away."""
 START_FILE = "start.safetensors"
 """In a study's folder: a strategy's work before round 1 that is not done yet."""
 LABELS_ALONE = "labels-alone"

@@ -23,9 +23,9 @@ from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.process.compute import OnProgress
 from semisilo.common.storage.durable import write_secret
-from semisilo.coordinator.compute.silo_noise import NOISE_KEY
 from semisilo.coordinator.ledger.cleanup import open_payloads, open_spool
 from semisilo.coordinator.ledger.ledger import Ledger
+from semisilo.coordinator.ledger.records import NOISE_KEY
 from semisilo.coordinator.ledger.roster import SimulatedMember
 from semisilo.coordinator.ledger.states import ENDED_ROUND, ENDED_STUDY, RoundState, StudyState, TaskState
 from semisilo.coordinator.rounds.engine import Engine, EngineFolders

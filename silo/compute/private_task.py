@@ -21,8 +21,8 @@ from semisilo.common import __version__
 from semisilo.common.config import canonical_json, to_dict
 from semisilo.common.data.image_set import ImageSet
 from semisilo.common.errors import NotPermitted
-from semisilo.common.learning import batch_norm
 from semisilo.common.learning.privacy.accountant import NoisySteps, epsilon_of
+from semisilo.common.learning.privacy.example_gradients import mixes_images
 from semisilo.common.learning.tensors import group_digest
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import NumericsRecord, SiloData, TaskSpec, TensorGroup
@@ -32,19 +32,10 @@ from semisilo.silo.objectives.steps import noisy_steps_of
 from semisilo.silo.site.policy import PrivacyPolicy
 from semisilo.silo.site.privacy_ledger import PrivacyLedger, Spending, now_text, spent
 
-__all__ = ["admitted", "check_network"]
+__all__ = ["Requested", "admitted"]
 
 _HASHED_AT_ONCE = 256
 """Images."""
-
-
-def check_network(network: nn.Module) -> None:
-    """Raises: NotPermitted for a network in which an image changes what others of its batch contribute."""
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()) or (
-            batch_norm.layers_of(network)):
-        raise NotPermitted("Differential privacy of single images is not defined with batch-norm layers: every image of"
-                           " a batch changes what all others contribute.",
-                           remedy='The study needs [model] normalisation = "group" or "layer", or these layers frozen.')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +74,10 @@ def admitted(asked: Requested, data: SiloData, *, policy: PrivacyPolicy, folder:
         raise NotPermitted(f"The study's [privacy.dp]: {why}")
     if asked.order.phase != "train":
         raise NotPermitted(f"The phase '{asked.order.phase}' tells of many images at once, without clipping or noise.")
-    check_network(asked.network)
+    if mixes_images(asked.network):
+        raise NotPermitted("Differential privacy of single images is not defined with batch-norm layers: every image of"
+                           " a batch changes what all others contribute.",
+                           remedy='The study needs [model] normalisation = "group" or "layer", or these layers frozen.')
     labelled, unlabelled, _ = usable_data(asked.settings, data)
     labelled_count, unlabelled_count = (0 if each is None else len(each) for each in (labelled, unlabelled))
     _check_delta(dp, policy, labelled_count + unlabelled_count)

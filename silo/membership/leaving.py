@@ -77,7 +77,7 @@ def leave(folder: Path, *, offline: bool, confirm: Callable[[str], bool], use_ht
             note = (f"The coordinator was not told: until {utc_text(identity.not_after_unix)} it takes this silo for a "
                     f"member. Ask its operator to run: coordinator revoke {identity.silo}")
         removed = _clean_up(home)
-    kept = tuple(path.name for path in (home.policy, home.disclosures, home.evaluations) if path.exists())
+    kept = tuple(path.name for path in (home.policy, home.disclosures, home.evaluations, home.privacy) if path.exists())
     return Left(silo=identity.silo if identity else "", federation=identity.federation if identity else "",
                 told=not offline, left_unix=left_unix, note=note, removed=removed, kept=kept)
 
@@ -130,7 +130,8 @@ def _caches(home: SiloHome) -> tuple[Path, ...]:
 
 
 def _clean_up(home: SiloHome) -> tuple[str, ...]:
-    """Removes all but silo.toml and the disclosures; returns the names that were there.
+    """Removes all but silo.toml, the disclosures and what was spent of the privacy budget; returns the names that were
+    there.
 
     Raises: OSError, naming what cannot be removed; the command may be given again.
     """

@@ -87,7 +87,8 @@ def _by_name(task: SiloTask, model: nn.Module, labelled: ImageSet | None, unlabe
         labels = None
         if settings.label_refresh == "round" and unlabelled is not None:
             labels = label_all(model, unlabelled.images_NCHW, task.image, alignment=alignment,
-                               progress=lambda share: task.report(0.0, f"labelling, {share:.0%}"))
+                               progress=lambda share: task.report(0.0, f"labelling, {share:.0%}"),
+                               alone=task.private is not None)
         return PseudoLabel(task.image, alpha0=alpha0, labels=labels, weak_view=weak)
     if settings.objective == "mean_teacher":
         return MeanTeacher(task.image, teacher=_teacher(task, model, teacher), alpha0=alpha0, decay=settings.ema_decay,

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
+from semisilo.common.data.augmentation import augment
 from semisilo.common.data.form import ImageForm
 from semisilo.common.learning.consistency import pseudo_label_loss
 from semisilo.common.learning.evaluation import logits_of
 from semisilo.common.learning.imbalance.pseudo_labels import Alignment
 from semisilo.common.learning.losses import PseudoLabels, cross_entropy, first_argmax, pseudo_labels
+from semisilo.common.learning.privacy.example_gradients import each_by_itself
 from semisilo.silo.objectives.step import LogitsOf, Objective, Step, Unlabelled
 from semisilo.silo.objectives.views import View
 
 __all__ = ["PseudoLabel", "label_all"]
+
+_BLOCK = 512
+"""Images that are brought to the device at once."""
 
 
 class PseudoLabel(Objective):
@@ -67,13 +73,18 @@ class PseudoLabel(Objective):
 
 
 def label_all(model: nn.Module, images_NCHW: Tensor, form: ImageForm, *,
-              alignment: Alignment | None = None, progress: Callable[[float], None] | None = None) -> PseudoLabels:
+              alignment: Alignment | None = None, progress: Callable[[float], None] | None = None,
+              alone: bool = False) -> PseudoLabels:
     """Hard labels of all images as they are, in evaluation mode, with the statistics that the model has; on the CPU.
 
     All are kept. With `alignment` the predictions are aligned by their mean over all images. The model is left in
-    evaluation mode.
+    evaluation mode. With `alone` each image goes through it by itself, whatever the network would do with a batch.
     Source: Fed-SHVR (Wang et al.) algorithm 1, with alpha1 = 0.
     """
     model.eval()
+    if alone:
+        device = next(model.parameters()).device
+        blocks = (augment.to_input(block.to(device), form) for block in torch.split(images_NCHW, _BLOCK))
+        return PseudoLabels.joined([pseudo_labels(each_by_itself(model, block), 0.0) for block in blocks])
     logits_NK = logits_of(model, images_NCHW, form, progress=progress)
     return PseudoLabels.joined([pseudo_labels(logits_NK if alignment is None else alignment.whole(logits_NK), 0.0)])

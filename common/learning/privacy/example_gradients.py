@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from semisilo.common.learning import batch_norm
 from semisilo.common.learning.privacy.gaussian import SecretStream, grid_of
 
-__all__ = ["ClippedSum", "each_by_itself"]
+__all__ = ["ClippedSum", "each_by_itself", "mixes_images"]
 
 ExampleLoss = Callable[..., Tensor]
 """Of the logits of one image, (K,), and of what belongs to that image: its loss, a scalar ()."""
@@ -31,6 +32,13 @@ _MOST_AT_ONCE = 128
 """Images whose gradients are in memory at once."""
 _SLACK = 1.0 - 2.0**-16
 """What is clipped comes out shorter than C by this: the float32 product by which it is clipped is off by 2^-24."""
+
+
+def mixes_images(network: nn.Module) -> bool:
+    """Whether it has batch-norm layers whose statistics are those of a batch: then every image of it changes what all
+    others contribute. Layers with statistics that are fixed for good do not."""
+    return bool(batch_norm.layers_of(network)) or any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
 
 def each_by_itself(model: nn.Module, inputs_BCHW: Tensor) -> Tensor:

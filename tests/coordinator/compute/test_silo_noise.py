@@ -1,4 +1,4 @@
-"""The coordinator's secret for noise on the sum: made once, kept, its own."""
+"""Before a study with differential privacy: its network, and the coordinator's secret for noise on the sum."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from semisilo.common.errors import StorageDamaged
+from semisilo.common.data.form import ImageForm
+from semisilo.common.errors import BadConfiguration, StorageDamaged
+from semisilo.common.methods.contract import ModelSettings
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
-from semisilo.coordinator.compute.silo_noise import NOISE_KEY, silo_noise
+from semisilo.common.models.factory import model_builder
+from semisilo.coordinator.compute.silo_noise import check_network, silo_noise
+from semisilo.coordinator.ledger.records import NOISE_KEY
 
 SILO = DifferentialPrivacy(unit="silo", noise_multiplier=1.5, clip_norm=2.0)
 
@@ -37,3 +41,18 @@ def test_a_secret_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / NOISE_KEY).write_bytes(b"x")
     with pytest.raises(StorageDamaged, match="32 bytes"):
         silo_noise(SILO, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "normalisation", "fits"), [
+    ("resnet18", "static_batch", False), ("resnet18", "group", True), ("small_cnn", "layer", True),
+    ("mlp_5000", "auto", True)])
+def test_a_network_that_mixes_images_is_refused_before_any_silo_is_asked(name: str, normalisation: str,
+                                                                        fits: bool) -> None:
+    settings = ModelSettings(name=name, normalisation=normalisation, classes=("a", "b"))  # type: ignore[arg-type]
+    build = model_builder(settings, ImageForm(size=32, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3))
+    check_network(None, build, seed=1)
+    if fits:
+        check_network(SILO, build, seed=1)
+        return
+    with pytest.raises(BadConfiguration, match="batch-norm"):
+        check_network(SILO, build, seed=1)

@@ -216,6 +216,29 @@ def test_training_with_much_noise_and_many_steps_stays_near_its_deviation() -> N
     assert float(walk.std()) == pytest.approx(expected, rel=0.25)
 
 
+class Mixing(nn.Module):
+    """A network in which images of a batch change each other, in evaluation, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, inputs_BCHW: Tensor) -> Tensor:
+        logits_BK: Tensor = self.layers(inputs_BCHW - inputs_BCHW.mean(dim=0, keepdim=True))
+        return logits_BK
+
+
+def test_pseudo_labels_of_a_round_are_those_of_each_image_alone() -> None:
+    """With a network that mixes images: every image by itself is black to it, so all have one label."""
+    for private, kinds in ((PRIVATE, 1), (None, 3)):
+        given = task(private, build=Mixing, objective="pseudo_label")
+        model = Mixing()
+        tensors.load_into(model, initial_model(Mixing, 3))
+        labels = make_objective(given, model, None, UNLABELLED).labels
+        assert labels is not None
+        assert (len(labels.hard_label_B.unique()) == 1) is (kinds == 1)
+
+
 def test_pseudo_labels_of_a_step_are_those_of_each_image_alone() -> None:
     model = network()
     tensors.load_into(model, initial_model(network, 3))
