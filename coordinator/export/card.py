@@ -367,6 +367,8 @@ class ModelCard:
     privacy: StudyPrivacy | None = None
     """What the rounds up to this one have spent; None where the study has no differential privacy, and of labels alone,
     for which no silo has spent anything."""
+    masked: str = ""
+    """What secure aggregation means, where the study has it; empty for labels alone."""
     limits: tuple[str, ...] = ()
     """`limits_of` the rest."""
 

@@ -243,10 +243,11 @@ def _sites(card: ModelCard) -> list[_Section]:
 
 def _privacy(card: ModelCard) -> list[_Section]:
     found = card.privacy
+    masked = [_Section("Secure aggregation", (_Text(card.masked),))] if card.masked else []
     if found is None:
-        return []
+        return masked
     rows = [(each.silo, f"{each.epsilon:.3g}", str(each.updates)) for each in found.silos]
-    return [_Section("Differential privacy", (
+    return [*masked, _Section("Differential privacy", (
         _Text(f"{found.promise} {found.how[:1].upper()}{found.how[1:]}."),
         _table("Differential privacy", ("Silo", "Epsilon spent by this study", "Updates"), rows)))]
 

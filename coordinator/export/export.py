@@ -83,6 +83,7 @@ from semisilo.coordinator.monitoring.summary import StudySummary, audit, summari
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.labelled_hints import training_prior
 from semisilo.coordinator.studies.images import StudyData, read_study_data
+from semisilo.coordinator.studies.privacy import masked_sentence
 from semisilo.coordinator.studies.study_file import config_from_dict
 
 __all__ = ["FORMATS", "ExportChoice", "Exported", "export_study"]
@@ -405,6 +406,7 @@ def _card(opened: _Opened, ledger: Ledger, summary: StudySummary, study_folder: 
                                                    labels_alone=labels_alone),
                          round=number, labels_alone=labels_alone, names=silo_names),
         privacy=card_privacy(summary, up_to=number, names=silo_names),
+        masked="" if labels_alone else masked_sentence(summary.row.config),
         recorded_accuracy=chosen.round.metrics.get("accuracy") if source == STUDY_TEST else None,
         labelled_only=_labels_alone(chosen.study, num_test=frozen.num_test),
         cost=card_cost(summary, up_to=number), onnx=None if check is None else card_onnx(check),

@@ -46,7 +46,7 @@ from semisilo.coordinator.monitoring.summary import (
 from semisilo.coordinator.monitoring.traffic import OVERHEAD, SILOS, Traffic, cost_lines
 from semisilo.coordinator.report.figures import DrawnFigure
 from semisilo.coordinator.studies.model_choice import ChoiceFacts
-from semisilo.coordinator.studies.privacy import StudyPrivacy, privacy_of
+from semisilo.coordinator.studies.privacy import StudyPrivacy, masked_sentence, privacy_of
 
 __all__ = ["render_page"]
 
@@ -119,6 +119,8 @@ class _Page:
     """None before the first has enrolled."""
     sites: Table | None
     """What the model is worth at each site; None where no site has said so."""
+    masked: str
+    """What secure aggregation means; empty where the study has none."""
     privacy: Table | None
     """What each silo has spent; None where the study has no differential privacy."""
     privacy_notes: tuple[str, ...]
@@ -155,7 +157,7 @@ def render_page(*, federation: str, address: str, study: StudySummary, silos: Se
         round_notes=tuple(note for entry in study.rounds for note in _round_notes(entry)),
         costs=_costs(study), simulated_bytes=traffic.simulated, wire_estimated=traffic.estimated,
         dense_model=describe_bytes(traffic.dense_bytes), encodings=_encodings(study), silos=_silos(study, silos),
-        sites=_sites(study), privacy=None if privacy is None else _privacy(privacy),
+        sites=_sites(study), masked=masked_sentence(row.config), privacy=None if privacy is None else _privacy(privacy),
         privacy_notes=() if privacy is None else (f"{privacy.how[:1].upper()}{privacy.how[1:]}.", privacy.promise),
         notices=tuple(_notices(study, silos)), past=tuple(_past(study)),
         settings=_settings(row.config), audit_problem=audit.problem, audit_events=audit.events, events=_events(audit),

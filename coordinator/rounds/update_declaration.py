@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from semisilo.common.errors import BadPayload
 from semisilo.common.methods import check_metrics, find_method
 from semisilo.common.methods.contract import FROM_TASK, GroupLayout, Meaning
-from semisilo.common.methods.spec import MAX_COUNT
+from semisilo.common.methods.spec import EPSILON, MAX_COUNT
 from semisilo.common.payload.manifest import GroupManifest, check_base, check_manifest, is_meant
 from semisilo.coordinator.ledger.records import PhaseRow, TaskRow
 
@@ -61,7 +61,7 @@ def check_declaration(declaration: UpdateDeclaration, *, task: TaskRow, phase: P
         raise BadPayload(f"example_count must be between 0 and {MAX_COUNT}, training time at least 0 and finite.")
     if not masked:
         check_metrics(spec, declaration.metrics, update=True, phase=task.spec.phase)
-    elif declaration.metrics or declaration.example_count:
+    elif declaration.metrics.keys() - {EPSILON} or declaration.example_count:
         raise BadPayload("A masked update says nothing of its silo: neither metrics nor how many examples it is from.")
 
 

@@ -18,7 +18,7 @@ from semisilo.common.methods.parts.privacy import PrivacySettings, Unit
 from semisilo.common.methods.spec import EPSILON
 from semisilo.coordinator.ledger.states import TaskState
 
-__all__ = ["AnsweredRound", "SiloEpsilon", "StudyPrivacy", "privacy_of"]
+__all__ = ["AnsweredRound", "SiloEpsilon", "StudyPrivacy", "masked_sentence", "privacy_of"]
 
 
 class AnsweredRound(Protocol):
@@ -77,6 +77,15 @@ class StudyPrivacy:
         noise = (f"noise {self.noise_multiplier:g} times the clip" if self.noise_multiplier is not None
                  else f"noise of each silo's own for a target of epsilon {self.target_epsilon:g}")
         return f"clip {self.clip_norm:g}, {noise}, delta {self.delta:g}"
+
+
+def masked_sentence(config: Mapping[str, Any]) -> str:
+    """What secure aggregation means for a study, for a person; empty where it has none."""
+    settings = from_dict(PrivacySettings, config.get("privacy", {}))
+    if not settings.secure_aggregation:
+        return ""
+    return (f"The updates of silos were added up behind masks, those of {settings.min_silos} silos or more at a time:"
+            " the coordinator has seen sums, and no update by itself.")
 
 
 def privacy_of(config: Mapping[str, Any], rounds: Iterable[AnsweredRound], *,

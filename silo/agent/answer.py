@@ -19,6 +19,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from semisilo.common.errors import DailyBudget
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import TaskSpec
+from semisilo.common.methods.spec import EPSILON
 from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.reader import read_manifest
 from semisilo.common.rpc.convert import check_metrics
@@ -97,7 +98,8 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
     """Does a task, unless that was done before, up to the moment in which the answer can be sent.
 
     Args:
-        masking: how the update is hidden, in step "mask" of a secure sum. Of such an answer nothing else leaves.
+        masking: how the update is hidden, in step "mask" of a secure sum. Of such an answer nothing else leaves but
+            the epsilon that is spent.
         masked: told `Trained.vector` before the answer is kept; may raise, so that it is not.
     Raises: NotPermitted and what else `check_task` raises, before anything is fetched; NotPermitted when the answer
         holds what must not leave, and DailyBudget when it does not fit into the day: nothing is recorded as disclosed
@@ -110,7 +112,8 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
         request = await _at_files(site, _request, task, site, payloads, steps.upload_rate)
         trained = await steps.train(request if masking is None else replace(request, masking=masking))
         if masking is not None:
-            trained = replace(trained, metrics={}, num_examples=0)
+            told = {name: value for name, value in trained.metrics.items() if name == EPSILON}
+            trained = replace(trained, metrics=told, num_examples=0)
             if trained.vector:
                 await _at_files(site, masked, trained.vector)
         pending = await _at_files(site, _made_durable, task, spec, site, trained)
