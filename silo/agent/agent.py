@@ -38,12 +38,12 @@ from semisilo.silo.compute.messages import Survey
 from semisilo.silo.link.link import Link, is_fatal
 from semisilo.silo.link.retrying_calls import waits
 from semisilo.silo.link.traffic import Carried, Traffic
+from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.site.audit_heads import HeadRecord
 from semisilo.silo.site.disclosures import DisclosureLog, announcement
 from semisilo.silo.site.home import JoinChoice, SiloHome, StatusFile
 from semisilo.silo.site.memory import SiloMemory
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.secure_store import SecureStore
 from semisilo.silo.site.stores import open_cache
 from semisilo.silo.site.working_hours import closes_at
 

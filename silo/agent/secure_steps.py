@@ -22,9 +22,9 @@ from semisilo.common.secure_aggregation.roster import RosterEntry, replay, roste
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.secure_aggregation import session as steps
 from semisilo.silo.secure_aggregation.session import SiloSession
+from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.secure_aggregation.trust import Trust, parse_fingerprint
 from semisilo.silo.site.policy import Policy
-from semisilo.silo.site.secure_store import SecureStore
 
 __all__ = ["STEP_TEXTS", "SecureSteps", "trust_of"]
 

@@ -1,4 +1,4 @@
-"""The silo's half of secure aggregation: whom it trusts, and what it answers in each step of a sum.
+"""The silo's half of secure aggregation: whom it trusts, what it answers in each step of a sum, and what it keeps of it.
 
-No network and no disk: whoever keeps the state writes it down before an answer leaves. The agent may import it.
+No network; the steps are pure, and `store` writes their state down before an answer leaves. Site and agent may import it.
 """

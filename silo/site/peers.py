@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from semisilo.common.errors import UsageError
+from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.secure_aggregation.trust import fingerprint, parse_fingerprint, short_number
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.identity_store import load_identity
 from semisilo.silo.site.policy import load_policy
-from semisilo.silo.site.secure_store import SecureStore
 
 __all__ = ["Peer", "forget_peer", "peer_lines", "peers_of"]
 

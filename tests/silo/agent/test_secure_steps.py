@@ -18,9 +18,9 @@ from semisilo.common.secure_aggregation.messages import Confirmation, Member, Ro
 from semisilo.common.secure_aggregation.roster import ADDED, Roster, RosterEntry, append
 from semisilo.coordinator.secure_aggregation.sum import deliveries
 from semisilo.silo.agent.secure_steps import SecureSteps, trust_of
+from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.secure_aggregation.trust import fingerprint
 from semisilo.silo.site.policy import Permit, Policy, Require
-from semisilo.silo.site.secure_store import SecureStore
 
 SILOS = ("a", "b", "c", "d")
 FORM = MaskForm(bits=18, bounds=(1.0,), silo_count=4)

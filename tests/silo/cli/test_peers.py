@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from semisilo.silo.secure_aggregation.store import SecureStore
 from semisilo.silo.secure_aggregation.trust import fingerprint, short_number
 from semisilo.silo.site import peers as peers_module
 from semisilo.silo.site.home import SiloHome
-from semisilo.silo.site.secure_store import SecureStore
 from tests.processes import run_command
 
 SILO = "semisilo.silo.cli.main"

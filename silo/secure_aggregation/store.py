@@ -8,7 +8,7 @@ An answer is written here before it is sent, so a silo that is killed sends the 
 with the answer to its last step, or when the next round begins; what a disk keeps of a file that was removed is beyond
 this program.
 
-Tests: tests/silo/site/test_secure_store.py.
+Tests: tests/silo/secure_aggregation/test_store.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from semisilo.common.errors import StorageDamaged
 from semisilo.common.secure_aggregation.roster import ADDED, Roster, append
 from semisilo.silo.secure_aggregation.session import begin
-from semisilo.silo.site.secure_store import SecureStore
+from semisilo.silo.secure_aggregation.store import SecureStore
 from tests.secure_sums import a_total
 
 
