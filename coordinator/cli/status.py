@@ -64,7 +64,8 @@ def render(console: Console, facts: StatusFacts) -> None:
         if study.labels_alone:
             console.print(Text.assemble((f"{study.name}: labels alone: ", "dim"), study.labels_alone), soft_wrap=True)
         if study.choice.conclusion:
-            console.print(Text.assemble((f"{study.name}: ", "dim"), study.choice.conclusion), soft_wrap=True)
+            console.print(Text.assemble((f"{study.name}: ", "dim"), study.choice.conclusion, (" Next: ", "dim"),
+                                        f"{study.next_command}{folder_option(facts.folder)}"), soft_wrap=True)
         elif study.choice.text:
             console.print(Text.assemble((f"model of {study.name}: ", "dim"), study.choice.text), soft_wrap=True)
         if study.choice.measure_reason and study.choice.measure != str(ACCURACY):

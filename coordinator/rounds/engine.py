@@ -52,7 +52,7 @@ from semisilo.coordinator.rounds.study_lifecycle import (
     pause_when_refused,
     stopped_early,
 )
-from semisilo.coordinator.studies.model_choice import choice_of
+from semisilo.coordinator.studies.model_choice import choice_of, next_command
 from semisilo.coordinator.studies.participation import participation_of
 from semisilo.coordinator.studies.study_file import config_from_dict
 
@@ -237,8 +237,9 @@ class Engine:
         self._cleanup.remove_spares()
         row = self._ledger.study(name)
         choice = choice_of(row, round_heads(self._ledger, name))
-        _LOG.info("study %s is complete: it %s. %s Next: coordinator export %s", name,
-                  participation_of(self._ledger, row).text or "ran on no silo", choice.conclusion, name)
+        _LOG.info("study %s is complete: it %s. %s Next: %s", name,
+                  participation_of(self._ledger, row).text or "ran on no silo", choice.conclusion,
+                  next_command(row, choice))
         self._runtime.set(reason=StandbyReason.NO_STUDY, text=f"study {name} is complete", activity="", phase="")
 
     # Round 0 ----------------------------------------------------------------------------------------------------------
