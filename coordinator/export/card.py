@@ -393,8 +393,8 @@ def card_model(chosen: ChosenModel, facts: ModelFacts, spec: MethodSpec) -> Card
 
 
 def card_silos(summary: StudySummary, silos: Sequence[SiloRow], *, up_to: int, names: bool) -> CardSilos:
-    """What the silos that were asked have announced and answered, up to a round. Where labels of silos do not count, all
-    of their images are unlabelled ones, whatever folders they are in there.
+    """What the silos that were asked have announced and answered, up to a round. Where labels of silos do not count,
+    all of their images are unlabelled ones, whatever folders they are in there.
 
     Args:
         names: False numbers them in the place of their names.
