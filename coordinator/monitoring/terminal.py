@@ -94,6 +94,8 @@ class _Column:
     justify: Literal["left", "right"] = "left"
     needed: int = 0
     """Which one gives way first on a narrow terminal: the one with the largest number."""
+    steady: bool = False
+    """Always as wide, so that the table does not jump as what is in it changes."""
 
 
 class Display:
@@ -209,7 +211,7 @@ class Display:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
         for column in columns:
             table.add_column(column.name, justify=column.justify, no_wrap=True, overflow="ellipsis",
-                             max_width=column.width)
+                             width=column.width if column.steady else None, max_width=column.width)
         room = max(3, self._console.height - 11)
         shown = self._facts.silos if len(self._facts.silos) <= room else self._facts.silos[: room - 1]
         now = time.time()
@@ -227,8 +229,8 @@ class Display:
             _Column("silo", 18, lambda silo, activity: silo.name, needed=0),
             _Column("state", 14, lambda silo, activity: Text(
                 activity.doing.stage if activity.state is SiloState.WORKING and activity.doing is not None
-                else activity.state, _STATE_STYLES[activity.state]), needed=1),
-            _Column("this round", 14, self._this_round, needed=2),
+                else activity.state, _STATE_STYLES[activity.state]), needed=1, steady=True),
+            _Column("this round", 14, self._this_round, needed=2, steady=True),
             _Column("images", 7, lambda silo, activity: str(silo.labelled_count + silo.unlabelled_count)
                     if silo.joined_unix else "–", "right", needed=5),
             _Column("label ratio", 11, lambda silo, activity: describe_share(self._facts.label_ratio.get(silo.name)),
